@@ -22,10 +22,10 @@ from protofed.experiments.builder import build_model
 from protofed.experiments.hardware import Hardware
 from protofed.methods.contract import Tensors
 from protofed.methods.fedproto import FedProtoOptions
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData, Samples
-from protofed.visits import LocalPlan
 from protofed.visits.batches import EVALUATION_BATCH, batch_rows, normalise
+from protofed.visits.client import LocalPlan
 
 METHODS = ("local", "fedproto")
 

@@ -9,7 +9,7 @@ from benchmarks.timing import Variant, cores
 from protofed.config.schema import Experiment
 from protofed.experiments.assemble import assemble
 from protofed.experiments.hardware import Hardware
-from protofed.rounds import RoundRecord
+from protofed.runs.records import RoundRecord
 from protofed.samples import FederatedData
 
 SEQUENTIAL = "sequential"

@@ -30,7 +30,7 @@ from protofed.experiments.running import summary_of
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.storage import scratch
 from protofed.text import size as in_bytes
-from protofed.visits import Files
+from protofed.visits.roster import Files
 from protofed.visits.workers import process_context, stay_with_parent
 
 BASE: Tree = {

@@ -30,8 +30,8 @@ from protofed.experiments.encoding import encode
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import EncoderOptions
-from protofed.rounds import Federation
-from protofed.runs import main_rule
+from protofed.rounds.loop import Federation
+from protofed.runs.rules import main_rule
 from protofed.samples import FederatedData
 from protofed.text import size
 

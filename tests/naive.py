@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.experiments.assemble import assemble
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData
 from support import client, experiment, federated, visited
 
@@ -124,3 +124,10 @@ def same_nets(found: Net, expected: Net) -> None:
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         same(a, b)
+
+
+def bhattacharyya(mean_a: Tensor, var_a: Tensor, mean_b: Tensor, var_b: Tensor) -> Tensor:
+    """Return the Bhattacharyya distance of Gaussians with diagonal covariances (GFPL Eq. 8)."""
+    average = (var_a + var_b) / 2
+    unlike = (average.log() - (var_a.log() + var_b.log()) / 2).sum(-1) / 2
+    return ((mean_a - mean_b).square() / average).sum(-1) / 8 + unlike.clamp(min=0.0)

@@ -13,7 +13,7 @@ import torch
 
 from protofed.compute.seeding import generator
 from protofed.experiments.assemble import assemble
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from support import client, experiment, federated, visited
 
 LR, BATCH, SEED, STEP = 0.1, 4, 3, 1e-6

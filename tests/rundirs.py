@@ -92,7 +92,7 @@ def make_run(
 
 def _measure(directory, test, rule, rounds):
     """Write metrics of answers of which one in seven is wrong."""
-    from protofed.runs import Metrics
+    from protofed.runs.metrics import Metrics
     from protofed.trained.metrics import of_samples
 
     y = {name: np.repeat(np.arange(len(held)), held) for name, held in test.items()}
@@ -165,7 +165,8 @@ def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, va
 
 
 def _finish(directory, method, seed, lines, names, classes, rng, recipe):
-    from protofed.runs import Outcome, RoundRecord
+    from protofed.runs.records import RoundRecord
+    from protofed.runs.summary import Outcome
 
     records = [RoundRecord.from_dict(line, "a round") for line in lines]
     summary = {

@@ -19,7 +19,7 @@ from protofed.config.schema import apply_overrides
 from protofed.experiments import Experiment, resolve
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import ClientData, FederatedData, Samples
 
 SMALL_RUN = {

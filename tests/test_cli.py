@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from protofed import __version__ as protofed_version
 from protofed.cli import main as cli
 from protofed.cli.catalogue import KINDS
-from protofed.runs import load_run
+from protofed.runs.loading import load_run
 from support import write_vectors
 
 SMALL = [

@@ -10,7 +10,7 @@ import pytest
 from rich.progress import Progress as Bars
 
 from protofed.experiments.progress import BarProgress, NotebookProgress, in_notebook
-from protofed.runs import load_run
+from protofed.runs.loading import load_run
 from rundirs import make_run
 
 

@@ -12,7 +12,7 @@ import pytest
 import protofed
 from protofed.errors import ConfigError
 from protofed.experiments.tracking import TRACKERS, Tracker, scalars, trackers
-from protofed.runs import RoundRecord
+from protofed.runs.records import RoundRecord
 from support import SMALL_RUN
 
 SMALL = {**SMALL_RUN, "method.name": "fedproto"}

@@ -35,7 +35,7 @@ from protofed.experiments.memory import TreeMemory
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import run_federation
 from protofed.models.encoders import EncoderOptions
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.text import size
 
 

@@ -29,7 +29,7 @@ from protofed.experiments.loading import load_data
 from protofed.experiments.stages import secure_stage
 from protofed.methods.fedlda import FedLDA
 from protofed.methods.parts.moments import Linear
-from protofed.rounds import Opened
+from protofed.rounds.stage import Opened
 from protofed.samples import FederatedData
 from protofed.stages.privacy.samples import multiplier
 from protofed.text import mean_std

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from protofed.analysis.paired import difference, relation
 from protofed.config.schema import load_recipe
-from protofed.runs import RuleOutcome, Run, load_runs
+from protofed.runs.loading import load_runs
+from protofed.runs.run import Run
+from protofed.runs.summary import RuleOutcome
 
 DOCS = Path(__file__).parent.parent / "docs"
 STUDY = DOCS / "study"

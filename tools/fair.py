@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from does_it_help import OWN_RULE, STUDY, TUNED, Arm, arms_of, save
 
 from protofed.config.schema import apply_overrides, load_recipe
-from protofed.runs import load_run
+from protofed.runs.loading import load_run
 
 GRID: dict[str, tuple[float, ...]] = {
     "training.lr": (0.001, 0.003),

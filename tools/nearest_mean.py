@@ -13,7 +13,7 @@ from pathlib import Path
 from protofed.analysis.restore import prototypes, restore_features
 from protofed.prototypes.inference import closeness
 from protofed.prototypes.table import Prototypes
-from protofed.runs import load_run
+from protofed.runs.loading import load_run
 
 
 def accuracy(directory: Path) -> float:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rows import save
 
-from protofed.runs import load_runs
+from protofed.runs.loading import load_runs
 from protofed.text import mean_std
 
 ROWS = {

@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from protofed.runs import Outcome, Run, load_runs
+from protofed.runs.loading import load_runs
+from protofed.runs.run import Run
+from protofed.runs.summary import Outcome
 from protofed.text import mean_std, size
 
 RULES = ("head", "global_model", "local", "global", "global_own", "etf")

@@ -18,8 +18,11 @@ from protofed.experiments.running import Progress, Several, run_experiment
 from protofed.experiments.sweeping import MANY, estimate, grid, sweep_plan
 from protofed.experiments.tuning import Tuned, check_options, space_of
 from protofed.experiments.tuning import tune as search
-from protofed.runs import Metrics, Run, load_runs, read_comparison
-from protofed.runs import load_run as read_run
+from protofed.runs.files import read_comparison
+from protofed.runs.loading import load_run as read_run
+from protofed.runs.loading import load_runs
+from protofed.runs.metrics import Metrics
+from protofed.runs.run import Run
 from protofed.text import number
 from protofed.trained.run import TrainedRun
 
@@ -51,7 +54,7 @@ def run(
             or with ``resume`` and ``out`` the recipe of what lies there.
         overrides: Values by dotted name, e.g. ``{"method.name": "fedtgp", "rounds": 40}``.
         out: Run directory; by default ``runs/RECIPE-METHOD``, with a number appended if that exists.
-        resume: Whether to continue an existing run.
+        resume: Continue an existing run.
         progress: Receives progress reports; in a notebook, a bar is shown by default.
         engine: ``local``, or ``flower`` for Flower's simulation engine (one method at a time).
         track: Trackers that log the rounds: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``.
@@ -88,7 +91,7 @@ def load_run(directory: str | Path, trust_code: bool = False) -> TrainedRun:
     """Return a finished run from its directory.
 
     Args:
-        trust_code: Whether code that the run's configuration names may be imported for its models.
+        trust_code: Import code that the run's configuration names for its models.
 
     Raises:
         CheckpointError: If there is no finished run, or one of its files is damaged.
@@ -121,19 +124,16 @@ def compare(
     Args:
         recipe: Name of a built-in recipe or path of a TOML file; with ``resume`` and ``out`` by default the recipe
             of what lies there.
-        methods: Names of the methods; by default those that the recipe compares.
-        seeds: Seeds, with each of which every method runs once; by default the recipe's. A seed determines the
-            split, the initial weights and the order of samples.
+        methods: By default those that the recipe compares.
+        seeds: Every method runs once with each; by default the recipe's. A seed determines the split, the initial
+            weights and the order of samples.
         overrides: Values by dotted name, as for :func:`run`; ``methods.NAME.OPTION`` sets an option of one method.
         out: Directory of the comparison; by default ``runs/RECIPE``, with a number appended if that exists.
-        resume: Whether to continue an existing comparison.
+        resume: Continue an existing comparison.
         progress: Receives progress reports; with several jobs, only of finished runs.
         jobs: Number of parallel runs, each in a process of its own with its share of the cores. Results equal
             those of one job up to the rounding effects of a different number of threads.
         track: Trackers, as for :func:`run`.
-
-    Returns:
-        The finished comparison.
 
     Raises:
         ProtofedError: As :func:`run`; all runs are checked before the first one starts.
@@ -163,14 +163,14 @@ def sweep(
         recipe: Name of a built-in recipe or path of a TOML file; by default the recipe of the sweep in ``out``.
         items: ``NAME=VALUE,VALUE,…`` for an option that varies, ``NAME=VALUE`` for one that does not; without any
             that varies, the axes are those that the recipe compares along.
-        methods: Names of methods and variants; by default those that the recipe compares, or its own.
-        seeds: Seeds; by default the recipe's.
+        methods: Methods and variants; by default those that the recipe compares, or its own.
+        seeds: By default the recipe's.
         overrides: Further values by dotted name, as for :func:`run`.
         out: Directory of the sweep; by default ``runs/RECIPE-sweep``.
         progress: Receives progress reports; with several jobs, only of finished runs.
         jobs: Number of parallel runs, each in a process of its own.
         budget: Seconds after which no further round begins; None for no limit. The same call goes on later.
-        yes: Whether more than a thousand runs may start.
+        yes: Allow more than a thousand runs.
 
     Returns:
         The comparison, which also tells what could not be run.
@@ -214,8 +214,8 @@ def tune(
         seeds: Seeds of every trial; by default the recipe's.
         overrides: Further values by dotted name, as for :func:`run`.
         out: Directory of the search; by default ``runs/RECIPE-METHOD-tuned``. The same call goes on in it.
-        trials: Number of trials in all.
-        jobs: Number of trials that run at a time.
+        trials: In all.
+        jobs: Trials that run at a time.
         budget: Seconds after which no further round begins; None for no limit.
 
     Raises:
@@ -253,8 +253,7 @@ def forget(
     See :func:`protofed.trained.forgetting.forget`.
 
     Args:
-        run: The run, or its directory.
-        trust_code: Whether to import the code that the run's configuration names, if it names any.
+        trust_code: Import the code that the run's configuration names.
 
     Returns:
         The run without the client; None if its other clients are at the nodes of a network and have yet to be told.
@@ -278,7 +277,7 @@ def worth(
     progress: Progress | None = None,
     jobs: int = 1,
 ) -> Worth:
-    """Return what joining is worth to each site, by the closed form ``fedlda`` against ``local_lda``.
+    """Return the worth of joining to each site, by the closed form ``fedlda`` against ``local_lda``.
 
     Args:
         source: A folder of data, as ``data.path`` takes it, or a recipe.
@@ -320,7 +319,7 @@ def _chosen(tree: Tree, methods: Sequence[str], seeds: Sequence[int], overrides:
 
 
 def _receivers(progress: Progress | None, track: Sequence[str]) -> Progress:
-    """Return what receives progress reports: the display, and trackers."""
+    """Return the receiver of progress reports: the display, and trackers."""
     if progress is None and "IPython" in sys.modules:
         from protofed.experiments.progress import in_notebook
 
@@ -333,18 +332,7 @@ def _receivers(progress: Progress | None, track: Sequence[str]) -> Progress:
 
 
 def figure(name: str, runs: Shown | Sequence[Shown], **options: Any) -> Figure:
-    """Draw a figure.
-
-    Args:
-        name: Name of a figure (``protofed list figures``).
-        runs: One or several runs, comparisons, or directories of either.
-
-    Returns:
-        A matplotlib figure, which notebooks show and ``savefig`` writes.
-
-    Raises:
-        ProtofedError: If there is no such figure, or the runs do not hold what it shows.
-    """
+    """Draw a figure."""
     from protofed.analysis.figures import draw_figure
 
     chosen = [runs] if isinstance(runs, (Run, Comparison, str, Path)) else runs

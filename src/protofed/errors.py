@@ -61,11 +61,7 @@ class OutputError(ProtofedError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an OSError inside the block to an OutputError that names ``path``.
-
-    Raises:
-        OutputError: If the block raises OSError.
-    """
+    """Convert an OSError inside the block to an OutputError that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -89,9 +85,6 @@ def printable(text: str) -> str:
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return the error message for an unknown name, with the nearest valid name and all valid names.
-
-    Args:
-        kind: Kind of object that is named.
 
     Example:
         >>> unknown_name("method", "fedprot", ["fedavg", "fedproto"])

@@ -68,7 +68,7 @@ def option(
     """Return a dataclass field with a default, a description and the range of its values.
 
     Args:
-        default: The default value; a dict is copied for every record.
+        default: A dict is copied for every record.
         doc: One line of description, with unit, equation or source.
         least: Inclusive lower bound of a number, or of each number in a tuple; None passes any bound, NaN none.
     """
@@ -138,7 +138,7 @@ def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     Args:
         cls: A dataclass of plain types, ``Literal``, tuples, dicts and unions of them. Lists become tuples, as does
             ``a,b`` from a command line; integers become floats for a field of that type.
-        values: Values from TOML or the command line, by the names that users write.
+        values: By the names that users write.
         where: Dotted prefix for messages, e.g. ``"method"``.
 
     Raises:
@@ -186,12 +186,7 @@ def _range_words(field: dataclasses.Field[Any]) -> str:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """Return ``value`` as ``kind`` without loss.
-
-    Raises:
-        TypeError: If that is impossible.
-        OverflowError: If it is an integer beyond 64 bits.
-    """
+    """Return ``value`` as ``kind`` without loss."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise OverflowError

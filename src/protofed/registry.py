@@ -11,22 +11,14 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A named collection that refuses duplicates.
-
-    Args:
-        kind: Kind of entry named in error messages, e.g. ``"method"``.
-    """
+    """A named collection that refuses duplicates."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that stores its argument under ``name``.
-
-        Raises:
-            ValueError: If ``name`` is taken.
-        """
+        """Return a decorator that stores its argument under ``name``."""
 
         def store(entry: T) -> T:
             if name in self._entries:
@@ -37,11 +29,7 @@ class Registry(Generic[T]):
         return store
 
     def get(self, name: str) -> T:
-        """Return the entry called ``name``.
-
-        Raises:
-            ConfigError: If there is none; the message suggests the nearest name.
-        """
+        """Return the entry called ``name``."""
         try:
             return self._entries[name]
         except KeyError:

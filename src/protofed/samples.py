@@ -38,8 +38,8 @@ class Samples:
     """Labelled samples.
 
     Attributes:
-        x: ``(n, *shape)`` features; images as uint8 ``(n, C, H, W)``, anything else as a floating-point type.
-        y: ``(n,)`` int64 class labels.
+        x: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else as a floating-point type.
+        y: ``(n,)`` int64.
     """
 
     x: Tensor
@@ -54,7 +54,7 @@ class Samples:
 
     @property
     def exact(self) -> bool:
-        """Whether :meth:`counts` are exact, rather than the rounded counts that a client disclosed."""
+        """Return whether :meth:`counts` are exact, rather than the rounded counts that a client disclosed."""
         return True
 
     def most(self, num_classes: int) -> Tensor:
@@ -67,13 +67,13 @@ class ClientData:
     """The data and settings of one client.
 
     Attributes:
-        name: Unique name, used in file names (see :func:`protofed.untrusted.claims.client_name`).
-        train: Training samples; may be empty.
-        test: Test samples; may be empty.
-        validation: Samples held out from training for model selection, or None.
-        settings: Settings that the client chooses itself: any of ``model``, ``d``, ``epochs``, ``batch_size``,
-            ``lr``, ``counts`` (from its ``client.toml``).
-        table: Preparation of its samples, if they are a table or standardised; else None.
+        name: Unique, used in file names (see :func:`protofed.untrusted.claims.client_name`).
+        train: May be empty.
+        test: May be empty.
+        validation: Held out from training for model selection.
+        settings: Chosen by the client in its ``client.toml``: any of ``model``, ``d``, ``epochs``, ``batch_size``,
+            ``lr``, ``counts``.
+        table: If its samples are a table or standardised.
     """
 
     name: str
@@ -86,13 +86,13 @@ class ClientData:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What an encoder made the samples of.
+    """The samples from which an encoder made vectors.
 
     Attributes:
         key: Hash of the encoder with its weights.
-        input_shape: Shape of a sample before.
-        eight_bit: Whether samples were 8-bit images.
-        parts: Numbers of each part, where an encoded sample is more than features of one encoder; else empty.
+        input_shape: Of a sample before.
+        eight_bit: Samples were 8-bit images.
+        parts: Widths, where an encoded sample is more than features of one encoder; else empty.
     """
 
     key: EncoderKey
@@ -106,14 +106,13 @@ class FederatedData:
     """The data of all clients.
 
     Attributes:
-        clients: Clients in a fixed order.
-        num_classes: Number of classes ``K`` over all clients.
-        class_names: ``K`` names.
-        input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
-        table: Preparation on which the clients agreed, if their samples are a table or standardised; clients that
-            standardise by themselves complete it with their own numbers.
-        notes: What was done to the samples, as whole sentences for a report.
-        encoding: What the samples were before an encoder made vectors of them; None if they are as they were.
+        clients: In a fixed order.
+        num_classes: ``K`` over all clients.
+        input_shape: ``(C, H, W)`` or ``(F,)``.
+        table: If samples are a table or standardised; clients that standardise by themselves complete it with
+            their own numbers.
+        notes: Whole sentences for a report on the treatment of the samples.
+        encoding: None if the samples are as they were.
     """
 
     clients: tuple[ClientData, ...]

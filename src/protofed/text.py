@@ -67,10 +67,7 @@ def area(value: float | None) -> str:
 
 
 def mean_std(values: Sequence[float | None], write: Callable[[float], str] = percent) -> str:
-    """Return the mean of ``values``, with the sample standard deviation if there are several.
-
-    Args:
-        values: Numbers; None is left out.
+    """Return the mean of ``values``, without None, and the sample standard deviation if there are several.
 
     Example:
         >>> mean_std([0.70, 0.72])

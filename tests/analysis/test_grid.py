@@ -17,16 +17,10 @@ from protofed.analysis.grid import SERIOUS, Figures, frame, rows_of, table
 from protofed.config.schema import CompareOptions
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments.comparing import Cell
-from protofed.runs import (
-    Accuracy,
-    Attack,
-    ClientDescription,
-    FederationDescription,
-    RoundRecord,
-    Run,
-    axes_of,
-    load_runs,
-)
+from protofed.runs.description import ClientDescription, FederationDescription
+from protofed.runs.loading import axes_of, load_runs
+from protofed.runs.records import Accuracy, Attack, RoundRecord
+from protofed.runs.run import Run
 
 AXES = {"attack": ["none", "one"], "rule": ["mean", "median"]}
 

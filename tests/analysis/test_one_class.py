@@ -14,7 +14,7 @@ from protofed import load_run
 from protofed.cli import main as cli
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
-from protofed.runs import load_runs
+from protofed.runs.loading import load_runs
 from support import experiment, ordinary
 
 NORTH = (

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from protofed.analysis import load_run, load_runs, main_rule, prototypes
 from protofed.errors import CheckpointError
-from protofed.runs import by_label, settled, tell_apart
+from protofed.runs.labels import tell_apart
+from protofed.runs.run import by_label, settled
 
 
 def test_a_run_is_read_back(run_at):

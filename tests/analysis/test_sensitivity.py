@@ -7,6 +7,7 @@ import tomli_w
 
 from protofed.analysis import load_runs
 from protofed.analysis.figures import draw_figure
+from protofed.analysis.style import method_styles
 from protofed.errors import DataError
 from protofed.untrusted.reading import read_toml
 
@@ -46,7 +47,8 @@ def test_mean_and_deviation_over_seeds(sweep):
     path = sweep("method.gamma", [1.0, 10, 100.0])
     fig = draw(path)
     accuracy, traffic = fig.axes
-    best, final = (line for line in accuracy.lines if len(line.get_xdata()) == 3 and line.get_marker() == "D")
+    mark = method_styles(["protonorm"])["protonorm"].marker
+    best, final = (line for line in accuracy.lines if len(line.get_xdata()) == 3 and line.get_marker() == mark)
     runs = [r for r in load_runs([path]) if r.config["method"]["gamma"] == 10]
     values = {n: [100 * getattr(r.outcome.accuracy["global"], n) for r in runs] for n in ("best", "final")}
     assert list(final.get_xdata()) == [1, 10, 100]

@@ -5,7 +5,7 @@ import pytest
 
 from protofed.analysis.style import method_styles
 from protofed.config.schema import load_recipe
-from protofed.runs import known
+from protofed.runs.rules import known
 from protofed.text import duration, mean_std, number, percent, size
 
 

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from protofed.analysis.tables import results_table, summaries_of, traffic_table
-from protofed.runs import Summary, load_run
+from protofed.runs.loading import load_run
+from protofed.runs.summary import Summary
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from protofed.methods.contract import Batch, Upload
 from protofed.methods.parts import expert as _expert
 from protofed.methods.parts.prior import log_prior
 from protofed.prototypes.fusion import fitted
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData
 from protofed.wire.validate import check_structure
 from support import command, few, ordinary
@@ -243,7 +243,7 @@ def test_mistakes_are_told_in_one_line(typed, told, tmp_path, monkeypatch, capsy
     ids=["beside", "dealt"],
 )
 def test_predictions_of_raw_samples_are_those_of_the_run(typed, tmp_path, monkeypatch, capsys):
-    from protofed.runs import load_run
+    from protofed.runs.loading import load_run
     from protofed.trained.metrics import data_of
     from protofed.trained.opening import open_client
 

@@ -14,7 +14,7 @@ from protofed.experiments import encoding
 from protofed.experiments.encoding import encode
 from protofed.experiments.loading import _load_data
 from protofed.models.encoders import EncoderOptions, build_encoder
-from protofed.runs import load_run
+from protofed.runs.loading import load_run
 from protofed.samples import ClientData, Samples
 from protofed.text import size
 from protofed.trained.metrics import answers
@@ -136,7 +136,7 @@ def test_arms_with_and_without_an_encoder_share_samples_and_the_line_of_the_gain
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*was trained on class")
 def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, capsys):
-    from protofed.runs import load_run
+    from protofed.runs.loading import load_run
     from protofed.trained.metrics import data_of
     from protofed.trained.opening import open_client
 

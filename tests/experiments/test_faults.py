@@ -23,7 +23,8 @@ import protofed
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import OutputError, ProtofedError
 from protofed.experiments.assemble import assemble
-from protofed.rounds import Saving, checkpoint, load_checkpoint, save_checkpoint
+from protofed.rounds import checkpoint
+from protofed.rounds.checkpoint import Saving, load_checkpoint, save_checkpoint
 from protofed.storage import snapshots
 from protofed.storage.files import remove_partial, write_bytes
 from protofed.visits.roster import StoreSnapshot

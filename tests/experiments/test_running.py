@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import protofed
 from protofed.errors import CheckpointError, ConfigError, OutputError
 from protofed.experiments import Progress, rundir
-from protofed.runs import load_runs
+from protofed.runs.loading import load_runs
 from protofed.storage import files
 
 SMALL = {

@@ -15,7 +15,7 @@ from protofed.config.schema import apply_overrides
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments import Progress, batch, load_recipe, resolve
 from protofed.experiments.sweeping import estimate, grid, sweep_plan
-from protofed.runs import load_runs
+from protofed.runs.loading import load_runs
 from support import write_vectors
 
 TINY = {

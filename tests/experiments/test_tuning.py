@@ -10,7 +10,7 @@ import pytest
 from protofed import api
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments.tuning import SearchRange, Trial, space_of
-from protofed.runs import read_rounds
+from protofed.runs.files import read_rounds
 from support import write_vectors
 
 SPACE = ["method.lambda=0.01..100:log", "training.lr=0.001..0.3:log"]

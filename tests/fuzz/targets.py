@@ -51,7 +51,7 @@ class Target:
 @cache
 def messages() -> tuple[list[tuple[Any, bytes]], Any]:
     """Return valid messages with their codecs, and their schema."""
-    from protofed.wire import codecs, get_codec
+    from protofed.wire.codec import codecs, get_codec
     from protofed.wire.compression import COMPRESSIONS
     from protofed.wire.schema import Field, Schema
 
@@ -74,7 +74,7 @@ def messages() -> tuple[list[tuple[Any, bytes]], Any]:
 
 def message(rng: random.Random, _: Path) -> None:
     """A message between server and clients."""
-    from protofed.wire import check_structure, check_values
+    from protofed.wire.validate import check_structure, check_values
 
     valid, schema = messages()
     codec, _ = rng.choice(valid)
@@ -226,7 +226,7 @@ def shown(folder: Path) -> None:
     from protofed.analysis.report import comparison, facts, metrics, tables
     from protofed.apps.ui.runs import differences, lines, rows
     from protofed.apps.ui.runs.following import Follower, State
-    from protofed.runs import Border
+    from protofed.runs.border import Border
 
     follower = Follower("run", folder, Border(folder))
     follower.poll()
@@ -277,7 +277,7 @@ def tensors(rng: random.Random, folder: Path) -> None:
 def flower() -> list[tuple[str, Callable[[Any], object], dict[str, Any]]]:
     """Return name, reader and a valid message for all that is read from the other side."""
     from protofed.apps.flower import messages as m
-    from protofed.visits import Evaluated, Trained
+    from protofed.visits.contract import Evaluated, Trained
 
     ann = m.Description("ann", ("cat", "dog"), True, (3, 0), (1, 2), 2, (1, 8, 8), {"epochs": 2, "lr": 0.1}, 0)
     bob = m.Description("bob", ("cat",), False, (4,), (0,), 0, (1, 8, 8))

@@ -22,7 +22,8 @@ from protofed.apps.ui.runs.following import State
 from protofed.apps.ui.runs.library import Library
 from protofed.cli.main import app
 from protofed.errors import CheckpointError, DataError
-from protofed.rounds import ServerState, load_checkpoint
+from protofed.rounds.checkpoint import load_checkpoint
+from protofed.rounds.state import ServerState
 from protofed.storage.files import read_tensors
 from rundirs import make_comparison, make_run
 

@@ -21,7 +21,7 @@ from protofed.experiments import resolve
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload, predict
 from protofed.methods.fedlda import oracle, pivoted, told
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import ClientData, FederatedData, Samples
 from support import BASE, command, experiment
 

@@ -10,7 +10,7 @@ import pytest
 from protofed.config.schema import every_method
 from protofed.experiments.assemble import assemble
 from protofed.methods import get
-from protofed.visits import Missing
+from protofed.visits.contract import Missing
 from support import K, client, experiment, federated, visited
 
 WIDTH = {"float32": 4, "float64": 8}

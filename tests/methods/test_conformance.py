@@ -13,10 +13,11 @@ from protofed.experiments.assemble import assemble
 from protofed.methods import Batch, methods
 from protofed.methods.contract import Update
 from protofed.options import option_fields, option_rows
-from protofed.rounds import Federation, load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.loop import Federation
 from protofed.storage.snapshots import flatten
-from protofed.visits import LocalTrainer
-from protofed.wire import check_structure
+from protofed.visits.visit import LocalTrainer
+from protofed.wire.validate import check_structure
 from support import degenerate, experiment, ordinary, visited
 
 ALL = sorted(methods())

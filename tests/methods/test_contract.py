@@ -18,7 +18,7 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.running import run_experiment
 from protofed.methods import Method, get, methods
 from protofed.methods.traits import _INSTEAD
-from protofed.runs import known
+from protofed.runs.rules import known
 from protofed.storage.snapshots import flatten
 from support import experiment, ordinary
 
@@ -94,7 +94,7 @@ def test_declared_rules_are_known_in_older_runs():
             assert known(rule.name).title == rule.title
 
 
-OWN = ("methods", "apps/ui/demo", "apps/reproduction", "runs/rules.py", "analysis/style.py")
+OWN = ("methods", "apps/ui/demo", "apps/reproduction", "runs/rules.py")
 """What may name methods and rules: themselves, the demonstration, papers' data, and what older runs lack."""
 WORDS = {"global", "head", "local", "nearest"}
 """Names of rules that mean other things as well, such as an engine or a part of a model."""

@@ -12,7 +12,6 @@ from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload
 from protofed.methods.parts import pseudo
 from protofed.models.noise import uniform
-from protofed.prototypes.mixtures import bhattacharyya
 from protofed.wire.validate import check_values
 from support import K, experiment, ordinary, visited
 
@@ -163,20 +162,20 @@ def test_pseudo_features_are_new_in_every_step_and_of_known_classes_only():
     method, ann = federation.method, visited(federation)["ann"]
     received = dict(ann.received)
     model = ann.model.train()
-    first, second = (method.drawn_loss(model, None, received, {})[0] for _ in range(2))
+    first, second = (method.retrain_loss(model, None, received, {})[0] for _ in range(2))
     assert first["retrain_cross_entropy"] != second["retrain_cross_entropy"]
     assert all(bool(term.isfinite()) for term in first.values())
     nothing = pseudo.table({}, K, method.task.feature_dim, method.task.dtype)
     assert not bool(nothing["known"].any())
-    none = method.drawn_loss(model, None, {**received, **nothing}, {})[0]
+    none = method.retrain_loss(model, None, {**received, **nothing}, {})[0]
     assert {float(term.detach()) for term in none.values()} == {0.0}
     alone = {**received, "known": torch.tensor([False, True, False, False])}
     other = {**alone, "means": received["means"].clone()}
     other["means"][0] = 1e6
     key = model.extras["noise"].key.clone()
-    a = method.drawn_loss(model, None, alone, {})[0]
+    a = method.retrain_loss(model, None, alone, {})[0]
     model.extras["noise"].key.copy_(key)
-    b = method.drawn_loss(model, None, other, {})[0]
+    b = method.retrain_loss(model, None, other, {})[0]
     assert a == b
 
 
@@ -219,7 +218,7 @@ def test_fusion_by_the_distance_summed_or_per_dimension(distance):
     method = build(method__distance=distance).method
     apart = (8 * 0.3) ** 0.5
     means = torch.stack([torch.zeros(D), torch.full((D,), apart)])
-    assert float(bhattacharyya(means[0], torch.ones(D), means[1], torch.ones(D))) == pytest.approx(1.5)
+    assert float(naive.bhattacharyya(means[0], torch.ones(D), means[1], torch.ones(D))) == pytest.approx(1.5)
     payload = {
         "classes": torch.tensor([2, 2]),
         "weights": torch.tensor([0.5, 0.5]),

@@ -10,7 +10,7 @@ import torch
 
 from protofed.experiments.assemble import assemble
 from protofed.storage.snapshots import flatten
-from protofed.visits import Fused
+from protofed.visits.executor import Fused
 from support import degenerate, experiment, federated, few, held_out, ordinary
 
 GFPL = {"start": 2, "interval": 1}

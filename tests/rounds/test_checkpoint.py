@@ -8,11 +8,12 @@ import pytest
 
 from protofed.errors import CheckpointError, DivergedError, OutputError, PayloadError
 from protofed.experiments.assemble import assemble
-from protofed.rounds import RoundRecord, ServerState, load_checkpoint, save_checkpoint
-from protofed.runs import Findings
+from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.state import ServerState
+from protofed.runs.findings import Findings
+from protofed.runs.records import RoundRecord
 from protofed.storage.files import read_json, write_bytes
-from protofed.visits import Roster
-from protofed.visits.roster import StoreSnapshot
+from protofed.visits.roster import Roster, StoreSnapshot
 from support import experiment, ordinary
 
 

@@ -11,8 +11,9 @@ from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.running import run_experiment
 from protofed.methods.contract import Batch, predict
-from protofed.rounds import Evaluation
-from protofed.runs import Outcome, load_run
+from protofed.rounds.evaluation import Evaluation
+from protofed.runs.loading import load_run
+from protofed.runs.summary import Outcome
 from protofed.samples import FederatedData, Samples
 from protofed.visits.stacking import PooledSamples
 from support import K, client, degenerate, experiment, federated, ordinary, samples, visited

@@ -14,9 +14,10 @@ from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Phase, Round, Update
 from protofed.methods.fedproto import FedProto
 from protofed.methods.local import LocalTraining
-from protofed.rounds import Accuracy
-from protofed.runs import Absence, Refusal
-from protofed.visits import Missing, Roster, Sequential
+from protofed.runs.records import Absence, Accuracy, Refusal
+from protofed.visits.contract import Missing
+from protofed.visits.executor import Sequential
+from protofed.visits.roster import Roster
 from support import client, degenerate, experiment, federated, ordinary
 
 

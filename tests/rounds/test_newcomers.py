@@ -12,8 +12,10 @@ import torch
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
-from protofed.rounds import Participation, load_checkpoint, save_checkpoint
-from protofed.runs import Outcome, RoundRecord
+from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.participation import Participation
+from protofed.runs.records import RoundRecord
+from protofed.runs.summary import Outcome
 from protofed.storage.snapshots import flatten
 from support import client, experiment, federated, ordinary
 

@@ -8,7 +8,7 @@ import torch
 from protofed import load_run
 from protofed.errors import ConfigError
 from protofed.experiments.running import run_experiment
-from protofed.rounds import Stage
+from protofed.rounds.stage import Stage
 from support import build, experiment, ordinary, uploads
 
 

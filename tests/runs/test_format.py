@@ -9,21 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.errors import CheckpointError, DivergedError, PayloadError
-from protofed.runs import (
-    Accuracy,
-    Attack,
-    ComparisonFile,
-    Findings,
-    ListedRun,
-    Outcome,
-    RoundRecord,
-    Summary,
-    read_comparison,
-    read_federation,
-    read_rounds,
-    read_summary,
-)
-from protofed.runs.records import SCORED
+from protofed.runs.comparison import ComparisonFile, ListedRun
+from protofed.runs.files import read_comparison, read_federation, read_rounds, read_summary
+from protofed.runs.findings import Findings
+from protofed.runs.records import SCORED, Accuracy, Attack, RoundRecord
+from protofed.runs.summary import Outcome, Summary
 from protofed.untrusted.decoding import ClassName, decoded
 
 

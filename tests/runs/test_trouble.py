@@ -13,12 +13,12 @@ from protofed.cli import main as cli
 from protofed.errors import CheckpointError
 from protofed.experiments.progress import JsonProgress, LineProgress
 from protofed.experiments.running import Several
-from protofed.runs import RoundRecord, load_run
 from protofed.runs.findings import Findings
-from protofed.runs.records import Absence, Attack, Refusal
+from protofed.runs.loading import load_run
+from protofed.runs.records import Absence, Attack, Refusal, RoundRecord
 from protofed.runs.trouble import HELP, diverged, first_trouble, ruin, trouble, unheard
 from protofed.stages.secure import sums as secure_sums
-from protofed.visits import Trained
+from protofed.visits.contract import Trained
 from support import SMALL_RUN
 
 

@@ -15,7 +15,8 @@ import protofed
 from protofed.cli import main as cli
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.methods import methods
-from protofed.runs import HEADLINES, METRICS, Metrics, SampleMetrics, load_run
+from protofed.runs.loading import load_run
+from protofed.runs.metrics import HEADLINES, METRICS, Metrics, SampleMetrics
 from protofed.trained.metrics import compute, of_samples, store
 from support import SMALL_RUN, write_vectors
 

@@ -13,10 +13,10 @@ import torch
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
 from protofed.options import option_rows
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.storage.snapshots import flatten
-from protofed.visits import Fused
+from protofed.visits.executor import Fused
 from protofed.visits.stacked import StackedSteps, bytes_per_client
 from protofed.visits.visit import LocalTrainer
 from support import K, client, degenerate, experiment, federated, few, ordinary

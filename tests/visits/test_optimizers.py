@@ -11,7 +11,7 @@ import torch
 
 from protofed.compute.optimizers import eager
 from protofed.errors import ConfigError
-from protofed.visits import LocalPlan
+from protofed.visits.client import LocalPlan
 
 SPARSE, CLOSURE = "SparseAdam", "LBFGS"
 NAMES = sorted(
@@ -67,7 +67,7 @@ def test_a_wrong_setting_is_still_refused():
 def test_training_does_not_import_the_compiler():
     code = """
 import sys, torch
-from protofed.visits import LocalPlan
+from protofed.visits.client import LocalPlan
 weight = torch.ones(2, requires_grad=True)
 for name in ("SGD", "Adam", "AdamW", "RMSprop"):
     optimizer = LocalPlan(optimizer=name).build([weight])

@@ -12,7 +12,7 @@ import torch
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.storage.snapshots import flatten
-from protofed.visits import Fused, Sequential
+from protofed.visits.executor import Fused, Sequential
 from support import client, experiment, federated, ordinary
 
 METHODS = ["Probe", "FromFeatures", "ReadsItsModel", "CountsUp"]

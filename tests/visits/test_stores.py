@@ -10,8 +10,7 @@ from safetensors.torch import load
 
 from protofed.errors import CheckpointError
 from protofed.storage.snapshots import Snapshot, joined
-from protofed.visits import Files, Memory, Store
-from protofed.visits.roster import PAGE
+from protofed.visits.roster import PAGE, Files, Memory, Store
 
 
 def snapshot(value: float) -> Snapshot:

@@ -17,11 +17,13 @@ from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Phase, Round, Update
 from protofed.methods.local import LocalTraining
 from protofed.prototypes.table import Prototypes
-from protofed.rounds import load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.storage.snapshots import flatten
-from protofed.visits import Files, Fused, LocalPlan, Schedule
 from protofed.visits.batches import epoch_rows, normalise
+from protofed.visits.client import LocalPlan, Schedule
+from protofed.visits.executor import Fused
+from protofed.visits.roster import Files
 from support import K, client, experiment, federated, few, ordinary, visited
 
 EXACT = {"rounds": 3, "execution__precision": "fp64", "wire__codec": "float64"}

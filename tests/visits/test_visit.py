@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
-from protofed.visits import LocalPlan
 from protofed.visits.batches import batch_rows, normalise
+from protofed.visits.client import LocalPlan
 from support import client, experiment, federated, ordinary, visited
 
 

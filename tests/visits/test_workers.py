@@ -17,9 +17,10 @@ import torch
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
-from protofed.rounds import Federation, load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.loop import Federation
 from protofed.storage.snapshots import flatten
-from protofed.visits import Workers
+from protofed.visits.workers import Workers
 from support import client, degenerate, experiment, federated, ordinary
 
 METHODS = sorted(methods())

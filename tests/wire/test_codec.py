@@ -18,8 +18,10 @@ from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
 from protofed.options import option_rows
-from protofed.wire import Codec, cast, check_structure, check_values, codecs, compression, get_codec
+from protofed.wire import compression
+from protofed.wire.codec import Codec, cast, codecs, get_codec
 from protofed.wire.schema import Field, Schema, prototype_schema, weight_schema
+from protofed.wire.validate import check_structure, check_values
 from support import experiment, ordinary
 
 D, K = 3, 6

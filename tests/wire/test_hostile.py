@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from protofed.errors import PayloadError
 from protofed.methods import Task, get
-from protofed.wire import Float16, check_structure, check_values, codecs, get_codec
-from protofed.wire.codec import COMPRESSED
+from protofed.wire.codec import COMPRESSED, codecs, get_codec
 from protofed.wire.compression import COMPRESSIONS
+from protofed.wire.lossy import Float16
 from protofed.wire.schema import Field, Schema
+from protofed.wire.validate import check_structure, check_values
 
 K, D = 9, 4
 SCHEMA = Schema(

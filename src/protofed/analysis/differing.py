@@ -10,7 +10,8 @@ from functools import partial
 
 from protofed.analysis.gain import gain, own_classes
 from protofed.options import option_fields
-from protofed.runs import NOT_THE_METHODS, Run, flat
+from protofed.runs.labels import NOT_THE_METHODS, flat
+from protofed.runs.run import Run
 from protofed.text import number
 
 NAMES = {"method.lambda": "λ", "method.gamma": "γ", "training.lr": "learning rate", "training.epochs": "epochs"}
@@ -64,12 +65,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _groups(runs: Sequence[Run], of: Callable[[Run], str]) -> dict[str, list[str]]:
-    """Return value → methods that have it, where most methods differ in it; methods of the value "" are left out.
-
-    Args:
-        runs: The runs; those of different values along the axes of a comparison are not compared.
-        of: Returns a run's value.
-    """
+    """Return methods by value, where most methods differ in it; the value "" is left out."""
     found: dict[tuple[str, ...], dict[str, dict[str, None]]] = {}
     for run in runs:
         if value := of(run):

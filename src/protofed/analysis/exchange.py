@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 EXCHANGES = ("nothing", "prototypes", "logits", "part of the weights", "all weights")
 """Kinds of content that may cross the network, the least first."""
 
 
 def exchanges(run: Run) -> str:
-    """Return what a run's method lets cross the network, one of :data:`EXCHANGES`; ``""`` if that is not known."""
+    """Return a method's kind of messages, one of :data:`EXCHANGES`; ``""`` if not known."""
     from protofed.methods import methods
 
     if run.federation.exchanges or run.method not in methods():
@@ -21,7 +21,7 @@ def exchanges(run: Run) -> str:
 
 
 def by_exchange(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Return what crosses the network → the runs of such methods, the least first."""
+    """Return runs by their method's kind of messages, the least first."""
     runs = list(runs)
     kinds = dict.fromkeys([*EXCHANGES, *map(exchanges, runs)])
     groups = {kind: [run for run in runs if exchanges(run) == kind] for kind in kinds}

@@ -1,4 +1,4 @@
-"""What exchanging gained in a comparison, against the best of the methods that send nothing."""
+"""The gain of exchanging in a comparison, against the best of the methods that send nothing."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from collections.abc import Sequence
 
 from protofed.analysis.exchange import EXCHANGES, exchanges
 from protofed.analysis.paired import difference
-from protofed.runs import Run, by_label, rule_of, settled
+from protofed.runs.run import Run, by_label, rule_of, settled
 from protofed.text import size
 
 
 def gain(runs: Sequence[Run]) -> str:
-    """Return in one line whether the best method that exchanges is ahead of the best that sends nothing.
+    """Say in one line whether the best method that exchanges beats the best that sends nothing; "" without both.
 
     Each is taken by its main rule, over all clients' test samples after the last round, and both are compared on
     the seeds that they have in common. The best are chosen by the same test samples, which favours whichever side
     has more methods.
-
-    Returns:
-        The line; "" if one of the two sides is missing, or the comparison has axes.
     """
     if any(run.values for run in runs):
         return ""

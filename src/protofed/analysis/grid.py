@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from protofed.analysis.table import TextCell, TextTable
-from protofed.runs import HEAD, Run
+from protofed.runs.rules import HEAD
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,10 +28,7 @@ class Figures:
     """Final accuracies of one cell, one number per seed; losses are against the reference of the same seed.
 
     Attributes:
-        main: By the method's main rule.
         head: By the clients' own classifiers; empty if the method has no such rule.
-        main_loss: How much less than in the reference.
-        head_loss: The same of ``head``.
     """
 
     main: list[float] = field(default_factory=list)
@@ -54,8 +52,6 @@ class GridRow:
     """One method with one value of every axis but the first.
 
     Attributes:
-        method: Its name.
-        values: Names of its values.
         cells: By the names of the first axis.
     """
 
@@ -65,12 +61,7 @@ class GridRow:
 
 
 def rows_of(runs: Sequence[Run], axes: Axes) -> list[GridRow]:
-    """Return the rows of a comparison along axes, in the order in which methods and values are named.
-
-    Args:
-        runs: Evaluated runs, each with its ``values``.
-        axes: Names of the values along each axis.
-    """
+    """Return the rows of a comparison along axes, in the order in which methods and values are named."""
     first = {axis: values[0] for axis, values in axes.items()}
     by_place = {(run.arm, run.values, run.seed): run for run in runs if run.evaluations}
     rows: dict[tuple[str, tuple[str, ...]], GridRow] = {}

@@ -5,30 +5,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from protofed.runs import Metrics
+from protofed.runs.metrics import Metrics
 from protofed.text import area, mean_std, percent
 
 
 def writer(name: str) -> Callable[[float | None], str]:
-    """Return what writes a metric: areas as fractions, all others in percent."""
+    """Return the function that writes a metric: areas as fractions, all others in percent."""
     return area if name == "auroc" else percent
 
 
 def overall_text(metrics: Sequence[Metrics], name: str) -> str:
-    """Return a metric of all test samples together, mean ± std over runs.
-
-    Args:
-        metrics: Metrics of runs that differ in their seed.
-    """
+    """Return a metric of all test samples together, mean ± std over runs."""
     return mean_std([getattr(each.overall, name) for each in metrics], writer(name))
 
 
 def spread_text(metrics: Sequence[Metrics], name: str) -> str:
-    """Return mean ± spread over clients of a metric, averaged over runs; a dash where it is defined for no client.
-
-    Args:
-        metrics: Metrics of runs that differ in their seed.
-    """
+    """Return mean ± spread over clients of a metric, averaged over runs; a dash where no client has it."""
     found = [over for each in metrics if (over := each.over_clients(name))]
     if not found:
         return "–"

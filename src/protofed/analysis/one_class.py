@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from protofed.runs import Run, by_label
+from protofed.runs.run import Run, by_label
 from protofed.text import mean_std, percent
 
 NAMED = 12
@@ -16,11 +16,7 @@ NOTHING = mean_std([])
 
 
 def one_class(runs: Sequence[Run]) -> str:
-    """Return a notice on the clients that trained on one class alone; "" if none did.
-
-    Args:
-        runs: Of one task, with any seeds and methods.
-    """
+    """Return a notice on the clients that trained on one class alone; "" if none did."""
     concerned = [run for run in runs if _lone(run)]
     if not concerned:
         return ""

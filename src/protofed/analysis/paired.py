@@ -14,13 +14,7 @@ POINT = 1.0
 
 
 class Interval(NamedTuple):
-    """A mean and its confidence interval.
-
-    Attributes:
-        mean: The mean.
-        low: Lower end; -inf with fewer than two values.
-        high: Upper end; inf with fewer than two values.
-    """
+    """A mean and its confidence interval, infinite with fewer than two values."""
 
     mean: float
     low: float
@@ -39,9 +33,6 @@ class Interval(NamedTuple):
     def text(self, digits: int = 1) -> str:
         """Return the mean with its sign and, of more than one value, the interval.
 
-        Args:
-            digits: Digits after the point.
-
         Example:
             >>> Interval(0.75, -0.5, 2.0).text(2)
             '+0.75 (-0.50 … +2.00)'
@@ -54,11 +45,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return the mean of independent values with Student's t interval.
 
     Args:
-        values: At least one value, e.g. differences between two methods, one per seed.
-        level: Coverage, between 0 and 1.
-
-    Raises:
-        ValueError: If there is no value.
+        values: At least one, e.g. differences between two methods, one per seed.
 
     Example:
         >>> [round(end, 3) for end in interval([1.0, 2.0, 3.0])]
@@ -86,16 +73,7 @@ def _quantile(share: float, freedom: int) -> float:
 
 
 def difference(one: Sequence[float], other: Sequence[float], level: float = 0.95) -> Interval:
-    """Return the mean of ``one - other`` with its interval.
-
-    Args:
-        one: A value per seed.
-        other: As many, in the same order of seeds.
-        level: Coverage, between 0 and 1.
-
-    Raises:
-        ValueError: If their numbers differ, or there is none.
-    """
+    """Return the mean of ``one - other``, paired by seed, with its interval."""
     return interval([a - b for a, b in zip(one, other, strict=True)], level)
 
 
@@ -106,8 +84,8 @@ def agreement(differences: Sequence[float], margin: float = POINT) -> bool | Non
     interval lies outside.
 
     Args:
-        differences: At least one, one per seed.
-        margin: The largest difference that counts as none.
+        differences: One per seed, at least one.
+        margin: Largest difference that counts as none.
     """
     inner, outer = interval(differences, 0.9), interval(differences)
     if -margin < inner.low and inner.high < margin:
@@ -120,10 +98,6 @@ def relation(differences: Sequence[float], margin: float = POINT) -> str:
 
     Better and worse: the 95 % interval excludes 0, be it within ±``margin`` or not.
 
-    Args:
-        differences: At least one, one per seed.
-        margin: The largest difference that counts as none.
-
     Example:
         >>> relation([0.2, -0.1, 0.1, 0.0]), relation([3.0, 2.0, 2.5]), relation([3.0, -1.0])
         ('equal', 'better', 'cannot tell')
@@ -135,11 +109,7 @@ def relation(differences: Sequence[float], margin: float = POINT) -> str:
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of Student's t test of a mean difference of 0; 1 with fewer than two values.
-
-    Args:
-        differences: One per seed.
-    """
+    """Return the two-sided p-value of Student's t test of a mean difference of 0; 1 with fewer than two values."""
     from scipy.special import stdtr
 
     if len(differences) < 2:
@@ -151,9 +121,6 @@ def p_value(differences: Sequence[float]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for their number (Holm 1979), in their order.
-
-    Args:
-        p_values: One per comparison.
 
     Example:
         >>> holm([0.04, 0.01])

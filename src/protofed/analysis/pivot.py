@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from protofed.analysis.paired import Interval, interval
 from protofed.analysis.table import TextTable
 from protofed.errors import ConfigError, unknown_name
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,7 +22,7 @@ METRICS = {
     "best_validated": "test accuracy in the round that is best on validation data",
     "client_mean": "final test accuracy, mean over clients",
 }
-"""What a cell can show, by attribute of :class:`~protofed.runs.RuleOutcome`."""
+"""Contents of a cell, by attribute of :class:`~protofed.runs.summary.RuleOutcome`."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,8 @@ class Pivot:
     """A table of accuracies in percent.
 
     Attributes:
-        names: Names of the options that a row's values belong to; the last one is that of the columns.
-        rows: The rows' values.
-        columns: The columns' values.
-        cells: Mean and 95 % interval over seeds, by row and column; what is absent was not run.
-        metric: A key of :data:`METRICS`.
+        names: Options of the row's values, then that of the columns.
+        cells: Mean and 95 % interval over seeds; absent where not run.
     """
 
     names: list[str]
@@ -89,13 +86,8 @@ def pivot(
     Options that are neither rows nor columns stand in further columns on the left, so that no run is hidden.
 
     Args:
-        axes: Names of the values along each axis.
-        rows: ``method`` or an axis; by default ``method``.
+        rows: ``method`` by default, or an axis.
         columns: ``method`` or an axis; by default the last axis.
-        metric: A key of :data:`METRICS`; by each run's main rule.
-
-    Raises:
-        ConfigError: If rows or columns are not among these, or the metric is unknown.
     """
     if metric not in METRICS:
         raise ConfigError(unknown_name("metric", metric, METRICS))

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from protofed.errors import CheckpointError, ConfigError, DataError
-from protofed.runs import Border, Run
+from protofed.runs.border import Border
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from protofed.methods import Method
     from protofed.models import SplitModel
     from protofed.prototypes.table import Prototypes
-    from protofed.visits import Member
+    from protofed.visits.client import Member
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,7 @@ class ClientFeatures:
     """Features of a client's test samples, by its final model.
 
     Attributes:
-        name: The client's name.
-        features: ``(n, d)``, computed in eval mode on the CPU.
+        features: ``(n, d)``, from eval mode on the CPU.
         labels: ``(n,)`` int64.
     """
 
@@ -46,15 +46,11 @@ def restore_features(
     """Return the features of test samples, from the models the run ended with.
 
     Args:
-        clients: Names; None for all.
-        most: At most so many samples of each client, drawn with ``seed``; None for all.
-        seed: See ``most``.
-        trust_code: Import the code that the run's configuration names, if it names any.
+        clients: None for all.
+        most: Samples of each client, drawn with ``seed``; None for all.
 
     Raises:
         DataError: If the run has left no models, or its data are missing or not those it was run on.
-        CheckpointError: If a model's file is missing or damaged.
-        ConfigError: If the configuration cannot be read by this version.
     """
     from protofed.config.schema import resolve
     from protofed.experiments.assemble import assemble
@@ -96,13 +92,10 @@ def prototypes(run: Run, whose: str) -> dict[str, Tensor]:
     """Return tensors of ``prototypes.safetensors``; none where the run has left no such file.
 
     Args:
-        whose: ``global``, or ``local.`` and a client's name: no others are read.
+        whose: ``global``, or ``local.`` and a client's name.
 
     Returns:
         ``prototypes`` and ``present``, where they exist.
-
-    Raises:
-        CheckpointError: If the file is damaged.
     """
     from protofed.storage.files import read_tensors
 
@@ -151,9 +144,6 @@ def used(run: Run, server: Prototypes | None) -> Prototypes | None:
 
     They differ from the ``server``'s by ProtoNorm's γ or TinyProto's masks, and FixedETF has them without any
     server. Of a user's own method the server's are returned as they are.
-
-    Args:
-        server: The server's prototypes; None if it has none.
     """
     import torch
     from torch import nn
@@ -184,11 +174,7 @@ def used(run: Run, server: Prototypes | None) -> Prototypes | None:
 
 
 def sent(run: Run, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
-    """Return clients' prototypes by name, the entries that TinyProto does not send set to 0; others as they are.
-
-    Args:
-        own: Clients' prototypes by name.
-    """
+    """Return clients' prototypes by name, the entries that TinyProto does not send set to 0; others as they are."""
     from protofed.methods.parts.nearest import as_sent
 
     method = _method(run)

@@ -19,16 +19,7 @@ _LONGEST = 12
 def inspect_split(
     recipe: str | Path, overrides: Mapping[str, Any], out: Path, width: int = 120
 ) -> tuple[list[Table], list[Path]]:
-    """Return tables of all samples per client and class, and draw them at ``out`` (PNG and SVG).
-
-    Args:
-        recipe: Built-in name or TOML file.
-        out: Path of the drawing, without suffix.
-        width: Characters in a line; classes that do not fit beside the others follow in further tables.
-
-    Raises:
-        ProtofedError: For anything wrong with the recipe or the data.
-    """
+    """Return tables of all samples per client and class, and draw them at ``out`` (PNG and SVG)."""
     from protofed.analysis.figures import draw_split, save_figure
 
     experiment = resolve(apply_overrides(load_recipe(recipe), overrides))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import re
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from protofed.runs import COLOURS, Rule
+from protofed.runs.rules import COLOURS, Rule
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart. Its yellow is too faint for lines on white:
 # grey takes its place.
@@ -72,11 +73,11 @@ def theme() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How one method looks in every figure.
+    """The look of one method in every figure.
 
     Attributes:
         colour: Hexadecimal.
-        marker: A Matplotlib marker.
+        marker: For Matplotlib.
         dashes: Lengths of strokes and gaps in line widths; empty for a solid line.
     """
 
@@ -89,61 +90,35 @@ class LineStyle:
         return {"color": self.colour, "marker": self.marker, "linestyle": (0, self.dashes) if self.dashes else "-"}
 
 
-# Of more methods than colours some share one: not those that send nothing, whose strokes some charts make equal.
-_KNOWN = {
-    "fedproto": LineStyle(BLUE, "o"),
-    "protonorm": LineStyle(VERMILLION, "D"),
-    "fedtgp": LineStyle(GREEN, "s"),
-    "tinyproto": LineStyle(ORANGE, "^"),
-    "gfpl": LineStyle(PURPLE, "v"),
-    "fedavg": LineStyle(SKY, "P"),
-    "local": LineStyle(GREY, "X", DASHES[1]),
-    "fixedetf": LineStyle(SKY, "p", DASHES[2]),
-    "locallda": LineStyle(BLACK, "<", DASHES[3]),
-    "fedlda": LineStyle(BLACK, "h"),
-    "beacon": LineStyle(PURPLE, ">", DASHES[1]),
-}
 _SLOTS = [
-    [
-        LineStyle(colour, MARKERS[(i + 3 * j + shift) % len(MARKERS)], dashes)
-        for j, dashes in enumerate(DASHES)
-        for i, colour in enumerate(PALETTE)
-    ]
+    LineStyle(colour, MARKERS[(i + 3 * j + shift) % len(MARKERS)], dashes)
     for shift in range(len(MARKERS))
+    for j, dashes in enumerate(DASHES)
+    for i, colour in enumerate(PALETTE)
 ]
-"""Every colour with every kind of strokes, first with one marker each, then with the others in turn."""
+"""Styles in order of preference: all colours, then with other strokes, then with other markers."""
+_SALT = 30146
+"""Gives the methods that are compared most often colours of their own."""
 
 
 def method_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
-    """Return a style per label: the same for a method in every figure, and no two alike within one figure.
+    """Return a style per label: the same for a method wherever it is free, and no two alike within one figure.
 
-    Well-known methods have a style of their own, which the first of their variants (``fedlda-fixed``) has without
-    them. Any other takes a slot that follows from its name, or the next free one: of another colour or other
-    strokes, and with more than 32 labels of another marker.
+    The first word of a label decides on its colour; variants (``fedlda-fixed``) begin with their method's.
     """
-    names = list(dict.fromkeys(labels))
-    styles = {n: _KNOWN[_plain(n)] for n in names if _plain(n) in _KNOWN}
-    taken = {(s.colour, s.dashes) for s in styles.values()}
-    used = set(styles.values())
-    for name in sorted(n for n in names if n not in styles):
-        start = zlib.crc32(_plain(name).encode())
-        first, *others = ([part[(start + i) % len(part)] for i in range(len(part))] for part in _SLOTS)
-        own = _KNOWN.get(_plain(name.partition("-")[0]))
-        free = [s for s in ([own] if own else []) + first if (s.colour, s.dashes) not in taken]
-        free = free or [s for part in others for s in part if s not in used]
-        styles[name] = (free or first)[0]
-        taken.add((styles[name].colour, styles[name].dashes))
-        used.add(styles[name])
+    names, n = list(dict.fromkeys(labels)), len(PALETTE)
+    styles: dict[str, LineStyle] = {}
+    for name in sorted(names):
+        word = re.sub(r"[^a-z0-9]", "", re.split(r"[-, ]", name.lower())[0])
+        first = hashlib.sha256(f"{_SALT}{word}".encode()).digest()[0] % n
+        turned = (_SLOTS[i - i % n + (i + first) % n] for i in range(len(_SLOTS)))
+        styles[name] = next((slot for slot in turned if slot not in styles.values()), _SLOTS[first])
     return {name: styles[name] for name in names}
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
     """Return a colour per name, in the palette's order."""
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
-
-
-def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def rule_colours(rules: Iterable[Rule]) -> dict[str, str]:

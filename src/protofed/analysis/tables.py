@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from protofed.analysis.exchange import EXCHANGES
 from protofed.analysis.metrics import overall_text, spread_text
 from protofed.analysis.table import TextTable
-from protofed.runs import HEADLINES, TOLERANCE, WAYS, Beyond, Rule, Run, Summary, Traffic, by_label, known
+from protofed.runs.metrics import HEADLINES
+from protofed.runs.records import WAYS
+from protofed.runs.rules import Rule, known
+from protofed.runs.run import Run, by_label
+from protofed.runs.summary import TOLERANCE, Beyond, Summary, Traffic
 from protofed.text import mean_std, number, size
 
 if TYPE_CHECKING:
@@ -58,11 +62,7 @@ def summaries_of(runs: Mapping[str, Sequence[Run]]) -> Groups:
 
 
 def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -> TextTable:
-    """Return the accuracies of each method by every rule, mean ± std over its runs.
-
-    Args:
-        described: Rules as the methods describe them.
-    """
+    """Return the accuracies of each method by every rule, mean ± std over its runs."""
     sections = len({_exchanges(group) for group in groups.values()}) > 1
     outcomes = [outcome for group in groups.values() for s in group for outcome in s.outcome.accuracy.values()]
     lines = [line for line in LINES if line.always or any(getattr(o, line.figure) is not None for o in outcomes)]
@@ -90,7 +90,7 @@ def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -
 
 
 def traffic_table(groups: Groups) -> TextTable:
-    """Return what each method sends, in bytes and in parameters, and how long it takes, mean over its runs."""
+    """Return each method's traffic, in bytes and in parameters, and its time, mean over its runs."""
     table = TextTable(["method", *("bytes", "parameters per round") * len(WAYS), "time"])
     table.title = "Traffic of all clients together, and time"
     table.caption = "Parameters per round: mean over the rounds in which any were sent / over all rounds."
@@ -103,11 +103,7 @@ def traffic_table(groups: Groups) -> TextTable:
 
 
 def metrics_table(runs: Sequence[Run]) -> TextTable:
-    """Return the metrics of each method's runs that have some, mean ± std over them.
-
-    Args:
-        runs: Runs, of which at least one has metrics.
-    """
+    """Return the metrics of each method's runs that have some, mean ± std over them."""
     table = TextTable(["method", "rule", *HEADLINES.values()], text_columns=2)
     table.title = "Metrics of the final models; AUROC is an area, the others are in %"
     table.caption = (
@@ -122,11 +118,7 @@ def metrics_table(runs: Sequence[Run]) -> TextTable:
 
 
 def trials_table(trials: Sequence[Trial], most: int = 12) -> TextTable:
-    """Return the best trials of a search.
-
-    Args:
-        trials: All trials in order.
-    """
+    """Return the best trials of a search."""
     ended = {how: sum(trial.ended == how for trial in trials) for how in ("complete", "pruned", "failed")}
     count = ", ".join(f"{number} {how}" for how, number in ended.items() if number)
     table = TextTable(["trial", *(trials[0].values if trials else ()), "validation"])

@@ -23,15 +23,11 @@ def _methods() -> list[Listed]:
     return [
         Listed(
             name,
-            f"{m.summary} (exchanges {m.traits(m.Options()).exchanges}{_cited(m.reference)})",
+            f"{m.summary} (exchanges {m.traits(m.Options()).exchanges}{m.reference and f'; {m.reference}'})",
             option_rows(m.Options),
         )
         for name, m in sorted(methods().items())
     ]
-
-
-def _cited(reference: str) -> str:
-    return f"; {reference}" if reference else ""
 
 
 def _models() -> list[Listed]:
@@ -68,7 +64,7 @@ def _recipes() -> list[Listed]:
 
 def _variants() -> list[Listed]:
     from protofed.config.schema import variants
-    from protofed.runs import flat
+    from protofed.runs.labels import flat
 
     return [Listed(n, ", ".join(f"{k}={value}" for k, value in flat(v).items()), []) for n, v in variants().items()]
 
@@ -115,11 +111,7 @@ def entries(kind: str, names: Sequence[str] = ()) -> list[Listed]:
     """Return the entries of a list.
 
     Args:
-        kind: A key of :data:`KINDS`.
-        names: Names of the entries to return; none for all.
-
-    Raises:
-        ConfigError: If there is no such list, or no such entry.
+        names: None for all.
     """
     if kind not in KINDS:
         raise ConfigError(unknown_name("list", kind, KINDS))

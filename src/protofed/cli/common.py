@@ -1,4 +1,4 @@
-"""What commands share: consoles, options of the command line, and the end of a run that is stopped."""
+"""Parts shared by commands: consoles, options of the command line, and the end of a run that is stopped."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ signals: list[int] = []
 
 
 def overrides_of(items: list[str], device: str, data_dir: Path | None) -> dict[str, Any]:
-    """Return what options of the command line set, by dotted name.
-
-    Raises:
-        ConfigError: If an item is no option, or there is no such folder.
-    """
+    """Return the options set on the command line, by dotted name."""
     from protofed.config.schema import parse_overrides
 
     found = parse_overrides(items)
@@ -64,11 +60,7 @@ def names_of(text: str) -> list[str]:
 
 
 def seeds_of(text: str) -> list[int]:
-    """Return the seeds in a text that separates them by commas.
-
-    Raises:
-        ConfigError: If one is not an integer.
-    """
+    """Return the seeds in a text that separates them by commas."""
     found = []
     for name in names_of(text):
         try:
@@ -80,15 +72,7 @@ def seeds_of(text: str) -> list[int]:
 
 @contextmanager
 def reported(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
-    """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue.
-
-    Args:
-        quiet: As for :func:`~protofed.experiments.progress.progress_bar`, like ``log_format``.
-        resume: Whether the command needs ``--resume`` to go on.
-
-    Raises:
-        KeyboardInterrupt: If a signal stopped the run.
-    """
+    """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue."""
     from protofed.experiments.progress import KeptRuns, progress_bar
     from protofed.experiments.running import Several
 

@@ -167,7 +167,7 @@ def worth(
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say what joining is worth to each site: its own samples against those of all, in one round."""
+    """Measure the worth of joining to each site: its own samples against those of all, in one round."""
     with uncollected():
         from protofed import api
         from protofed.experiments.progress import progress_bar
@@ -382,7 +382,7 @@ def figure(
     with uncollected():
         from protofed.analysis.figures import draw_figure, figures, save_figure
         from protofed.config.schema import parse_overrides
-        from protofed.runs import load_runs
+        from protofed.runs.loading import load_runs
 
     figures.get(name)
     drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
@@ -390,12 +390,7 @@ def figure(
 
 
 def _show(result: Any, *, table: bool = True) -> None:
-    """Print the table of a run or comparison and the path of its report; end with status 1 if nothing is worth it.
-
-    Args:
-        result: The run or comparison.
-        table: Whether to print; otherwise only the status tells.
-    """
+    """Print the table and the report's path of a run or comparison; end with status 1 if all of it is worthless."""
     from protofed.experiments import Comparison
     from protofed.runs.trouble import ruin
 
@@ -416,7 +411,8 @@ def _print(result: Any) -> None:
     from protofed.analysis.report.facts import warnings
     from protofed.analysis.tables import metrics_table, results_table, summaries_of, traffic_table
     from protofed.experiments import Comparison
-    from protofed.runs import load_runs, rules_of
+    from protofed.runs.loading import load_runs
+    from protofed.runs.run import rules_of
 
     runs = result.runs if isinstance(result, Comparison) else {result.method: [result]}
     compared = load_runs([result.directory]) if isinstance(result, Comparison) else [result]
@@ -445,7 +441,7 @@ def _print(result: Any) -> None:
 def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
     """Print the table of a sweep, what is missing from it, and the path of its report."""
     from protofed.analysis.pivot import pivot
-    from protofed.runs import load_runs
+    from protofed.runs.loading import load_runs
     from protofed.storage.files import write_text
 
     if any(result.runs.values()):
@@ -509,11 +505,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def main(command: typer.Typer = app) -> None:
-    """Run a command line; errors are one line with exit status 2, or 130 after Ctrl-C and 143 after SIGTERM.
-
-    Args:
-        command: The command line: this one, or that of a program beside the package.
-    """
+    """Run a command line; errors are one line with exit status 2, or 130 after Ctrl-C and 143 after SIGTERM."""
     numerics.prepare()
     signals.clear()
 

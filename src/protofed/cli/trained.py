@@ -43,7 +43,7 @@ def metrics(
         from protofed.analysis.report import write_report
         from protofed.analysis.tables import metrics_table
         from protofed.errors import CheckpointError
-        from protofed.runs import load_runs
+        from protofed.runs.loading import load_runs
         from protofed.trained.metrics import store
 
     for run in load_runs(directories):
@@ -136,7 +136,7 @@ def forget(
     with uncollected():
         from protofed import api
         from protofed.analysis.report.facts import again
-        from protofed.runs import load_run
+        from protofed.runs.loading import load_run
 
     run = api.forget(directory, client, trust_code=trust_code)
     if run is not None:

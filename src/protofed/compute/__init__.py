@@ -1,1 +1,1 @@
-"""What decides how a process computes: repeatable numerics, seeds, optimizers, imports."""
+"""Conditions of a process's computations: repeatable numerics, seeds, optimisers, imports."""

@@ -38,10 +38,7 @@ def user_module(location: str) -> ModuleType:
     """Import a module that a user names.
 
     Args:
-        location: Dotted name of a module, which may also lie in the working directory, or path of a Python file.
-
-    Raises:
-        ImportError: If there is none.
+        location: A dotted name, which may also lie in the working directory, or the path of a Python file.
     """
     if not location.endswith(".py"):
         top, here = location.partition(".")[0], str(Path.cwd())
@@ -70,13 +67,9 @@ def user_class(kind: str, name: str, base: type[T], called: str) -> type[T]:
     """Return the class that a user names.
 
     Args:
-        kind: What it is, for messages: ``method``, ``stage``.
+        kind: Noun for messages: ``method``, ``stage``.
         name: ``package.module:Class`` or ``file.py:Class``.
-        base: What it must be derived from.
-        called: How the documentation calls that.
-
-    Raises:
-        ConfigError: If there is none.
+        called: Term of the documentation for ``base``.
     """
     location, _, attribute = name.rpartition(":")
     try:

@@ -31,7 +31,7 @@ def prepare() -> None:
 
 
 def waiting() -> str:
-    """Return how threads wait for each other, as environment variables say; "" for the runtime's default."""
+    """Return the environment's policy for waiting threads; "" for the runtime's default."""
     return " ".join(f"{name}={os.environ[name]}" for name in WAITING if name in os.environ)
 
 

@@ -18,11 +18,7 @@ from torch.optim import Optimizer
 
 @lru_cache(maxsize=64)
 def eager(kind: type[Optimizer]) -> type[Any]:
-    """Return a subclass of an optimiser that takes the same steps, bit for bit, and does not import the compiler.
-
-    Args:
-        kind: Optimiser class of ``torch.optim``.
-    """
+    """Return a subclass of an optimiser with the same steps, bit for bit, that does not import the compiler."""
     undecorated = inspect.unwrap(kind.step)
 
     def step(self: Optimizer, closure: Any = None) -> Any:
@@ -34,12 +30,7 @@ def eager(kind: type[Optimizer]) -> type[Any]:
 
 
 def kept_state(optimizer: Optimizer, parameters: Mapping[str, Tensor], scope: str) -> dict[str, Tensor]:
-    """Return the state of an optimiser as flat tensors named ``SCOPE/PARAMETER/NAME``.
-
-    Args:
-        parameters: The parameters that it steps, by name.
-        scope: Beginning of all names.
-    """
+    """Return the state of an optimiser as flat tensors ``SCOPE/PARAMETER/NAME``."""
     return {
         f"{scope}/{name}/{key}": value.detach()
         for name, parameter in parameters.items()
@@ -54,8 +45,7 @@ def restore_state(
     """Let a new optimiser go on from copies of the state that :func:`kept_state` returned.
 
     Args:
-        parameters: The parameters that it steps, by name.
-        kept: The state, and possibly that of other scopes.
+        kept: May include that of other scopes.
     """
     for place, tensor in kept.items():
         owner, _, key = place.removeprefix(f"{scope}/").rpartition("/")
@@ -74,12 +64,7 @@ def check_kept(kept: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> 
     """Check that the kept state of optimisers belongs to a model.
 
     Args:
-        kept: The state, named ``PHASE/UPDATE/LOSS/PARAMETER/NAME``.
-        parameters: Parameters of the model, by name.
-
-    Raises:
-        KeyError: If a parameter does not exist.
-        RuntimeError: If a tensor does not have the shape of its parameter, or of some of its sides.
+        kept: Names are ``PHASE/UPDATE/LOSS/PARAMETER/NAME``.
     """
     for place, tensor in kept.items():
         scope = place.split("/")

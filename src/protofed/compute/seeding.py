@@ -16,9 +16,6 @@ def derive(seed: int, *scope: str | int) -> int:
 
     The same arguments give the same number in every process and on every platform; different scopes give
     independent streams.
-
-    Args:
-        scope: Strings and numbers that identify the purpose.
     """
     text = "\x1f".join([str(seed), *(f"{type(s).__name__}:{s}" for s in scope)])
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -26,11 +23,7 @@ def derive(seed: int, *scope: str | int) -> int:
 
 
 def generator(seed: int, *scope: str | int) -> torch.Generator:
-    """Return a new CPU generator seeded with :func:`derive`.
-
-    Args:
-        scope: Purpose of the numbers, as in :func:`derive`.
-    """
+    """Return a new CPU generator seeded with :func:`derive`."""
     return torch.Generator().manual_seed(derive(seed, *scope))
 
 
@@ -38,9 +31,6 @@ class Stream:
     """Seeding of torch's default generators inside ``with`` blocks; each block continues where the last one ended.
 
     The previous state of the generators is restored after each block.
-
-    Args:
-        scope: Purpose of the numbers, as in :func:`derive`.
     """
 
     def __init__(self, seed: int, *scope: str | int) -> None:
@@ -67,11 +57,7 @@ class Stream:
 
 
 def seeded(seed: int, *scope: str | int) -> Stream:
-    """Seed torch's default generators inside a ``with`` block (initial weights, dropout) and restore them after.
-
-    Args:
-        scope: Purpose of the numbers, as in :func:`derive`.
-    """
+    """Seed torch's default generators inside a ``with`` block (initial weights, dropout) and restore them after."""
     return Stream(seed, *scope)
 
 

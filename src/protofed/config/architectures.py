@@ -40,11 +40,8 @@ class Architecture:
     """The specification of a client's model.
 
     Attributes:
-        name: Name of the architecture; :data:`~protofed.untrusted.claims.PRIVATE` for a model that only its node
-            can build.
-        options: Options of the architecture.
-        d: Length of the features.
-        turn: Number of the part of an encoded sample that the client's own network takes.
+        name: :data:`~protofed.untrusted.claims.PRIVATE` for a model that only its node can build.
+        turn: Index of the part of an encoded sample that the client's own network takes.
     """
 
     name: ArchitectureName
@@ -76,16 +73,12 @@ class FederationSummary:
     """Facts about all clients that each of them needs in order to begin.
 
     Attributes:
-        classes: Names of all classes, in order.
-        architectures: Architecture of each client.
-        feature_dim: Length of the features ``d`` of all clients; of the first one if they differ.
-        class_size: Mean number of training samples per class, over the classes that have any.
-        clients: Number of clients.
-        template: Architecture whose initial weights open the first round; None for the first client's.
-        bfloat16: Kinds of models that are computed in bfloat16, in a simulation over a network.
-        input_shape: Shape of one sample.
-        table: Preparation of the samples, if they are a table or standardised.
-        encoding: What the samples were before an encoder, if there is one.
+        feature_dim: ``d`` of all clients; of the first one if they differ.
+        class_size: Mean training samples per class, over classes that have any.
+        template: Its initial weights open the first round; None for the first client's.
+        bfloat16: Kinds of models computed in bfloat16, in a simulation over a network.
+        table: If the samples are a table or standardised.
+        encoding: The samples before an encoder, if any.
     """
 
     classes: ClassNames
@@ -101,14 +94,7 @@ class FederationSummary:
 
     @classmethod
     def of(cls, experiment: Experiment, federated: FederatedData) -> FederationSummary:
-        """Summarise a federation.
-
-        Args:
-            federated: The data of all clients.
-
-        Raises:
-            ConfigError: If clients differ in a property that the method requires them to share.
-        """
+        """Summarise a federation."""
         architectures = _assign(experiment, federated)
         stated = {c.name: c.train.counts(federated.num_classes).cpu() for c in federated.clients}
         withheld = [c.name for c in federated.clients if not c.train.exact]
@@ -134,7 +120,7 @@ class FederationSummary:
         """Return the summary with a template that no client chose for itself, if clients may differ.
 
         Args:
-            own: Indices of the clients that chose their architectures themselves.
+            own: Clients that chose their architectures themselves.
         """
         if one_architecture(experiment):
             return self  # all clients have the same architecture
@@ -143,20 +129,12 @@ class FederationSummary:
 
 
 def turns(experiment: Experiment) -> list[Architecture]:
-    """Return the architectures that clients without a choice of their own are assigned in turn.
-
-    Raises:
-        ConfigError: If one is unknown or lacks an option that it is given.
-    """
+    """Return the architectures that clients without a choice of their own are assigned in turn."""
     return _group(experiment.model, bool(one_architecture(experiment) and experiment.model.shared))
 
 
 def common_architecture(experiment: Experiment) -> Architecture:
-    """Return the architecture of networks that all parties share: ``model.shared``, or that of the first client.
-
-    Raises:
-        ConfigError: As :func:`turns`.
-    """
+    """Return the architecture of networks that all parties share: ``model.shared``, or that of the first client."""
     return _group(experiment.model, bool(experiment.model.shared))[0]
 
 
@@ -182,7 +160,7 @@ def _group(model: ModelOptions, shared: bool) -> list[Architecture]:
 
 
 def traits_of(experiment: Experiment) -> methods.Traits:
-    """Return what the experiment's method declares of itself."""
+    """Return the traits of the experiment's method."""
     return methods.get(experiment.method).traits(experiment.method_options)
 
 
@@ -232,8 +210,7 @@ class Taken(NamedTuple):
     """The part of a sample that a client's own network takes.
 
     Attributes:
-        shape: Shape of one of its samples.
-        inputs: Columns of the sample; None for the whole of it.
+        inputs: Columns; None for the whole sample.
         features: Columns of the features that all clients share; None for those of the network.
     """
 
@@ -243,14 +220,7 @@ class Taken(NamedTuple):
 
 
 def taken(experiment: Experiment, federated: FederatedData, turn: int) -> Taken:
-    """Return the part of a sample that a client's own network takes.
-
-    Args:
-        turn: Number of the client's own part.
-
-    Raises:
-        ConfigError: If the samples have other parts than the options say.
-    """
+    """Return the part of a sample that a client's own network takes."""
     encoding, encoder = federated.encoding, experiment.encoder
     if encoding is None or not encoding.parts:
         return Taken(federated.input_shape)
@@ -264,11 +234,7 @@ def taken(experiment: Experiment, federated: FederatedData, turn: int) -> Taken:
 
 
 def own_width(experiment: Experiment, name: str, shape: tuple[int, ...]) -> int:
-    """Return the length of the features of a client's own network.
-
-    Args:
-        shape: Shape of one of its samples.
-    """
+    """Return the length of the features of a client's own network, whose samples have a shape."""
     return math.prod(shape) if name == "identity" else experiment.model.d
 
 
@@ -284,11 +250,7 @@ def recipe_names(experiment: Experiment, name: str) -> bool:
 
 
 def check_trusted(experiment: Experiment, client: str, name: str) -> None:
-    """Check that a model named by a ``client.toml`` is not untrusted code.
-
-    Raises:
-        ConfigError: If ``name`` is code, the experiment does not name it, and ``data.trust_code`` is not set.
-    """
+    """Check that a model named by a ``client.toml`` is not untrusted code."""
     if is_code(name) and not recipe_names(experiment, name) and not experiment.data.trust_code:
         raise ConfigError(
             f"{client}: its client.toml names code, model = {name!r}: name an architecture there, or set "
@@ -312,11 +274,7 @@ def counts_needed(experiment: Experiment) -> str:
 
 
 def _embedding(experiment: Experiment, group: list[Architecture], table: Table | None) -> list[Architecture]:
-    """Return architectures of the recipe with embeddings of categories, if it asks for them.
-
-    Raises:
-        ConfigError: If there are no categories, or no architecture that has embeddings of them.
-    """
+    """Return architectures of the recipe with embeddings of categories, if it asks for them."""
     found = [with_embeddings(experiment, architecture, table) for architecture in group]
     if experiment.model.categories == "embedding" and found == group:
         if table is None or not table.blocks:
@@ -326,11 +284,7 @@ def _embedding(experiment: Experiment, group: list[Architecture], table: Table |
 
 
 def with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
-    """Return a client's architecture with embeddings of categories, if it can have them and they are asked for.
-
-    Args:
-        table: Preparation of the samples, if they are a table.
-    """
+    """Return a client's architecture with embeddings of categories, if it can have them and they are asked for."""
     if experiment.model.categories != "embedding" or table is None or architecture.name != "mlp":
         return architecture
     places = tuple(number for block in table.blocks for number in block)

@@ -1,4 +1,4 @@
-"""What is made from samples before or beside DP-SGD, and how it is covered; the table is in ``docs/privacy.md``.
+"""Derivatives of samples before or beside DP-SGD, and their coverage; the table is in ``docs/privacy.md``.
 
 Every party checks for itself before it trains or describes its data: a simulation, the server, and each node.
 """
@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_steps(experiment: Experiment, columns: Sequence[RawColumn]) -> None:
-    """Refuse steps that depend on protected data and that neither noise nor public bounds cover.
-
-    Args:
-        columns: Columns of the samples; none if the samples are not prepared.
-
-    Raises:
-        ConfigError: If there is such a step.
-    """
+    """Refuse steps that depend on protected data and that neither noise nor public bounds cover."""
     mode = experiment.privacy.mode
     if mode == "none":
         return
@@ -36,14 +29,7 @@ def check_steps(experiment: Experiment, columns: Sequence[RawColumn]) -> None:
 
 
 def check_classes(experiment: Experiment, declared: bool, client: str) -> None:
-    """Refuse a list of classes that follows from the labels of a node's samples.
-
-    Args:
-        declared: Whether the classes are known without the labels.
-
-    Raises:
-        ConfigError: If they are not, and something is protected.
-    """
+    """Refuse a list of classes that follows from the labels of a node's samples."""
     if experiment.privacy.mode != "none" and not declared:
         raise ConfigError(
             f"privacy.mode={experiment.privacy.mode} does not cover classes as they occur among the labels of "
@@ -52,11 +38,7 @@ def check_classes(experiment: Experiment, declared: bool, client: str) -> None:
 
 
 def check_method(experiment: Experiment, method: Method) -> None:
-    """Refuse early stopping by scores that no noise hides, and what one release does not cover.
-
-    Raises:
-        ConfigError: If there is something that is not covered.
-    """
+    """Refuse early stopping by scores that no noise hides, and what one release does not cover."""
     mode = experiment.privacy.mode
     if method.task.noise is not None and not experiment.encoder.unit:
         raise ConfigError(

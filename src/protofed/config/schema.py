@@ -18,15 +18,15 @@ from protofed.data import DataOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.encoders import EncoderOptions
 from protofed.options import Options, build_options, option, option_fields, plain
-from protofed.rounds import EvaluationOptions, ParticipationOptions
-from protofed.runs import flat
+from protofed.rounds.options import EvaluationOptions, ParticipationOptions
+from protofed.runs.labels import flat
 from protofed.stages.attack import AttackOptions
 from protofed.stages.privacy import PrivacyOptions
 from protofed.stages.robust import RobustOptions
 from protofed.stages.secure.options import SecureOptions
 from protofed.untrusted import limits
 from protofed.untrusted.reading import parse_toml, read_toml, reason
-from protofed.visits import LocalPlan, Schedule
+from protofed.visits.client import LocalPlan, Schedule
 
 Tree = dict[str, Any]
 
@@ -150,14 +150,7 @@ class WireOptions(Options):
 
 
 def check_device(name: str, what: str) -> None:
-    """Check that a name is one of a device, whether there is such a device or not.
-
-    Args:
-        what: Where it stands, for the message.
-
-    Raises:
-        ConfigError: If it is not.
-    """
+    """Check that a name is one of a device, existing or not; ``what`` is its place, for the message."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
         raise ConfigError(f"{what} must be auto, cpu, cuda, cuda:NUMBER or mps, not {name!r}")
 
@@ -229,11 +222,7 @@ class CompareOptions(Options):
     )
 
     def combinations(self) -> dict[tuple[str, ...], Tree]:
-        """Return the overrides of every combination of values, by the names of the values along the axes.
-
-        Raises:
-            ConfigError: If an axis is not a table of tables.
-        """
+        """Return the overrides of every combination of values, by the names of the values along the axes."""
         for axis, values in self.axes.items():
             wrong = not isinstance(values, Mapping) or not all(isinstance(v, Mapping) for v in values.values())
             if wrong or not values:
@@ -362,11 +351,7 @@ def recipes() -> dict[str, Path]:
 
 
 def load_recipe(recipe: str | Path) -> Tree:
-    """Return the tables of a built-in recipe or a TOML file.
-
-    Raises:
-        ConfigError: If there is no such recipe, or the file is not TOML.
-    """
+    """Return the tables of a built-in recipe or a TOML file."""
     path = Path(recipe)
     usual = path.suffix != ".toml"
     if usual:
@@ -385,11 +370,7 @@ def load_recipe(recipe: str | Path) -> Tree:
 
 
 def parse_overrides(items: Iterable[str]) -> Tree:
-    """Return ``["method.lambda=10", …]`` as ``{"method.lambda": 10, …}``; values are TOML, else text.
-
-    Raises:
-        ConfigError: If an item has no ``=``.
-    """
+    """Return ``["method.lambda=10", …]`` as ``{"method.lambda": 10, …}``; values are TOML, else text."""
     overrides: Tree = {}
     for item in items:
         name, separator, text = item.partition("=")
@@ -411,10 +392,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
     the features.
 
     Args:
-        overrides: Values by dotted name; a value may be a whole table.
-
-    Raises:
-        ConfigError: If a name leads through something that is not a table.
+        overrides: May hold whole tables.
     """
     result = _copy(tree)
     if "rounds" in overrides:
@@ -449,13 +427,9 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     """Return the experiment that ``tree`` describes.
 
     Args:
-        tree: A recipe with its overrides.
-        method: Method, or variant of the recipe (see :func:`variant`), to use in place of ``method.name``; options
-            in ``[method]`` that it does not have are then ignored.
-        seed: Seed to use in place of the recipe's.
-
-    Raises:
-        ConfigError: If a name is unknown or a value is invalid.
+        method: In place of ``method.name``, a method or variant (see :func:`variant`); options in ``[method]``
+            that it does not have are then ignored.
+        seed: In place of the recipe's.
     """
     check_names(tree)
     tree, method = variant(tree, method)
@@ -490,11 +464,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """Return a list of names.
-
-    Raises:
-        ConfigError: If it is something else.
-    """
+    """Return a list of names."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) and ":" in item for item in value):
         raise ConfigError(f'{name} must be a list of FILE.py:CLASS, e.g. ["my_stage.py:MyStage"], not {value!r}')
     return tuple(value)
@@ -504,14 +474,7 @@ _RANGES = {"seed": (0, limits.SEED), "rounds": (1, limits.ROUNDS)}
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuse a seed or a number of rounds that the files of a run cannot have.
-
-    Args:
-        name: ``seed`` or ``rounds``.
-
-    Raises:
-        ConfigError: If it is no integer, or is out of range.
-    """
+    """Refuse a seed or a number of rounds that the files of a run cannot have."""
     least, most = _RANGES[name]
     if type(value) is not int or not least <= value <= most:
         raise ConfigError(f"{name} must be an integer of at least {least} and at most {most}, not {value!r}")
@@ -519,7 +482,7 @@ def check_number(name: str, value: Any) -> None:
 
 @cache
 def defaults(method: str, partition: str) -> dict[str, Any]:
-    """Return what determines results of an experiment that names only its method and partition, by dotted name."""
+    """Return all options that determine results, by dotted name, of an experiment with a method and a partition."""
     return flat(resolve({"method": {"name": method}, "partition": {"name": partition}}).identity())
 
 
@@ -531,10 +494,7 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
     win over all others.
 
     Args:
-        name: A method or variant; None for ``method.name``.
-
-    Raises:
-        ConfigError: If there is no such method or variant.
+        name: None for ``method.name``.
     """
     chosen = _table(tree, "method").get("name") if name is None else name
     known = _variants_of(tree)
@@ -558,11 +518,7 @@ def _variants_of(tree: Mapping[str, Any]) -> Tree:
 
 
 def check_names(tree: Mapping[str, Any]) -> None:
-    """Check the top-level names of ``tree``, the options in ``[methods]`` and the names of variants.
-
-    Raises:
-        ConfigError: If a name is unknown or an option is invalid.
-    """
+    """Check the top-level names of ``tree``, the options in ``[methods]`` and the names of variants."""
     valid = [*SCALARS, *SECTIONS, *COMPONENTS, "methods", "variants", "summary"]
     for name in tree:
         if name not in (*valid, USUAL):
@@ -593,12 +549,7 @@ def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
 
 
 def comparison(tree: Mapping[str, Any]) -> CompareOptions:
-    """Return the ``compare`` section of a recipe.
-
-    Raises:
-        ConfigError: If it is invalid, an option in ``[method]`` or of an axis belongs to none of its methods, or an
-            axis varies what a variant fixes.
-    """
+    """Return the ``compare`` section of a recipe."""
     check_names(tree)
     options = build_options(CompareOptions, _table(tree, "compare"), "compare")
     if options.methods == ("all",):
@@ -614,24 +565,12 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
 
 
 def names_method(tree: Mapping[str, Any]) -> bool:
-    """Return whether a recipe names a method.
-
-    Raises:
-        ConfigError: If its section ``method`` is no table.
-    """
+    """Return whether a recipe names a method."""
     return "name" in _table(tree, "method")
 
 
 def check_method_options(given: Iterable[str], chosen: Collection[str]) -> None:
-    """Refuse an option that none of the chosen methods has.
-
-    Args:
-        given: Options by dotted name; only those that begin with ``method.`` are checked.
-        chosen: Names of methods; with none, nothing is refused.
-
-    Raises:
-        ConfigError: If an option belongs to none of them.
-    """
+    """Refuse an option ``method.…`` that none of the chosen methods has."""
     known = {option for name in chosen for option in option_fields(methods.get(name).Options)}
     for name in given:
         section, _, option = name.partition(".")
@@ -648,11 +587,7 @@ def every_method() -> list[str]:
 
 
 def _name(section: Tree, where: str, default: str) -> str:
-    """Take the name of a component out of its section.
-
-    Raises:
-        ConfigError: If it is no text.
-    """
+    """Take the name of a component out of its section."""
     name = section.pop("name", default)
     if not isinstance(name, str):
         raise ConfigError(f"{where}.name must be text, not {name!r}")

@@ -33,18 +33,17 @@ class Columns:
     """The columns to read and how to read them; ``""`` and 0 mean "detect".
 
     Attributes:
-        image: Column of encoded images or of features.
-        label: Column of labels.
-        id: Column of natural ids; empty if there is none.
+        image: Encoded images or features.
+        id: Natural ids.
         channels: 1 for grey, 3 for RGB.
-        resize: Side in pixels to which images are resized; 0 keeps the stored size.
-        drop: Columns that are not read.
-        keep: Columns that are used although they look like identifiers.
-        categories: Columns that hold categories whatever their type, with names in place of others.
-        missing: Whether missing values of tables are allowed.
-        labelled: Whether the samples have labels; else columns that are not read may be absent too.
-        ranged: Columns with a declared range.
-        text: Columns of free text.
+        resize: Side in pixels.
+        drop: Not read.
+        keep: Used although they look like identifiers.
+        categories: Categories whatever their type, with names in place of others.
+        missing: Allow missing values in tables.
+        labelled: The samples have labels; otherwise columns that are not read may be absent too.
+        ranged: Have a declared range.
+        text: Free text.
     """
 
     image: str = ""
@@ -67,11 +66,7 @@ class Columns:
 
     @classmethod
     def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
-        """Return the columns that the options ask for.
-
-        Args:
-            resize: Side in pixels to which images are resized.
-        """
+        """Return the columns that the options ask for."""
         fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
         ranged = tuple(data.ranges)
         return cls(*names, 0, resize, data.drop, data.keep, data.renamed, fills, ranged=ranged, text=data.text)
@@ -82,12 +77,12 @@ class ChosenColumns:
     """The columns of one table that are read.
 
     Attributes:
-        label: Column of labels; empty if the samples have none.
-        id: Column of natural ids; empty if there is none.
+        label: Empty if the samples have none.
+        id: Natural ids; may be empty.
         features: One column of encoded images or lists, or all columns of a table.
-        encoded: Whether ``features`` is one column of encoded images.
-        listed: Whether ``features`` is one column of lists.
-        classes: Class names stored in the file, if any.
+        encoded: ``features`` is one column of encoded images.
+        listed: ``features`` is one column of lists.
+        classes: Stored in the file, if any.
     """
 
     label: str
@@ -107,12 +102,7 @@ def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     """Choose the columns to read.
 
     Args:
-        schema: The table's ``pyarrow.Schema``.
-        columns: The columns the user asked for.
-        where: File or data set named in error messages.
-
-    Raises:
-        DataError: If the columns are ambiguous, missing or unusable, or the class names are invalid.
+        schema: ``pyarrow.Schema``.
     """
     if len(set(schema.names)) < len(schema.names):
         raise DataError(f"{where}: several columns have the same name among {_list(schema.names)}")
@@ -154,14 +144,8 @@ def from_arrow(
     followed. Without such a column, the features are one list column, or all other columns form a table.
 
     Args:
-        table: A ``pyarrow.Table``.
-        columns: The columns the user asked for.
-        where: File or data set named in error messages.
-        budget: Memory budget charged for labels and features.
-        files: Name and number of rows of each file of the table, for error messages; by default one, ``where``.
-
-    Raises:
-        DataError: If columns are ambiguous, values are missing, or labels are invalid.
+        table: ``pyarrow.Table``.
+        files: Name and rows of each file, for messages; by default one, ``where``.
     """
     chosen = choose(table.schema, columns, where)
     labels = np.zeros(len(table), np.int64)
@@ -324,11 +308,7 @@ def _portions(column: Any, where: str, budget: Budget) -> Iterator[np.ndarray]:
 
 
 def _numbers(array: Any) -> np.ndarray:
-    """Return an Arrow array of numbers or of equally long lists as float32 ``(n, *shape)``.
-
-    Raises:
-        ValueError: For missing values, or lists of different lengths.
-    """
+    """Return an Arrow array of numbers or of equally long lists as float32 ``(n, *shape)``."""
     if array.null_count:
         raise ValueError
     if not _is_list(array.type):

@@ -34,11 +34,11 @@ SPACING = 110
 
 
 class _Code(NamedTuple):
-    """What FedProto's code does with a data set.
+    """The division of a data set by FedProto's code.
 
     Attributes:
-        training: Images of the training set.
-        test_shots: Test images per class of a device.
+        training: Of the training set.
+        test_shots: Per class of a device.
         beyond: Shots per class are in ``k - s + 1 .. k + s - 1 + beyond`` with ``s`` the spread of n.
     """
 
@@ -53,7 +53,7 @@ FEDPROTO = {70_000: _Code(60_000, 40, -1), 60_000: _Code(50_000, 15, 1)}
 
 @dataclass(frozen=True)
 class AuthorsOptions(Options):
-    """Which code, and what its command line says."""
+    """Choice of the published code, and its command line."""
 
     paper: Literal["fedproto", "tinyproto", "protonorm"] = option(
         "protonorm", "whose code: fedproto (MNIST, CIFAR-10) | tinyproto | protonorm, which are the same"
@@ -73,14 +73,7 @@ class AuthorsOptions(Options):
 
 
 def authors(request: Request, options: AuthorsOptions) -> list[Share]:
-    """Return the shares that the published code makes, in the order in which it reads them.
-
-    Args:
-        request: Labels to divide and number of clients.
-
-    Raises:
-        ConfigError: If the code would fail, or give an image to two clients.
-    """
+    """Return the shares that the published code makes, in the order in which it reads them."""
     require_clients(request)
     if options.paper == "fedproto":
         pairs = _fedproto(request, options)

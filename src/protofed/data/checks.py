@@ -22,11 +22,7 @@ from protofed.untrusted.reading import open_ordinary, reason
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open an ordinary file.
-
-    Raises:
-        DataError: If ``path`` is not an ordinary file or cannot be read.
-    """
+    """Open an ordinary file."""
     try:
         return open_ordinary(path)
     except (OSError, ValueError) as error:
@@ -34,16 +30,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def as_labels(values: np.ndarray, where: str, budget: Budget) -> np.ndarray:
-    """Return labels as int64 or as strings.
-
-    Args:
-        values: ``(n,)`` labels as read from the file.
-        where: File or data set named in error messages.
-        budget: Memory budget charged for class names.
-
-    Raises:
-        DataError: If the labels are not a vector of whole numbers or names, or one is too large or too long.
-    """
+    """Return ``(n,)`` labels as int64 or as strings."""
     if values.ndim == 1:
         if values.dtype.kind in "iub" or (values.dtype.kind == "f" and _whole(values, where)):
             return _numbered(values, where)
@@ -90,15 +77,7 @@ def _text(value: str | bytes, where: str) -> str:
 
 
 def check_names(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Return class names after checking them.
-
-    Args:
-        names: Class names in order.
-        where: File or data set named in error messages.
-
-    Raises:
-        DataError: If there are too many names, or one is too long or has control characters.
-    """
+    """Return class names after checking them."""
     checked = tuple(names)
     if len(checked) > limits.CLASSES:
         raise DataError(f"{where}: has {len(checked)} classes, more than {limits.CLASSES}")
@@ -114,15 +93,7 @@ def check_names(names: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def check_sample(size: int, where: str) -> None:
-    """Check the size of a sample.
-
-    Args:
-        size: Number of values in one sample.
-        where: File or data set named in error messages.
-
-    Raises:
-        DataError: If a sample has no values or too many.
-    """
+    """Check the number of values in a sample."""
     if not 0 < size <= limits.FEATURES:
         raise DataError(f"{where}: samples of {size} numbers: expected 1 to {limits.FEATURES}")
 
@@ -130,20 +101,12 @@ def check_sample(size: int, where: str) -> None:
 def encode(
     listings: Sequence[Listing], data: DataOptions, names: Sequence[str] = ()
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Compare all listings with each other, and turn their labels into class numbers.
+    """Compare all listings with each other, and return ``(n,)`` int64 class numbers of each, and the ``K`` names.
 
     Args:
-        listings: Listings that are all labelled with integers, or all with class names.
-        data: Data options of the run. The number of classes ``K`` is ``data.classes``; 0 derives it from ``names``,
-            the names stored with the data, or the largest label.
-        names: Class names in order; if empty and the labels are names, their sorted union is used.
-
-    Returns:
-        One ``(n,)`` int64 tensor per listing, and the ``K`` class names.
-
-    Raises:
-        DataError: If a label is outside ``0..K-1`` or not among the names, the listings are inconsistent, or their
-            columns or names probably do not mean the same (see :func:`protofed.data.comparing.compare`).
+        listings: All labelled with integers, or all with class names.
+        data: ``data.classes`` is ``K``; 0 derives it from ``names``, the names stored with the data, or the
+            largest label.
     """
     listings = [_renamed(item, data.labels) for item in listings]
     check([_site(item) for item in listings if item.columns is not None or len(item)], data, names)
@@ -173,15 +136,7 @@ def encode(
 
 
 def check_classes(listings: Sequence[Listing], labels: Sequence[Tensor]) -> None:
-    """Refuse tables whose label column is constant.
-
-    Args:
-        listings: All listings of a data set or federation.
-        labels: The class numbers of each.
-
-    Raises:
-        DataError: If all samples of tables are of one class.
-    """
+    """Refuse tables whose label column is constant."""
     found = torch.cat(list(labels)).unique()
     if len(found) == 1 and any(item.columns is not None for item in listings):
         value = next(item.labels[0] for item in listings if len(item))
@@ -235,16 +190,8 @@ def _common_names(listings: Sequence[Listing]) -> tuple[str, ...]:
 def features(listing: Listing, rows: Tensor) -> Tensor:
     """Read and check the features of some samples.
 
-    Args:
-        listing: Listing to read from.
-        rows: ``(m,)`` int64 positions of the samples.
-
     Returns:
-        ``(m, *shape)``, raw values if the listing is a table; for ``m = 0``, an empty uint8 tensor of shape
-        ``(0,)``.
-
-    Raises:
-        DataError: If values are NaN or infinite, or samples cannot be read.
+        ``(m, *shape)``, raw values of a table; for ``m = 0``, an empty uint8 tensor of shape ``(0,)``.
     """
     if len(rows) == 0:
         return torch.zeros(0, dtype=torch.uint8)
@@ -260,14 +207,7 @@ def features(listing: Listing, rows: Tensor) -> Tensor:
 
 
 def same_shape(parts: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-    """Return the tensors of ``parts``, with empty ones reshaped to match the others.
-
-    Args:
-        parts: Pairs of the name used in error messages and the features ``(n, *shape)``.
-
-    Raises:
-        DataError: If two non-empty tensors differ in sample shape or dtype, or all are empty.
-    """
+    """Return features ``(n, *shape)`` by name, with empty ones reshaped to match the others."""
     filled = [(where, x) for where, x in parts if len(x)]
     if not filled:
         raise DataError(f"{parts[0][0] if parts else 'data'}: no samples at all")
@@ -281,23 +221,14 @@ def same_shape(parts: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
 
 
 def coloured(x: Tensor, channels: int) -> Tensor:
-    """Return images ``(n, C, H, W)`` in colour if there are to be three channels and they are grey; else ``x``.
-
-    Args:
-        x: Samples of any shape.
-        channels: Number of channels of the federation's images.
-    """
+    """Return images ``(n, C, H, W)`` in colour if they are grey and ``channels`` is 3; else ``x``."""
     if x.dtype == torch.uint8 and x.dim() == 4 and x.shape[1] == 1 and channels == 3:
         return x.expand(-1, 3, -1, -1).contiguous()
     return x
 
 
 def same_mode(parts: Sequence[tuple[str, Tensor]]) -> tuple[list[tuple[str, Tensor]], list[str]]:
-    """Return parts with all images in colour if some are, and the names of those that were grey.
-
-    Args:
-        parts: Pairs of a name and features ``(n, *shape)``.
-    """
+    """Return parts with all images in colour if some are, and the names of those that were grey."""
     images = [x for _, x in parts if x.dtype == torch.uint8 and x.dim() == 4]
     channels = max((x.shape[1] for x in images), default=0)
     converted = [(where, coloured(x, channels)) for where, x in parts]
@@ -309,14 +240,7 @@ def _kind(x: Tensor) -> str:
 
 
 def check_validation(client: ClientData, where: str) -> None:
-    """Check that a client's validation split leaves it training data.
-
-    Args:
-        where: What the error message begins with.
-
-    Raises:
-        DataError: If it has validation samples but no training samples.
-    """
+    """Check that a client's validation split leaves it training data."""
     if client.validation and not len(client.train):
         raise DataError(
             f"{where}: its {len(client.validation)} samples for validation leave none for training: move some to "
@@ -325,15 +249,7 @@ def check_validation(client: ClientData, where: str) -> None:
 
 
 def client_names(names: Iterable[str], where: str) -> list[str]:
-    """Return the names of clients in Unicode's composed form.
-
-    Args:
-        names: Names as given by folders or files.
-        where: File or folder named in error messages.
-
-    Raises:
-        DataError: If a name is invalid (see :func:`protofed.untrusted.claims.client_name`), or two look the same.
-    """
+    """Return the names of clients in Unicode's composed form."""
     seen: dict[str, str] = {}
     for given in names:
         try:

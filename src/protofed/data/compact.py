@@ -15,11 +15,7 @@ _TRUE, _FALSE, _BYTE, _I16, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2,
 
 
 def read_struct(file: BinaryIO) -> Struct:
-    """Return the struct that begins at the current position of ``file``.
-
-    Raises:
-        ValueError: If it is damaged, nested too deeply, or has too many values.
-    """
+    """Return the struct that begins at the current position of ``file``."""
     return _Reader(file).struct(0)
 
 

@@ -37,12 +37,11 @@ _WORDS: dict[Kind, str] = {"number": "numbers", "category": "categories", "text"
 
 @dataclass(frozen=True)
 class Site:
-    """What a file or site states of its data.
+    """A file's or site's statements about its data.
 
     Attributes:
-        name: Name in messages.
-        classes: Names of the classes of its samples; empty if they are numbered.
-        columns: Columns of its table; None if it holds none.
+        classes: Empty if numbered.
+        columns: None if it holds no table.
     """
 
     name: str
@@ -52,16 +51,13 @@ class Site:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """What is probably wrong with the data of one site.
+    """A probable fault in the data of one site.
 
     Attributes:
-        site: Name of the site.
-        column: Name of the column; "" for the label, or for the table as a whole.
-        values: The values concerned, if any.
-        problem: The problem in words.
-        advice: What would be right, in words, unless ``renames`` says it or the column is an identifier.
+        column: "" for the label, or for the table as a whole.
+        values: Concerned values, if any.
+        advice: Remedy in words, unless ``renames`` says it or the column is an identifier.
         renames: Proposed names in place of those that the site has.
-        identifier: Whether the column looks like an identifier.
     """
 
     site: str
@@ -74,25 +70,13 @@ class Mismatch:
 
 
 def check(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> None:
-    """Refuse sites whose data probably do not mean the same.
-
-    Args:
-        sites: The sites, see :func:`compare`.
-        classes: Names of all classes, if they are given.
-
-    Raises:
-        DataError: If there is any finding; the message has the first few, and what to set.
-    """
+    """Refuse sites whose data probably do not mean the same."""
     if findings := compare(sites, data, classes):
         raise DataError(told(findings))
 
 
 def told(findings: Sequence[Mismatch], named: bool = True) -> str:
-    """Return findings and their remedies in one line.
-
-    Args:
-        findings: At least one finding.
-    """
+    """Return findings and their remedies in one line."""
     groups: dict[str, list[str]] = {}
     remedies: dict[str, None] = {}
     renames: dict[str, dict[str, str]] = {}
@@ -116,16 +100,16 @@ def told(findings: Sequence[Mismatch], named: bool = True) -> str:
 
 
 def compare(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> list[Mismatch]:
-    """Return what is probably wrong with the data of sites, each finding for a site that differs from most.
+    """Return probable faults in the data of sites, each for a site that differs from most.
 
     These are: other columns, or another kind of column; identifiers; categories that are not declared; names in
     several spellings (``Benign``, ``BENIGN``); abbreviations of names of other sites (``M`` and ``B`` beside
     ``malignant`` and ``benign``); and numbers where all others have words. Ties go to the first site.
 
     Args:
-        sites: The sites, in order of arrival.
-        data: Data options of the run. A name that they map to itself is meant as it is.
-        classes: Names of all classes; if given, those of the sites are not compared.
+        sites: In order of arrival.
+        data: A name mapped to itself in them is meant as it is.
+        classes: If given, names of sites are not compared.
     """
     found = []
     if any(site.columns is not None for site in sites):
@@ -149,9 +133,7 @@ def majority(values: Iterable[T], preferred: T | None = None) -> T:
     """Return the most frequent value.
 
     Args:
-        values: At least one value.
-        preferred: The value to return if it is among several that are equally frequent; otherwise the first one is
-            returned.
+        preferred: Wins a tie; otherwise the first does.
     """
     votes = Counter(values)
     most = max(votes.values())
@@ -209,12 +191,7 @@ def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[M
 
 
 def _names(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str, str]) -> list[Mismatch]:
-    """Return the findings for the names of classes (``column`` is "") or of the categories of a column.
-
-    Args:
-        sites: Name and names of each site.
-        settled: Names in place of others; those in place of themselves are not compared.
-    """
+    """Return the findings for the names of classes (``column`` is "") or of the categories of a column."""
     open_names = [(site, tuple(n for n in names if settled.get(n) != n)) for site, names in sites]
     votes = Counter(names for _, names in open_names if names)  # many sites have the same names
     lists, weights = list(votes), list(votes.values())
@@ -275,10 +252,6 @@ def _abbreviations(
     Both forms may not occur at one site, or else all its names of one letter have to be abbreviations there. At
     least half of the names of some site have to be abbreviations, which ``A`` and ``AB`` or ``I`` and ``III`` of
     different sites are not taken for.
-
-    Args:
-        holders: Places in ``lists`` of the lists with each name.
-        number: Number of sites that have each name.
     """
     pairs = _pairs(list(holders))
     found: dict[str, str] = {}
@@ -329,8 +302,7 @@ def merged(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
     """Return the columns of sites without findings, in the order of the first site.
 
     Args:
-        data: Data options of the run. The categories of a column are those that they declare, or else the sorted
-            union of those that the sites have.
+        data: Declares categories; by default they are the sorted union of those of the sites.
     """
     tables = [{column.name: column for column in site.columns} for site in sites if site.columns is not None]
     columns = []

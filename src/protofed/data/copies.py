@@ -13,11 +13,7 @@ _PART = re.compile(r"(?P<split>.+?)-(?P<part>\d+)-of-(?P<parts>\d+)(-[0-9a-f]+)?
 
 
 def data_dirs(data: DataOptions) -> list[Path]:
-    """Return the folders that are searched for local copies.
-
-    Raises:
-        DataError: If ``data.data_dir`` or ``PROTOFED_DATA`` names a folder that does not exist.
-    """
+    """Return the folders that are searched for local copies."""
     for label, value in (
         ("data.data_dir", data.data_dir),
         ("PROTOFED_DATA", os.environ.get("PROTOFED_DATA")),
@@ -37,10 +33,7 @@ def find_parquet(folder: Path, splits: tuple[str, ...]) -> list[Path]:
     recognised, directly in ``folder`` or in one sub-folder (the hub's ``data`` or configuration name).
 
     Returns:
-        The files in the order of ``splits``; empty if ``folder`` holds no parquet file.
-
-    Raises:
-        DataError: If a split or one of its parts is missing.
+        In the order of ``splits``; empty without any parquet file.
     """
     found: list[Path] = []
     for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):

@@ -12,8 +12,7 @@ class Deck:
     After any number of deals, the numbers of times any two cards have been dealt differ by at most one.
 
     Args:
-        cards: ``(n,)`` distinct cards.
-        source: Random generator that shuffles them.
+        cards: ``(n,)``, distinct.
     """
 
     def __init__(self, cards: Tensor, source: torch.Generator) -> None:

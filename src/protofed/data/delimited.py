@@ -33,13 +33,7 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
     delimiter is another one.
 
     Args:
-        files: CSV files in UTF-8 with a header and the same columns.
-        columns: The columns the user asked for.
-        where: File, folder or data set named in error messages.
-        budget: Memory budget charged for the files.
-
-    Raises:
-        DataError: If files are unreadable, too large or inconsistent, or the columns are ambiguous.
+        files: UTF-8 with a header and the same columns.
     """
     import pyarrow as pa
 
@@ -65,12 +59,7 @@ def parse_csv(path: Path, texts: Collection[str], budget: Budget) -> Any:
     """Return a file as a ``pyarrow.Table`` with a type for each column, as :func:`read_csv` reads it.
 
     Args:
-        path: CSV file in UTF-8 with a header.
         texts: Columns that stay text.
-        budget: Memory budget charged for the file.
-
-    Raises:
-        DataError: If the file is unreadable or too large.
     """
     return _typed(_table(path, budget), texts)
 

@@ -12,12 +12,8 @@ class ClientRow:
     """The data of one client.
 
     Attributes:
-        client: Name of the client.
-        n_train: Number of training samples.
-        n_test: Number of test samples.
-        n_validation: Number of validation samples; 0 if none are held out.
-        classes: Class numbers that occur in its data, ascending.
-        counts: ``K`` sample counts, one per class, over training, test and validation together.
+        n_validation: 0 if none are held out.
+        counts: Per class, over training, test and validation together.
     """
 
     client: str

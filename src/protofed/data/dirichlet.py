@@ -37,15 +37,7 @@ class DirichletOptions(Options):
 
 
 def dirichlet(request: Request, options: DirichletOptions) -> list[Share]:
-    """Return shares with Dir(alpha) label skew.
-
-    Args:
-        request: Labels to divide and number of clients.
-
-    Raises:
-        ConfigError: If an option is out of range, or ``alpha`` is so small that not every client gets
-            ``min_size`` samples without balancing.
-    """
+    """Return shares with Dir(alpha) label skew."""
     M, least = request.clients, options.min_size
     require(
         M * least <= len(request.y),
@@ -110,10 +102,6 @@ def _drawn(
 
     At small ``alpha`` a class has hardly more than one holder, so that ten classes can hardly reach 50 clients: the
     public code then draws for ever. Here the best of many draws is filled up from the largest clients.
-
-    Args:
-        sizes: ``(K,)`` samples per class.
-        clients: Number of clients ``M``.
     """
     done, best, missing = 0, np.zeros((clients, len(sizes)), dtype=np.int64), np.inf
     for doubling in count():

@@ -49,14 +49,6 @@ def load_federation(root: Path, data: DataOptions, options: PathOptions, seed: i
     Each split is a ``.parquet`` or ``.csv`` file, an ``.npz`` file with ``x`` and ``y``, or a folder of class
     folders with images. Clients are ordered by name. The number of classes ``K`` is ``data.classes``, or else the
     number of names in ``federation.toml``, or else of those stored in the files, or else the largest label plus 1.
-
-    Args:
-        options: Options of ``data.source=path``.
-        seed: Seed of the run; decides subsets and held-out validation samples.
-
-    Raises:
-        DataError: If anything is missing, unreadable or inconsistent; the message names the client and the file.
-        ConfigError: If ``data.samples`` exceeds the number of samples.
     """
     folders = _client_folders(root)
     budget = data.budget()
@@ -80,10 +72,10 @@ class RawClient:
     """One client of a network before its samples are prepared.
 
     Attributes:
-        federated: The client as a federation of one, with raw samples.
-        columns: The columns of its samples; None if there is nothing to prepare.
-        named: Whether its labels are class names rather than numbers.
-        declared: Whether its classes are known without its labels, by ``data.classes`` or from the files.
+        federated: A federation of one, with raw samples.
+        columns: None if there is nothing to prepare.
+        named: Labels are class names rather than numbers.
+        declared: Classes are known without the labels, by ``data.classes`` or from the files.
     """
 
     federated: FederatedData
@@ -98,17 +90,12 @@ def load_client(
     """Read one client's folder as a federation of one client.
 
     Args:
-        folder: Folder with ``train``, ``test`` and optionally ``validation`` and ``client.toml``.
-        data: Data options of the run; its ``options`` apply only with ``data.source=path``.
-        seed: Seed of the run; decides which samples are held out for validation.
-        classes: Names of all classes of the federation in order; by default those of the client itself.
-        agreed: What the federation agreed on for its samples; by default what the client has itself.
+        data: Its ``options`` apply only with ``data.source=path``.
+        classes: Classes of the federation in order; by default the client's own.
+        agreed: By default the client's own.
 
     Returns:
         The client, and whether its labels are class names rather than numbers.
-
-    Raises:
-        DataError: As for :func:`load_federation`.
     """
     raw = read_client(folder, data, seed, classes)
     return prepare_alone(raw.federated, raw.columns, data, agreed, folder), raw.named
@@ -118,12 +105,7 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     """Read one client's folder without preparing its samples.
 
     Args:
-        folder: Folder with ``train``, ``test`` and optionally ``validation`` and ``client.toml``.
-        seed: Seed of the run; decides which samples are held out for validation.
-        classes: Names of all classes of the federation in order; by default those of the client itself.
-
-    Raises:
-        DataError: As for :func:`load_federation`.
+        classes: Classes of the federation in order; by default the client's own.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder: expected one with train and test")
@@ -211,11 +193,7 @@ def _client(folder: Path, samples: dict[str, Samples], data: DataOptions, seed: 
 
 
 def client_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings in a client's ``client.toml``; empty if the file does not exist.
-
-    Raises:
-        DataError: If a setting is unknown, or a value has the wrong type or is out of range.
-    """
+    """Return the settings in a client's ``client.toml``; empty if the file does not exist."""
     path = folder / "client.toml"
     try:
         return dict(decoded(_toml(path), Settings, error=ValueError, exact=True))

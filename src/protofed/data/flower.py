@@ -16,12 +16,7 @@ def run_partitioner(request: Request, build: Callable[[int], Any]) -> list[Share
     """Run a partitioner of ``flwr-datasets`` on a table that holds only labels and positions.
 
     Args:
-        request: Labels to divide and number of clients.
-        build: Function from a 32-bit seed to a partitioner of the column ``label``.
-
-    Raises:
-        ConfigError: If there are fewer samples than clients.
-        ValueError: If the partitioner rejects the data or its options.
+        build: Makes a partitioner of the column ``label`` from a 32-bit seed.
     """
     import datasets as hf
 

@@ -19,11 +19,7 @@ from protofed.untrusted.reading import read_bytes, reason
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return the entries of ``folder`` sorted by name, without hidden files.
-
-    Raises:
-        DataError: If the folder cannot be read or holds too many files.
-    """
+    """Return the entries of ``folder`` sorted by name, without hidden files."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in islice(entries, limits.FILES + 1)]
@@ -38,13 +34,8 @@ def read_class_folders(folder: Path, budget: Budget, resize: int = 0, home: Path
     """Return the images under ``folder/<class>/`` as a listing labelled with the class names.
 
     Args:
-        folder: Folder with one sub-folder per class.
-        budget: Memory budget charged for images.
-        resize: Side in pixels to which images are resized; 0 keeps the stored size.
+        resize: Side in pixels; 0 keeps the stored size.
         home: Folder that links must not leave; None allows any target.
-
-    Raises:
-        DataError: If a file is not an image or a folder is empty.
     """
     return _listing(_images(folder, home), str(folder), budget, resize)
 
@@ -53,12 +44,7 @@ def read_image_folder(folder: Path, budget: Budget, resize: int = 0) -> Listing:
     """Return ``folder/<class>/*`` or ``folder/<split>/<class>/*`` (all splits merged) as a listing.
 
     Args:
-        folder: Folder of class folders, or of one such folder per split.
-        budget: Memory budget charged for images.
-        resize: Side in pixels to which images are resized; 0 keeps the stored size.
-
-    Raises:
-        DataError: If a file is not an image or a folder is empty.
+        resize: Side in pixels; 0 keeps the stored size.
     """
     inner = [p for p in visible(folder) if p.is_dir()]
     has_splits = any(q.is_dir() for p in inner for q in visible(p))
@@ -67,15 +53,7 @@ def read_image_folder(folder: Path, budget: Budget, resize: int = 0) -> Listing:
 
 
 def check_inside(path: Path, home: Path) -> None:
-    """Check that ``path``, after following all links, is below ``home``.
-
-    Args:
-        path: File or folder to check.
-        home: Folder it must not leave.
-
-    Raises:
-        DataError: If a link leads out of ``home`` or nowhere.
-    """
+    """Refuse a link that leads out of ``home`` or nowhere."""
     try:
         inside = path.resolve(strict=True).is_relative_to(home.resolve())
     except (OSError, RuntimeError) as error:  # a link to itself, or to nothing

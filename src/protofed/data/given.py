@@ -39,11 +39,7 @@ def natural(request: Request, options: NaturalOptions) -> list[Share]:
     """Return one share per natural id, in the order of the ids.
 
     Args:
-        request: Natural ids and number of clients; that many ids are chosen at random, or all if it is 0.
-        options: Minimum number of samples per id.
-
-    Raises:
-        ConfigError: If the data have no natural ids, or too few of them have ``min_samples`` samples.
+        request: That many ids are chosen at random, or all if the number of clients is 0.
     """
     require(
         request.ids is not None,
@@ -71,16 +67,7 @@ def natural(request: Request, options: NaturalOptions) -> list[Share]:
 
 
 def from_file(request: Request, options: FileOptions) -> list[Share]:
-    """Return the shares listed in a JSON file, with clients ordered by name.
-
-    Args:
-        request: Labels to divide; the number of clients is ignored.
-
-    Raises:
-        ConfigError: If no path is set.
-        DataError: If the file does not have the documented form, or a position is outside ``0..n-1`` or used
-            twice.
-    """
+    """Return the shares listed in a JSON file, with clients ordered by name."""
     require(bool(options.path), "partition.path is not set: partition 'file' needs a JSON file")
     path = Path(options.path).expanduser()
     try:

@@ -88,14 +88,7 @@ SPECS = (
 
 
 def open_hub(spec: HubSpec, data: DataOptions, options: Any) -> Listing:
-    """Return all splits of a data set as one listing.
-
-    Args:
-        options: An instance of ``spec.Options``.
-
-    Raises:
-        DataError: If there is no local copy and the hub cannot be reached, or the copy is incomplete.
-    """
+    """Return all splits of a data set, whose options are ``spec.Options``, as one listing."""
     columns = Columns(
         data.image_column or spec.image,
         data.label_column or spec.label,

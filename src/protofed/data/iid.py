@@ -10,11 +10,7 @@ from protofed.options import NoOptions
 
 
 def iid(request: Request, options: NoOptions) -> list[Share]:
-    """Return random shares of equal size (sizes differ by at most one).
-
-    Args:
-        request: Labels to divide and number of clients.
-    """
+    """Return random shares of equal size (sizes differ by at most one)."""
     require_clients(request)
     order = torch.randperm(len(request.y), generator=generator(request.seed, "partition", "order"))
     parts = order.tensor_split(request.clients)

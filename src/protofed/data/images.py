@@ -43,14 +43,12 @@ def decode(
     """Decode images.
 
     Args:
-        payload: Function from row number to encoded bytes (anything with the buffer protocol).
-        rows: ``(n,)`` int64 row numbers, ``n >= 1``.
-        where: Function from row number to a description for error messages.
-        budget: Memory budget charged for the result.
+        payload: Returns the encoded bytes of a row (anything with the buffer protocol).
+        where: Describes a row for error messages.
         channels: 1 for grey, 3 for RGB, 0 for grey if all images are grey and RGB otherwise.
         resize: Side in pixels to which images are scaled and centre-cropped; 0 keeps the stored size.
-        converted: Receives the descriptions of grey images that are converted to colour because others are in
-            colour, in the order of ``rows``; none with fixed ``channels``.
+        converted: Receives, with ``channels = 0``, the descriptions of grey images that were converted to colour
+            because others are in colour.
 
     Returns:
         uint8 ``(n, C, H, W)``.

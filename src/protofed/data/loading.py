@@ -30,15 +30,10 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
     ``data.clients`` and ``data.test_fraction`` do not apply to it.
 
     Args:
-        partition_options: An instance of the partition's ``Options``, a mapping, or None for the defaults.
-        seed: Seed of subset, partition and splits; the same seed gives the same clients.
+        partition_options: The partition's ``Options``, a mapping, or None for the defaults.
 
     Returns:
-        All clients, with features in memory: images as uint8 ``(n, C, H, W)``, anything else as float32.
-
-    Raises:
-        ConfigError: If a name is unknown or an option is invalid.
-        DataError: If data are missing, unreadable or inconsistent.
+        Features in memory: images as uint8 ``(n, C, H, W)``, anything else as float32.
     """
     partition = partitions.get(partition_name)
     chosen: Any = resolve_options(partition.Options, partition_options, "partition")
@@ -73,15 +68,7 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
 
 
 def load_pool(data: DataOptions, seed: int) -> Pool:
-    """Load ``data`` as one pool, not divided among clients.
-
-    Args:
-        seed: Seed of the subset, if ``data.samples`` asks for one.
-
-    Raises:
-        ConfigError: If a name is unknown, an option is invalid, or the data are a federation folder.
-        DataError: If data are missing, unreadable or inconsistent.
-    """
+    """Load ``data`` as one pool, not divided among clients."""
     if data.source == "path" and is_federation(data_path(data)):
         raise ConfigError(f"{data.path}: a federation folder cannot be loaded as one pool: use load")
     listing, y, class_names = _listing(data, seed)

@@ -32,12 +32,7 @@ CLIENT_FILES = ("train.csv", "train.parquet", "train.npz")
 
 
 def data_path(data: DataOptions) -> Path:
-    """Return ``data.path``.
-
-    Raises:
-        ConfigError: If it is not set.
-        DataError: If it does not exist.
-    """
+    """Return ``data.path``."""
     if not data.path:
         raise ConfigError("data.path is not set: data.source=path needs a folder, a .parquet, .csv or .npz file")
     path = Path(data.path).expanduser()
@@ -52,16 +47,7 @@ def data_path(data: DataOptions) -> Path:
 
 
 def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
-    """Return the data at ``data.path`` as one listing; files are read in the order of their names.
-
-    Args:
-        options: Options of ``data.source=path``.
-        seed: Unused; part of the interface of data sets.
-
-    Raises:
-        ConfigError: If ``data.path`` is not set, or ``resize`` is set for an ``.npz`` file.
-        DataError: If there is nothing to read, or a file cannot be read.
-    """
+    """Return the data at ``data.path`` as one listing; files are read in the order of their names."""
     path = data_path(data)
     _check_clients(path)
     budget = data.budget()

@@ -25,11 +25,7 @@ ACTIVITIES = ("resting", "walking", "running", "stairs")
 
 
 def breast_cancer(data: DataOptions, options: NoOptions, seed: int) -> Listing:
-    """Return scikit-learn's breast cancer table: 569 cell samples with 30 measurements, benign or malignant.
-
-    Args:
-        data: Unused; part of the interface of data sets.
-    """
+    """Return scikit-learn's breast cancer table: 569 cell samples with 30 measurements, benign or malignant."""
     names, x, y, classes = read_breast_cancer()
     raw = torch.from_numpy(x)
     columns = tuple(RawColumn(name) for name in names)
@@ -91,10 +87,6 @@ def motion(data: DataOptions, options: MotionOptions, seed: int) -> Pool:
 
     Every activity is a periodic movement with two harmonics along the body's axes, on top of gravity, with a
     frequency and strength of its own; a person scales both and wears the sensor at an angle. Nothing is measured.
-
-    Args:
-        options: Numbers of people, series and steps, and the noise.
-        seed: Seed of people, phases and noise.
     """
     source = generator(seed, "motion")
 
@@ -129,12 +121,6 @@ def basic_motions(data: DataOptions, options: NoOptions, seed: int) -> Pool:
     """Return BasicMotions of the UEA archive: x ``(80, 6, 100)`` float32, accelerometer and gyroscope of a watch.
 
     The file is that of the package aeon, which is not imported.
-
-    Args:
-        data: Unused; part of the interface of data sets.
-
-    Raises:
-        DataError: If aeon is not installed, or has no such file.
     """
     spec = find_spec("aeon")
     homes = (spec and spec.submodule_search_locations) or ()

@@ -46,12 +46,6 @@ def read_npz(path: Path, budget: Budget) -> Listing:
     """Return an ``.npz`` file with ``x`` and ``y`` (and optionally ``ids``, ``class_names``) as a listing.
 
     uint8 arrays ``(n, H, W)``, ``(n, C, H, W)`` or ``(n, H, W, C)`` are images; other features become float32.
-
-    Args:
-        budget: Memory budget charged for the arrays.
-
-    Raises:
-        DataError: If the file is unreadable, or arrays are missing, inconsistent or too large.
     """
     try:
         arrays = _read(path, budget)

@@ -29,13 +29,6 @@ def nway_kshot(request: Request, options: NWayKShotOptions) -> list[Share]:
 
     No sample is given to two clients while its class has unused ones; the training and test parts of one client
     never overlap.
-
-    Args:
-        request: Labels to divide and number of clients.
-        options: Numbers of classes and samples per client.
-
-    Raises:
-        ConfigError: If an option is out of range or a class has too few samples.
     """
     _check(request, options)
     K, M = request.num_classes, request.clients

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions(Options):
-    """Which data, how much of it, and how each client's share is held out."""
+    """The data, their amount, and each client's held-out share."""
 
     source: str = option("digits", "name of a data set, or 'path'")
     path: str = option(
@@ -139,16 +139,7 @@ def memory_gb() -> float:
 
 
 def resolve_options(kind: type[T], given: Any, section: str) -> T:
-    """Return ``given`` as an instance of the options dataclass ``kind``.
-
-    Args:
-        kind: Frozen dataclass whose fields all have defaults.
-        given: None for the defaults, an instance of ``kind``, or a mapping of option names to values.
-        section: Section named in error messages, e.g. ``"partition"``.
-
-    Raises:
-        ConfigError: If a name is unknown (the message suggests the nearest one) or a value has the wrong type.
-    """
+    """Return ``given``, an instance, mapping or None for the defaults, as an instance of an options dataclass."""
     if isinstance(given, kind):
         return given
     if given is None:

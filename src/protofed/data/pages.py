@@ -25,8 +25,8 @@ class Footprint(NamedTuple):
     """The memory that columns take.
 
     Attributes:
-        size: Bytes of all decompressed pages and of the values decoded from them.
-        largest: Bytes of the largest decompressed page of strings or binary values, a bound on any such value.
+        size: Of all decompressed pages and of the values decoded from them.
+        largest: Of the largest decompressed page of strings or binary values, a bound on any such value.
     """
 
     size: int = 0
@@ -37,11 +37,11 @@ class ColumnChunk(NamedTuple):
     """The location of one column of one row group.
 
     Attributes:
-        path: Field names from the top level down.
-        kind: Number of the physical type.
-        values: Number of values according to the metadata.
+        path: From the top level down.
+        kind: Physical type.
+        values: According to the metadata.
         begin: Offset of the first page.
-        length: Bytes of all its pages as stored.
+        length: Bytes of all its stored pages.
     """
 
     path: list[str]
@@ -52,11 +52,7 @@ class ColumnChunk(NamedTuple):
 
 
 def read_summary(file: BinaryIO) -> Struct:
-    """Return the metadata at the end of a parquet file.
-
-    Raises:
-        ValueError: If it is damaged or too long.
-    """
+    """Return the metadata at the end of a parquet file; ValueError if damaged or too long."""
     length = file.seek(0, io.SEEK_END)
     if length < 12:
         raise ValueError("too short")
@@ -70,9 +66,6 @@ def read_summary(file: BinaryIO) -> Struct:
 
 def footprint(file: BinaryIO, summary: Struct, names: list[str]) -> Footprint:
     """Return the memory footprint of some columns.
-
-    Args:
-        summary: Its metadata, from :func:`read_summary`.
 
     Raises:
         ValueError: If page headers are damaged, disagree with the metadata, or are too many.

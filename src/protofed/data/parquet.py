@@ -23,17 +23,7 @@ _ROWS = 2**16
 
 
 def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Budget) -> Listing:
-    """Return the rows of several files, in order, as one listing.
-
-    Args:
-        files: Parquet files with the same columns.
-        columns: The columns the user asked for.
-        where: File, folder or data set named in error messages.
-        budget: Memory budget charged for the columns that are read.
-
-    Raises:
-        DataError: If files are unreadable, too large or inconsistent, or the columns are ambiguous.
-    """
+    """Return the rows of several files, in order, as one listing."""
     import pyarrow as pa
 
     tables: list[Any] = []
@@ -68,12 +58,7 @@ def parse_parquet(path: Path, columns: Columns, budget: Budget, before: int = 0)
     """Return the needed columns of a file as a ``pyarrow.Table``, and the names of all.
 
     Args:
-        columns: The columns the user asked for.
-        budget: Memory budget charged for the columns that are read.
-        before: Number of rows of earlier files of the data set.
-
-    Raises:
-        DataError: If the file is unreadable or too large, or the columns are ambiguous.
+        before: Rows in earlier files of the data set.
     """
     try:
         return _table(path, columns, budget, before)

@@ -21,8 +21,7 @@ class Request:
         y: ``(n,)`` int64 labels in ``0..K-1``.
         num_classes: ``K``.
         ids: ``(n,)`` int64 natural ids, or None.
-        clients: Number of clients wanted.
-        seed: Seed of the run; partitions derive their own from it with the scope ``"partition"``.
+        seed: Of the run; partitions derive their own with the scope ``"partition"``.
     """
 
     y: Tensor
@@ -37,10 +36,7 @@ class Share:
     """One client's samples, as positions in the pool (int64).
 
     Attributes:
-        name: The client's name.
-        train: Training samples; if ``test`` is None, all samples, which are then split by ``data.test_fraction``.
-        test: Test samples, or None.
-        validation: Validation samples, or None.
+        train: If ``test`` is None, all samples, which are then split by ``data.test_fraction``.
     """
 
     name: str
@@ -58,10 +54,7 @@ class Partition:
     """An entry of ``partitions``.
 
     Attributes:
-        summary: One-line description.
-        assign: Function ``(request, options)`` that returns one share per client; ``options`` is an instance of
-            ``Options``.
-        Options: Frozen dataclass of the partition's own options.
+        assign: Returns one share per client, given ``Options``.
     """
 
     summary: str

@@ -18,7 +18,7 @@ from protofed.options import Options, option
 
 @dataclass(frozen=True)
 class PathologicalOptions(Options):
-    """How many classes a client has, and which."""
+    """Number and choice of a client's classes."""
 
     classes: int = option(2, "classes per client, up to as many as the data have", least=1)
     assignment: Literal["balanced", "random", "first-deterministic", "deterministic"] = option(
@@ -34,16 +34,7 @@ class PathologicalOptions(Options):
 
 
 def pathological(request: Request, options: PathologicalOptions) -> list[Share]:
-    """Return shares with a fixed number of classes; each class is divided among its clients.
-
-    Args:
-        request: Labels to divide and number of clients.
-        options: Number and assignment of classes, and the division of each.
-
-    Raises:
-        ConfigError: If there are fewer classes than each client should have, or a class is assigned to no client or
-            to more clients than it has samples.
-    """
+    """Return shares with a fixed number of classes; each class is divided among its clients."""
     require_clients(request)
     present = len(request.y.unique())
     require(

@@ -24,7 +24,7 @@ class Pool:
         x: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else float32.
         y: ``(n,)`` int64 labels in ``0..K-1``.
         class_names: ``K`` names.
-        ids: ``(n,)`` int64 natural ids, i.e. the origin of each sample (a writer, a hospital), or None.
+        ids: ``(n,)`` int64 natural ids, i.e. the origin of each sample (a writer, a hospital).
     """
 
     x: Tensor
@@ -50,14 +50,14 @@ class Listing:
     Choosing a subset or a partition needs only the labels, so unused images are never decoded.
 
     Attributes:
-        labels: ``(n,)`` labels, integers or strings (class names).
-        read: Function from rows ``(m,)`` int64 to features ``(m, *shape)``; never called with ``m = 0``.
-        where: File, folder or data set named in error messages about these samples.
-        class_names: Names of the classes of integer labels, if known.
-        ids: ``(n,)`` natural ids, integers or strings, or None.
-        columns: Columns of a table, whose features are raw values (see :mod:`protofed.data.tables`); None if these
-            samples are no table.
-        converted: Grey images among those read so far that were converted to colour because others are in colour.
+        labels: ``(n,)`` integers or class names.
+        read: Returns ``(m, *shape)`` features of ``(m,)`` int64 rows, with ``m > 0``.
+        where: File, folder or data set, for error messages.
+        class_names: Of integer labels, if known.
+        ids: ``(n,)`` natural ids, integers or strings.
+        columns: Those of a table, with raw values (see :mod:`protofed.data.tables`); None if these samples are no
+            table.
+        converted: Grey images read so far that were converted to colour because others are in colour.
     """
 
     labels: np.ndarray
@@ -83,10 +83,7 @@ class Dataset:
     """An entry of ``datasets``.
 
     Attributes:
-        summary: One-line description.
-        open: Function ``(data, options, seed)`` that returns a :class:`Pool` or :class:`Listing`; ``options`` is an
-            instance of ``Options``.
-        Options: Frozen dataclass of the data set's own options.
+        open: Returns a :class:`Pool` or :class:`Listing`, given ``Options`` and a seed.
     """
 
     summary: str

@@ -27,11 +27,10 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the clients of a network agreed on.
+    """The agreement of the clients of a network.
 
     Attributes:
-        input_shape: Shape of a prepared sample.
-        table: Preparation of the samples, or None.
+        input_shape: Of a prepared sample.
     """
 
     input_shape: tuple[int, ...]
@@ -44,15 +43,11 @@ def raw_parts(
     """Bring the features of several files into one form.
 
     Args:
-        x: Features of each, as :func:`protofed.data.checks.features` returns them.
+        x: From :func:`protofed.data.checks.features`.
 
     Returns:
-        The features, all of one shape and type; the columns of tables and of numbers to standardise, or None; and
-        notes on images that were converted.
-
-    Raises:
-        DataError: If the files differ in columns or shapes.
-        ConfigError: If an option of tables, or ``data.standardise``, does not apply to these data.
+        Features of one shape and type; columns of tables and of numbers to standardise, or None; and notes on
+        converted images.
     """
     named = [(item.where, value) for item, value in zip(listings, x, strict=True)]
     if data.text and not any(c.kind == "text" for item in listings for c in item.columns or ()):
@@ -101,7 +96,7 @@ def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions
 
     Args:
         federated: Raw samples.
-        columns: The columns of the samples; None to leave them as they are.
+        columns: None to leave the samples as they are.
     """
     if columns is None:
         return federated
@@ -117,13 +112,10 @@ def prepare_alone(
     """Return the data of a single client of a network as models take them.
 
     Args:
-        federated: Raw samples of the client.
-        columns: The columns of the samples; None to leave them as they are.
-        agreed: What the federation agreed on; None for what the client has itself.
-        where: The client's folder, which errors name.
-
-    Raises:
-        DataError: If the samples do not fit what was agreed on.
+        federated: Raw samples.
+        columns: None to leave the samples as they are.
+        agreed: None for the client's own.
+        where: Folder, for messages.
     """
     if agreed is None:
         return prepare(federated, columns, data)

@@ -13,14 +13,13 @@ def apportion(quotas: Tensor, total: int, caps: Tensor, generator: torch.Generat
     """Round fractional quotas to whole numbers by the largest remainder.
 
     Args:
-        quotas: ``(K,)`` float64 quotas, each at least 0.
-        total: Target sum of the result. The sum may be smaller because of ``caps`` and because no entry is
-            rounded up by more than one.
-        caps: ``(K,)`` int64 upper bounds.
-        generator: Random generator that breaks ties.
+        quotas: ``(K,)`` float64, each at least 0.
+        total: Target sum. The sum may be smaller because of ``caps`` and because no entry is rounded up by more
+            than one.
+        caps: ``(K,)`` int64.
 
     Returns:
-        ``(K,)`` int64 counts.
+        ``(K,)`` int64.
     """
     base = torch.minimum(quotas.floor().long(), caps)
     remainder = quotas - base
@@ -36,12 +35,11 @@ def choose(y: Tensor, per_class: Tensor, generator: torch.Generator) -> Tensor:
     """Choose random samples of each class.
 
     Args:
-        y: ``(n,)`` int64 labels.
-        per_class: ``(K,)`` int64 number of samples to choose from each class.
-        generator: Random generator that chooses the samples.
+        y: ``(n,)`` int64.
+        per_class: ``(K,)`` int64.
 
     Returns:
-        ``(n,)`` bool mask of the chosen samples.
+        ``(n,)`` bool mask.
     """
     shuffled = torch.randperm(len(y), generator=generator)
     by_class = shuffled[torch.argsort(y[shuffled], stable=True)]
@@ -61,9 +59,8 @@ def hold_out(y: Tensor, fraction: float, generator: torch.Generator) -> tuple[Te
     be smaller.
 
     Args:
-        y: ``(n,)`` int64 labels.
-        fraction: Fraction to hold out, in ``[0, 1)``.
-        generator: Random generator that chooses the samples.
+        y: ``(n,)`` int64.
+        fraction: To hold out, in [0, 1).
 
     Returns:
         ``(kept, held_out)``, each int64 in ascending order.
@@ -78,27 +75,14 @@ def hold_out(y: Tensor, fraction: float, generator: torch.Generator) -> tuple[Te
 
 
 def subset(y: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Choose a random subset with the class proportions of the whole.
-
-    Args:
-        y: ``(n,)`` int64 labels.
-        size: Number of samples to choose.
-        generator: Random generator that chooses the samples.
-
-    Returns:
-        Int64 positions in ascending order.
-    """
+    """Choose a subset with the class proportions of ``(n,)`` labels; return int64 positions in ascending order."""
     counts = torch.bincount(y)
     take = apportion(counts.double() * size / max(1, len(y)), size, counts, generator)
     return choose(y, take, generator).nonzero().flatten()
 
 
 def limited(y: Tensor, data: DataOptions, seed: int, client: str) -> Tensor:
-    """Return the positions of the training samples that a client keeps, int64 ascending: ``data.train_samples``.
-
-    Args:
-        y: ``(n,)`` int64 labels.
-    """
+    """Return the positions of the training samples that a client keeps, int64 ascending: ``data.train_samples``."""
     if not 0 < data.train_samples < len(y):
         return torch.arange(len(y))
     return subset(y, data.train_samples, seeded(seed, "limit", client))

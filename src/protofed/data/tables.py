@@ -43,10 +43,9 @@ class RawColumn:
     """A column as files hold it.
 
     Attributes:
-        name: Name of the column.
         kind: ``number``; ``category``; ``text`` for one of the numbers of a text, which is used as it is;
             ``identifier`` if its values hardly repeat; ``unknown`` if it has none.
-        categories: Names of the categories, in the order of their numbers.
+        categories: In the order of their numbers.
     """
 
     name: str
@@ -55,13 +54,12 @@ class RawColumn:
 
 
 class Moments(NamedTuple):
-    """A sum over the values of one column at one site; no single value.
+    """Sums over the values of one column at one site; no single value.
 
     Attributes:
-        number: Number of values that are present.
-        mean: Their mean.
-        squares: Sum of their squared deviations from the mean.
-        missing: Whether any value is missing.
+        number: Present values.
+        squares: Sum of squared deviations from the mean.
+        missing: Values are missing.
     """
 
     number: int = 0
@@ -75,14 +73,11 @@ class Column:
     """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for the others.
 
     Attributes:
-        name: Name of the column.
         kind: ``number`` or ``category``.
-        mean: Number that is subtracted.
-        scale: Number by which is divided.
-        fill: Number in place of a missing one; a missing category is none of the categories.
-        categories: Names of the categories, in the order of their inputs.
-        indicator: Whether another input is 1 where the value is missing, and 0 elsewhere.
-        bounded: Whether the input is clamped to [-1, 1]: mean and scale are those of a declared range.
+        fill: In place of a missing number; a missing category is none of the categories.
+        categories: In the order of their inputs.
+        indicator: Another input is 1 where the value is missing, and 0 elsewhere.
+        bounded: Clamp the input to [-1, 1]: mean and scale are those of a declared range.
     """
 
     name: ClassName
@@ -111,8 +106,7 @@ class Table:
     """Preparation of a table: from raw columns to the inputs of a model.
 
     Attributes:
-        standardise: ``none``, ``site`` or ``federated``: of whose training samples the numbers are.
-        columns: The columns, in order.
+        standardise: Source of the numbers: ``none``, ``site`` or ``federated``.
     """
 
     standardise: Standardise
@@ -143,7 +137,7 @@ class Table:
         return tuple(found)
 
     def note(self) -> str:
-        """Return what was done, as a sentence for a report."""
+        """Describe the preparation in a sentence for a report."""
         how = {
             "none": "numbers are as they are",
             "site": "numbers are standardised by the training samples of each site",
@@ -184,7 +178,7 @@ class Table:
         return torch.stack(parts, dim=1)
 
     def beyond(self, raw: Tensor) -> dict[str, int]:
-        """Return how many of the raw values ``(n, C, …)`` of each column are beyond its range, where any are."""
+        """Count the raw values ``(n, C, …)`` of each column beyond its range, where any are."""
         found = {}
         for number, c in enumerate(self.columns):
             if c.bounded and (outside := int(((raw[:, number].double() - c.mean).abs() > c.scale).sum())):
@@ -205,13 +199,9 @@ class Table:
         """Return raw values ``(n, C)`` float64 of named columns, such as those of a data frame.
 
         Args:
-            columns: Values of each column by name, of equal length; None or NaN is missing. Others are ignored.
-            where: What error messages begin with.
-            unknown: Whether a category may be unknown: it is then none of the column's.
-            renamed: Categories in place of others, by column (``data.categories``).
-
-        Raises:
-            DataError: If a column is missing, a number is none, or a category is unknown and must not be.
+            columns: Of equal length; None or NaN is missing. Others are ignored.
+            unknown: A category may be unknown: it is then none of the column's.
+            renamed: Categories in place of others (``data.categories``).
         """
         for column in self.columns:
             if column.name not in columns:
@@ -226,11 +216,7 @@ class Table:
 
     @classmethod
     def from_dict(cls, value: object) -> Table:
-        """Return a table from plain values; the inverse of :meth:`to_dict`.
-
-        Raises:
-            ValueError: If a value is missing, of another type, or out of range.
-        """
+        """Return a table from plain values; the inverse of :meth:`to_dict`."""
         return decoded(value, cls, error=ValueError, exact=True)
 
 
@@ -265,11 +251,7 @@ class TableInputs(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float64).to(kind), persistent=False)
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Return the inputs ``(n, F, …)`` float32 for raw values ``(n, C, …)``; in float64 until the last step.
-
-        Raises:
-            DataError: If there is another number of columns.
-        """
+        """Return the inputs ``(n, F, …)`` float32 for raw values ``(n, C, …)``; in float64 until the last step."""
         if raw.shape[1] != self.columns:
             raise DataError(f"samples have {raw.shape[1]} columns, not {self.columns}")
         x = raw.double().index_select(1, self.source)
@@ -333,16 +315,13 @@ def category(value: object) -> str:
 
 @dataclass(frozen=True)
 class SiteColumn:
-    """What a site of a network states of one of its columns: names and sums, never a value of a sample.
+    """A network site's statement about one of its columns: names and sums, never a value of a sample.
 
     Attributes:
-        name: Name of the column.
-        kind: Its kind, see :class:`RawColumn`.
-        categories: Names of its categories.
-        missing: Whether training samples lack values, if that adds an input.
-        number: Number of values, if sums are asked for; see :class:`Moments`.
-        mean: Their mean.
-        squares: Sum of their squared deviations from the mean.
+        kind: See :class:`RawColumn`.
+        missing: Training samples lack values, if that adds an input.
+        number: Values, if sums are asked for; see :class:`Moments`.
+        squares: Sum of squared deviations from the mean.
     """
 
     name: ClassName
@@ -374,13 +353,13 @@ def stated(
     missing: Missing,
     ranges: Ranges = MappingProxyType({}),
 ) -> tuple[SiteColumn, ...]:
-    """Return what a site states of its columns.
+    """Return a site's statements about its columns.
 
     Args:
-        sums: Sums over its training samples.
-        standardise: Sums are stated only if it is ``federated``.
-        missing: Missing values are stated only if it is ``indicator``.
-        ranges: Declared ranges; nothing is stated of the values of these columns.
+        sums: Over its training samples.
+        standardise: Sums are stated only if ``federated``.
+        missing: Missing values are stated only if ``indicator``.
+        ranges: Nothing is stated of the values of these columns.
 
     Raises:
         DataError: If a column has so few values that their sums would almost give them away.
@@ -406,9 +385,8 @@ def recode(raw: Tensor, own: tuple[RawColumn, ...], agreed: tuple[RawColumn, ...
     """Return raw values in the order of the agreed columns, with the numbers of the agreed categories.
 
     Args:
-        raw: ``(n, C)`` float64 values.
-        own: The columns of ``raw``.
-        agreed: The columns on which the sites agreed.
+        raw: ``(n, C)`` float64.
+        own: Columns of ``raw``.
     """
     if own == agreed or not len(raw):
         return raw
@@ -428,7 +406,7 @@ def moments(raw: Tensor) -> tuple[Moments, ...]:
     """Return the sums over the samples of each column.
 
     Args:
-        raw: ``(n, C, …)`` raw values; trailing dimensions, such as time, count as further values of the column.
+        raw: ``(n, C, …)``; trailing dimensions, such as time, count as further values of the column.
     """
     columns = raw.double().flatten(2).transpose(0, 1).flatten(1) if raw.dim() > 2 else raw.double().t()
     found = []
@@ -457,14 +435,7 @@ def pooled(sites: Sequence[Moments]) -> tuple[float, float]:
 
 
 def range_of(column: RawColumn, ranges: Ranges) -> tuple[float, float] | None:
-    """Return the declared range of a column of numbers, that of ``*`` if it has none of its own, or None.
-
-    Args:
-        ranges: Declared ranges by name of the column.
-
-    Raises:
-        DataError: If a range is declared for a column of categories.
-    """
+    """Return the declared range of a column of numbers, that of ``*`` if it has none of its own, or None."""
     if column.kind == "category":
         if column.name in ranges:
             raise DataError(f"data.ranges.{column.name}: the column holds categories: declare data.categories")
@@ -482,9 +453,9 @@ def fit(
     """Return the preparation of the columns on which sites agreed.
 
     Args:
-        sites: Sums over the training samples of each site, for each of the columns.
+        sites: Over the training samples, for each of the columns.
         standardise: ``federated`` for numbers over all sites. With ``site`` each site has its own, see :func:`own`.
-        ranges: Declared ranges, for whose columns the samples have no influence.
+        ranges: Samples have no influence on these columns.
     """
     fitted = []
     for number, column in enumerate(columns):
@@ -509,11 +480,7 @@ def fit(
 
 
 def own(table: Table, site: Sequence[Moments]) -> Table:
-    """Return the preparation for one site, with its own numbers unless they are those of all sites.
-
-    Args:
-        site: Sums over the site's training samples.
-    """
+    """Return the preparation for one site, with its own numbers unless they are those of all sites."""
     if table.standardise == "federated":
         return table
     pairs = zip(table.columns, site, strict=True)

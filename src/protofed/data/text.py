@@ -57,16 +57,11 @@ def embed(
     """Return texts as vectors, each the mean of its tokens' rows: equal to ``WordLlamaInference.embed``.
 
     Args:
-        texts: The texts; None or NaN for one that is absent.
-        at: Function that gives the place of a text, by its number, in words.
-        empty: Whether texts may be absent or empty; their vectors are 0.
+        at: Describes the place of a text, by its number.
+        empty: Texts may be absent (None, NaN) or empty; their vectors are 0.
 
     Returns:
         ``(n, 256)`` float32.
-
-    Raises:
-        ConfigError: If the package wordllama is missing.
-        DataError: If a text is none, too long, or holds what is no text.
     """
     tokenizer, rows, _ = _static()
     vectors, first = torch.zeros(len(texts), WIDTH), torch.zeros(1, dtype=torch.int64)
@@ -95,29 +90,14 @@ def embed(
 
 
 def columns(name: str) -> tuple[RawColumn, ...]:
-    """Return the columns of numbers that a column of text becomes; their names tell tables apart.
-
-    Args:
-        name: Name of the column of text.
-    """
+    """Return the columns of numbers that a column of text becomes; their names tell tables apart."""
     return tuple(RawColumn(f"{name} [wordllama {_static().digest} {i}]", "text") for i in range(WIDTH))
 
 
 def embedded(
     table: Mapping[str, Sequence[Any]], names: Sequence[str], known: Sequence[RawColumn], where: str, *, empty: bool
 ) -> dict[str, Sequence[Any]]:
-    """Return a table with columns of numbers in place of its columns of text.
-
-    Args:
-        table: Values of each column by name.
-        known: Columns that the run had.
-        where: What error messages begin with.
-        empty: Whether texts may be absent.
-
-    Raises:
-        ConfigError: If the run had another table of vectors than the one installed.
-        DataError: If a column is missing, or a text cannot be used.
-    """
+    """Return a table with columns of numbers in place of its columns of text."""
     found = {name: values for name, values in table.items() if name not in names}
     for name in names:
         if name not in table:

@@ -36,9 +36,6 @@ def spiral(data: DataOptions, options: SpiralOptions, seed: int) -> Pool:
     Arm ``k`` starts at the angle ``2πk / arms``; the supplement's formula gives the same start for six arms.
     Its noise of one radian is wider than the gap between two arms and its arm 0 does not wind at all, so
     by default the noise is smaller and the arms wind alike, as in the paper's figure of separable arms.
-
-    Args:
-        options: Number, length and shape of the arms.
     """
     along = torch.linspace(0, 1, options.points, dtype=torch.float64)
     arm = torch.arange(options.arms, dtype=torch.float64)[:, None]
@@ -52,11 +49,7 @@ def spiral(data: DataOptions, options: SpiralOptions, seed: int) -> Pool:
 
 
 def digits(data: DataOptions, options: NoOptions, seed: int) -> Pool:
-    """Return scikit-learn's 1797 digits: x ``(1797, 1, 8, 8)`` uint8, scaled from 0..16 to 0..255.
-
-    Args:
-        data: Unused; part of the interface of data sets.
-    """
+    """Return scikit-learn's 1797 digits: x ``(1797, 1, 8, 8)`` uint8, scaled from 0..16 to 0..255."""
     images, labels = read_digits()
     x = torch.from_numpy(images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
     return Pool(x, torch.from_numpy(labels), tuple(str(d) for d in range(10)))

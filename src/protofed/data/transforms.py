@@ -48,15 +48,11 @@ class TransformOptions(Options):
 
     @property
     def augments(self) -> bool:
-        """Whether training samples are augmented."""
+        """Return whether training samples are augmented."""
         return bool(self.crop or self.flip or self.rotation)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Check that the transforms suit the samples.
-
-        Raises:
-            ConfigError: If samples are no images, or an option does not suit images of this shape.
-        """
+        """Check that the transforms suit the samples."""
         used = [name for name, value in plain(self).items() if value != getattr(TransformOptions, name, ())]
         used = [name for name in used if name != "interpolation"]
         if used and len(shape) != 3:
@@ -73,16 +69,12 @@ class TransformOptions(Options):
 
 
 def augmentation(options: TransformOptions) -> Callable[[Samples, torch.Generator], Samples] | None:
-    """Return what augments a client's training samples for a round, or None if nothing is asked for."""
+    """Return the augmentation of a client's training samples for a round, or None."""
     return partial(_augmented, options) if options.augments else None
 
 
 def normalisation(options: TransformOptions) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return mean and standard deviation by which all samples are normalised, or None if nothing is asked for.
-
-    Args:
-        options: Mean and standard deviation; one that is missing is 0.5.
-    """
+    """Return mean and standard deviation of the normalisation, 0.5 where one is missing; None without any."""
     if not options.mean and not options.std:
         return None
     mean, std = options.mean or (0.5,), options.std or (0.5,)
@@ -107,13 +99,13 @@ def crop_and_flip(x: Tensor, down: Tensor, right: Tensor, flips: Tensor) -> Tens
     """Move a window over each image, with black around the image, and flip some of the results horizontally.
 
     Args:
-        x: ``(n, C, H, W)`` images.
-        down: ``(n,)`` int64 rows by which the window lies below the image.
-        right: ``(n,)`` int64 columns by which it lies to the right.
-        flips: ``(n,)`` whether to flip.
+        x: ``(n, C, H, W)``.
+        down: ``(n,)`` int64 rows.
+        right: ``(n,)`` int64 columns.
+        flips: ``(n,)`` bool.
 
     Returns:
-        ``(n, C, H, W)`` images, in the memory layout of ``x``.
+        ``(n, C, H, W)``, in the memory layout of ``x``.
     """
     _, _, H, W = x.shape
     columns = torch.arange(W, device=x.device)
@@ -129,12 +121,12 @@ def rotate(x: Tensor, degrees: Tensor, interpolation: str) -> Tensor:
     """Rotate each image around its centre, counter-clockwise, with black around the image.
 
     Args:
-        x: ``(n, C, H, W)`` images.
-        degrees: ``(n,)`` float64 angles.
+        x: ``(n, C, H, W)``.
+        degrees: ``(n,)`` float64.
         interpolation: ``nearest`` or ``bilinear``.
 
     Returns:
-        ``(n, C, H, W)`` images of the same type, in the memory layout of ``x``.
+        ``(n, C, H, W)`` of the same type, in the memory layout of ``x``.
     """
     _, _, H, W = x.shape
     real = x.dtype if x.is_floating_point() else torch.float32

@@ -51,20 +51,17 @@ def read_columns(
     """Return the columns of a table as raw values.
 
     Args:
-        table: A ``pyarrow.Table``.
-        renamed: Columns that hold categories whatever their type; text does unless it is free.
+        table: ``pyarrow.Table``.
+        renamed: Columns of categories whatever their type; text is one unless it is free.
         keep: Columns that are used although they look like identifiers.
-        missing: Whether values may be missing.
-        files: Name and number of rows of each file of the table, for error messages.
-        budget: Memory budget charged for the result.
+        files: Name and rows of each file, for messages.
         texts: Columns of free text, each of which becomes as many columns as its vectors have numbers.
 
     Returns:
-        ``(n, C)`` float64 values with NaN where they are missing, and the columns.
+        ``(n, C)`` float64 with NaN where values are missing, and the columns.
 
     Raises:
-        DataError: If a column is of another type, or a value is missing, infinite or text among numbers; the
-            message names the file, the column and the row.
+        DataError: Names the file, the column and the row of an unsuitable value.
     """
     where = files[0][0]
     width = len(names) + (text.WIDTH - 1) * len(texts)

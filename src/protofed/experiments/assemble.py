@@ -16,11 +16,18 @@ from protofed.experiments.ending import client_model, read_server
 from protofed.experiments.executors import build_executor
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
-from protofed.rounds import Evaluation, Federation, Participation, ServerState
-from protofed.runs import Border, Run, load_run
+from protofed.rounds.evaluation import Evaluation
+from protofed.rounds.loop import Federation
+from protofed.rounds.participation import Participation
+from protofed.rounds.state import ServerState
+from protofed.runs.border import Border
+from protofed.runs.loading import load_run
+from protofed.runs.run import Run
 from protofed.samples import FederatedData
 from protofed.storage.files import read_tensors
-from protofed.visits import Executor, LocalTrainer, check_optimizers
+from protofed.visits.client import check_optimizers
+from protofed.visits.contract import Executor
+from protofed.visits.visit import LocalTrainer
 
 if TYPE_CHECKING:
     from protofed.stages.secure.protocol import Ask
@@ -37,18 +44,10 @@ def assemble(
     """Build the method, the clients and the engine; the caller closes ``federation.executor``.
 
     Args:
-        federated: The clients' data; loaded according to the experiment by default.
         bfloat16: Kinds of models that a resumed run computes in bfloat16; measured by default, with
             ``execution.precision=bf16``.
-        hardware: The hardware to compute on; determined from the experiment by default.
-        pretrained: Whether to read files of initial weights; not necessary where trained ones replace them.
-        draws: Seed of all that is drawn after the initial weights; that of the experiment by default.
-
-    Returns:
-        The federation before its first round, and the clients' data.
-
-    Raises:
-        ProtofedError: If parts of the experiment do not fit together, before any training.
+        pretrained: Read files of initial weights; not necessary where trained ones replace them.
+        draws: Seed of draws after the initial weights; the experiment's by default.
     """
     hardware = hardware or Hardware.of(experiment.execution)
     federated = hardware.place(federated or load_data(experiment))
@@ -71,9 +70,6 @@ def start_from(directory: Path, federation: Federation) -> None:
     """Give clients the weights with which those of the same names ended a run; others keep their initial weights.
 
     The networks and the server's state of the same method are taken over as well.
-
-    Args:
-        federation: The federation before its first round.
 
     Raises:
         CheckpointError: If there is no such run, none of its clients is here, or a model does not fit.
@@ -119,13 +115,7 @@ def build_federation(
     """Return a federation before its first round.
 
     Args:
-        trainer: The trainer, with the method and the codec.
-        executor: The executor of the clients' visits.
-        state: The server's state, if the executor shares it; a new one by default.
-        ask: Asks clients that hold their own uploads for secure aggregation; None for those of this process.
-
-    Raises:
-        ConfigError: If the clients do not suit the experiment.
+        state: Given if the executor shares it.
     """
     method = trainer.method
     hostile = stages.attackers(experiment, trainer, executor)

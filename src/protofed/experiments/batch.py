@@ -19,7 +19,8 @@ from protofed.config.schema import Experiment, Tree, resolve
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.running import Measure, Progress, Several, run_experiment
-from protofed.runs import RoundRecord, Run
+from protofed.runs.records import RoundRecord
+from protofed.runs.run import Run
 from protofed.storage.files import check_format, occupied, read_json, write_json
 from protofed.untrusted import claims
 from protofed.visits.workers import end, process_context, stay_with_parent
@@ -37,12 +38,7 @@ def folder(experiment: Experiment) -> str:
 
 
 def claim(directory: Path) -> None:
-    """Make ``directory`` a folder of runs that are found by their configuration, or check that it is one.
-
-    Raises:
-        ConfigError: If it holds anything else.
-        CheckpointError: If another version of the library wrote it, or it cannot be read.
-    """
+    """Make ``directory`` a folder of runs that are found by their configuration, or check that it is one."""
     mark = directory / MARK
     if mark.is_file():
         found = read_json(mark)
@@ -62,13 +58,7 @@ _UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
 
 
 def seconds(text: str) -> float | None:
-    """Return a budget of time in seconds; None for no limit.
-
-    Args:
-        text: Numbers with units, such as ``2h``, ``1h30m`` or ``90s``; empty for no limit.
-
-    Raises:
-        ConfigError: If it is something else, or nothing.
+    """Return the seconds of a budget such as ``2h``, ``1h30m`` or ``90s``; None for no limit, as in an empty text.
 
     Example:
         >>> seconds("1h30m"), seconds("")
@@ -96,11 +86,9 @@ class RunTask:
     """One run, in plain values that can be sent to another process.
 
     Attributes:
-        tree: The resolved configuration.
-        directory: Its run directory.
-        label: What progress reports call it.
-        resume: Whether the directory may contain a part of it.
-        measure: Stores its metrics, if ``evaluation.metrics`` asks for them; a function of a module.
+        label: Name in progress reports.
+        resume: The directory may contain a part of it.
+        measure: Stores metrics, if ``evaluation.metrics`` asks for them; a function of a module.
     """
 
     tree: Tree
@@ -111,14 +99,14 @@ class RunTask:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete."""
+        """Return whether the run is complete."""
         return (self.directory / "summary.json").is_file()
 
     def run(self, progress: Progress | None = None, deadline: float | None = None) -> Run | None:
         """Run it; return None if the time is up before its end.
 
         Args:
-            deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
+            deadline: Of :func:`time.monotonic`; no further round begins after it.
         """
         if deadline is not None and time.monotonic() >= deadline and not self.finished:
             return None
@@ -160,18 +148,18 @@ class Runnable(Protocol):
 
     @property
     def label(self) -> str:
-        """What progress reports call it."""
+        """Its name in progress reports."""
 
     def run(self, progress: Progress | None = None, deadline: float | None = None) -> Any:
         """Run it; return None if the time is up before its end.
 
         Args:
-            deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
+            deadline: Of :func:`time.monotonic`; no further round begins after it.
         """
 
 
 Outcome = Any
-"""What became of a job: its result, an error that says why it failed, or None if the time was up."""
+"""The end of a job: its result, the error with which it failed, or None if the time was up."""
 
 
 def run_tasks(
@@ -185,10 +173,10 @@ def run_tasks(
     """Run tasks and yield the place and the outcome of each as it ends.
 
     Args:
-        jobs: Number of simultaneous runs, each in a process of its own.
-        progress: Receives progress reports; with several jobs, only of finished runs.
-        deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
-        keep_going: Whether a failure is an outcome like any other.
+        jobs: Simultaneous runs, each in a process of its own.
+        progress: With several jobs, hears only of finished runs.
+        deadline: Of :func:`time.monotonic`; no further round begins after it.
+        keep_going: Treat a failure as an outcome like any other.
 
     Raises:
         ProtofedError: If a run fails and ``keep_going`` is not set, or a process dies.

@@ -33,30 +33,25 @@ from protofed.stages.privacy import protected
 from protofed.stages.privacy.samples import multiplier
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims
-from protofed.visits import LocalTrainer, Member, Roster, Store
+from protofed.visits.client import Member
 from protofed.visits.private import COUNTS, private_counts
-from protofed.visits.visit import Augment
-from protofed.wire import get_codec
+from protofed.visits.roster import Roster, Store
+from protofed.visits.visit import Augment, LocalTrainer
+from protofed.wire.codec import get_codec
 
 
 class Builder:
     """Builds the parts of a federation.
 
     Args:
-        federated: The clients' data, on the device (:meth:`Hardware.place`).
-        summary: Facts about all clients, with the architectures of those in ``federated``; computed from
-            ``federated`` by default.
-        absent: Names of the clients whose models are not built.
-        pretrained: Whether to read files of initial weights; not necessary where trained ones replace them.
-        secret: Whether random numbers that protect samples come from the operating system, as at a node.
+        federated: On the device (:meth:`Hardware.place`).
+        summary: Holds the architectures of those in ``federated``; computed by default.
+        absent: Clients whose models are not built.
+        pretrained: Read files of initial weights; not necessary where trained ones replace them.
+        secret: Draw random numbers that protect samples from the operating system, as at a node.
 
     Attributes:
-        trainer: The trainer that takes clients through their visits.
-        members: The clients.
         models: One working model per kind, on the device.
-
-    Raises:
-        ProtofedError: If parts of the experiment do not fit together, before any training.
     """
 
     def __init__(
@@ -224,13 +219,8 @@ def build_model(
     """Build a model in the experiment's precision.
 
     Args:
-        federated: The clients' data, which determine the input shape and the number of classes.
-        scope: Purpose of the model, which determines the random weights together with the seed.
-        pretrained: Whether to read the file of initial weights that the options may name.
-
-    Raises:
-        ConfigError, ModelError: If there is no such architecture, it does not accept the samples, or its weights
-            cannot be read.
+        scope: Determines the random weights together with the seed.
+        pretrained: Read the file of initial weights that the options may name.
     """
     samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
     own = taken(experiment, federated, architecture.turn)

@@ -27,7 +27,9 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.batch import MARK, RunTask, claim, folder, run_tasks
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Measure, Progress, Report
-from protofed.runs import ComparisonFile, ListedRun, Run, read_comparison
+from protofed.runs.comparison import ComparisonFile, ListedRun
+from protofed.runs.files import read_comparison
+from protofed.runs.run import Run
 from protofed.storage.files import occupied, write_json, write_text
 
 LIST = "comparison.json"
@@ -41,9 +43,7 @@ class Cell(NamedTuple):
     """The position of one run in a comparison.
 
     Attributes:
-        method: Name of the method.
-        values: Names of the run's values along the comparison's axes.
-        seed: Seed of the run.
+        values: Along the comparison's axes.
     """
 
     method: str
@@ -68,11 +68,9 @@ class Comparison(Generic[R]):
     """The results of several methods on the same federation, with the same seeds, and possibly along further axes.
 
     Attributes:
-        directory: Directory of the comparison, with one subfolder per run.
-        runs: Runs in the order of the seeds, by label (the method and the values along the axes).
-        axes: Names of the values along each axis.
-        waiting: Labels of the runs for which the time was up.
-        failed: Why runs failed, by label.
+        directory: One subfolder per run.
+        runs: In the order of the seeds, by label (the method and the values along the axes).
+        waiting: Labels of runs for which the time was up.
     """
 
     directory: Path
@@ -116,11 +114,8 @@ class Plan:
     """The runs of a comparison, checked as a whole before the first one starts.
 
     Attributes:
-        options: Methods, seeds and axes.
-        experiments: The experiments, in the order of the runs.
-        keyed: Whether runs are found by their configuration: what is finished is never run again, cells of the same
+        keyed: Find runs by their configuration: what is finished is never run again, cells of the same
             configuration share a run, and failures do not stop the others.
-        tree: The recipe with its overrides.
     """
 
     options: CompareOptions
@@ -139,12 +134,6 @@ class Plan:
 
         Of keyed runs, of which there may be thousands, those are assembled that differ from a method's first one
         along one axis, at its end.
-
-        Args:
-            tree: A recipe with its overrides.
-
-        Raises:
-            ProtofedError: If any of the runs is invalid.
         """
         options = comparison(tree)
         if not options.methods:
@@ -164,12 +153,7 @@ class Plan:
         return cls(options, experiments, keyed, tree)
 
     def tasks(self, directory: Path, *, resume: bool, measure: Measure | None = None) -> dict[Cell, RunTask]:
-        """Return the task of every cell.
-
-        Args:
-            resume: Whether it may contain a part of this comparison.
-            measure: As for :class:`RunTask`.
-        """
+        """Return the task of every cell."""
         several = len({cell.seed for cell in self.experiments}) > 1
         return {
             cell: RunTask(
@@ -196,12 +180,10 @@ class Plan:
         """Run all experiments and write the report.
 
         Args:
-            directory: Directory of the comparison, in which one subfolder per run is created.
-            resume: Whether it may contain a part of this comparison.
-            progress: Receives progress reports; with several jobs, only of finished runs.
-            jobs: Number of parallel runs, each in a process of its own.
-            measure: As for :class:`RunTask`.
-            budget: Seconds after which no further round begins; None for no limit.
+            resume: The directory may contain a part of this comparison.
+            progress: With several jobs, hears only of finished runs.
+            jobs: Parallel runs, each in a process of its own.
+            budget: Seconds after which no further round begins.
 
         Raises:
             ProtofedError: If a run fails that is not keyed, or, before anything is written, if the directory holds
@@ -237,12 +219,7 @@ class Plan:
         return result
 
     def _check(self, directory: Path, tasks: dict[Cell, RunTask], resume: bool) -> None:
-        """Refuse a directory that holds anything but a part of this comparison.
-
-        Raises:
-            ConfigError: If it does, or holds a part and ``resume`` is False.
-            CheckpointError: If a file of the comparison cannot be read.
-        """
+        """Refuse a directory that holds anything but a part of this comparison."""
         if (directory / MARK).is_file():
             raise ConfigError(f"{directory} holds a sweep or a search: repeat its command, or choose another --out")
         if (directory / LIST).is_file():

@@ -10,10 +10,12 @@ from protofed.compute import numerics
 from protofed.config.architectures import is_code
 from protofed.config.schema import Tree
 from protofed.methods import Method
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData
 from protofed.untrusted import claims
-from protofed.visits import Member, Roster, rare
+from protofed.visits import rare
+from protofed.visits.client import Member
+from protofed.visits.roster import Roster
 
 
 def sizes_of(model: models.SplitModel) -> Tree:
@@ -58,8 +60,7 @@ def describe_clients(
     """Return the description of the method and the clients for ``federation.json``.
 
     Args:
-        federation: The federation before its first round.
-        sizes: Sizes of the models that are not built here, as :func:`sizes_of` returns them, by client.
+        sizes: Of models that are not built here, as :func:`sizes_of` returns them.
     """
     notes = [*_rule_notes(federation), *(note for stage in federation.stages for note in stage.note())]
     described = describe_roster(federation.method, federation.executor.clients, federated, notes, sizes)
@@ -73,7 +74,7 @@ def describe_roster(
     notes: Sequence[str] = (),
     sizes: Mapping[str, Tree] | None = None,
 ) -> Tree:
-    """Return what :func:`describe_clients` does of clients, whoever runs them."""
+    """Return :func:`describe_clients`' entries for clients, wherever they run."""
     K = federated.num_classes
     known = dict(sizes or {})
     known |= {n: sizes_of(roster.models[m.kind]) for n, m in roster.items() if n not in known}

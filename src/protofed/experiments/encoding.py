@@ -43,14 +43,8 @@ def encode(
     """Return the data of all clients as vectors, or as they are if there is no encoder.
 
     Args:
-        federated: Samples as models would take them.
-        weights_dir: Folder in which files of weights are found by name; "" for where the options say.
-        kept: Whether features are read from the cache, and kept in it.
-
-    Raises:
-        ConfigError: If the encoder does not suit such samples, or the features need too much memory.
-        DataError: If samples have values that are not finite.
-        ModelError: If the weights of the encoder cannot be read.
+        weights_dir: Files of weights are found here by name; "" for where the options say.
+        kept: Read features from the cache, and keep them in it.
     """
     if not options.each():
         return federated
@@ -86,7 +80,7 @@ def encode(
 
 
 def _notes(options: EncoderOptions, names: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """Yield what was done to the samples, as whole sentences."""
+    """Describe the treatment of the samples in whole sentences."""
     shared = bool(options.name)
     if shared:
         yield f"Samples are {widths[0]} fixed features, the same for all clients (encoder.name={names[0]})."

@@ -1,4 +1,4 @@
-"""What a run leaves behind beside its weights, so that its models can be used and it can go on.
+"""The end of a run beside its weights, so that its models can be used and it can go on.
 
 ``federation.json`` describes the models as data (:func:`describe_models`). ``end.json`` and the clients'
 ``state.safetensors`` hold what a checkpoint would: the server's record, and the clients' state.
@@ -22,8 +22,11 @@ from protofed import data
 from protofed.config.architectures import Architecture, ClassSize, ClientCount, FederationSummary
 from protofed.config.schema import Experiment, Tree
 from protofed.errors import CheckpointError, writing
-from protofed.rounds import Federation, StoredState, checkpoint, newest_checkpoint
-from protofed.runs import Border
+from protofed.rounds import checkpoint
+from protofed.rounds.checkpoint import newest_checkpoint
+from protofed.rounds.loop import Federation
+from protofed.rounds.state import StoredState
+from protofed.runs.border import Border
 from protofed.samples import Encoding, FederatedData
 from protofed.storage.files import (
     check_tensors,
@@ -47,11 +50,7 @@ _FROM_SERVER = "protofed.from_server"
 def describe_models(
     experiment: Experiment, federated: FederatedData, architectures: Sequence[Architecture] = ()
 ) -> Tree:
-    """Return the architectures and the preprocessing of the clients' models, for ``federation.json``.
-
-    Args:
-        architectures: Each client's architecture; assigned as the experiment says by default.
-    """
+    """Describe architectures, assigned by default, and preprocessing of models for ``federation.json``."""
     architectures = architectures or FederationSummary.of(experiment, federated).architectures
     samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
     given = data.normalisation(experiment.transforms)
@@ -67,7 +66,7 @@ def describe_models(
 
 @dataclass(frozen=True)
 class ModelsDescription:
-    """What :func:`describe_models` wrote.
+    """A description from :func:`describe_models`.
 
     Attributes:
         eight_bit: Whether samples are 8-bit images.
@@ -85,11 +84,7 @@ class ModelsDescription:
 
     @classmethod
     def read(cls, path: Path) -> ModelsDescription:
-        """Return the description in a ``federation.json``.
-
-        Raises:
-            CheckpointError: If there is none, or it is damaged.
-        """
+        """Return the description in a ``federation.json``."""
         tree = read_json(path)
         if "models" not in tree:
             network = tree.get("network")
@@ -136,11 +131,7 @@ def write_end(folder: Path, federation: Federation) -> None:
     Of clients at the nodes of a network, these are the names of the states with which they ended.
 
     Args:
-        folder: The run directory, which holds the server's tensors and the models of clients that rest there.
-        federation: The federation after the last round.
-
-    Raises:
-        OutputError: If a file cannot be written.
+        folder: Holds the server's tensors and the models of clients that rest there.
     """
     clients, server = federation.executor.clients, federation.server
     for name in clients if clients.rests_here else ():
@@ -160,17 +151,7 @@ def _equal(left: Tensor, right: Tensor) -> bool:
 
 
 def restore_end(folder: Path, federation: Federation) -> bool:
-    """Give a federation the state with which a run ended.
-
-    Args:
-        federation: The federation before its first round.
-
-    Returns:
-        Whether the run had ended with a state.
-
-    Raises:
-        CheckpointError: If the state is damaged, belongs to other clients, or the clients are elsewhere.
-    """
+    """Give a federation the state with which a run ended, if it did, and return whether it did."""
     path = folder / END
     if not path.is_file():
         return False
@@ -190,20 +171,12 @@ def restore_end(folder: Path, federation: Federation) -> bool:
 
 
 def ended_generations(folder: Path) -> dict[str, str]:
-    """Return the names of the states with which the clients of a network ended a run; empty for those of others.
-
-    Raises:
-        CheckpointError: If the record is damaged.
-    """
+    """Return the names of the states with which the clients of a network ended a run; empty for those of others."""
     return StoredState.read(folder / END, VERSION).generations
 
 
 def forgotten(folder: Path) -> dict[str, str]:
-    """Return the date on which each client was taken out of a run, by name.
-
-    Raises:
-        CheckpointError: If the record is damaged.
-    """
+    """Return the date on which each client was taken out of a run, by name."""
     newest = None if (folder / "summary.json").is_file() else newest_checkpoint(folder / "checkpoint")
     if newest:
         return StoredState.read(newest / "state.json", checkpoint.VERSION).forgotten
@@ -218,11 +191,7 @@ def without(experiment: Experiment, gone: Collection[str]) -> Experiment:
 
 
 def left_out(gone: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return what ``federation.json`` says of clients that were taken out.
-
-    Args:
-        gone: The date for each, by name.
-    """
+    """Return the entries of ``federation.json`` for clients that were taken out, with the date for each."""
     return [{"client": name, "reason": f"forgotten on {date}"} for name, date in gone.items()]
 
 
@@ -230,10 +199,6 @@ def wipe(folder: Path) -> None:
     """Remove all that tells of forgotten clients from a run that begins again without them, save who they were.
 
     Nothing happens to any other run; what an interruption leaves is removed the next time.
-
-    Raises:
-        CheckpointError: If a file is damaged.
-        OutputError: If one cannot be written or removed.
     """
     newest = newest_checkpoint(folder / "checkpoint")
     if newest is None or not newest.name.endswith("-000000") or (folder / "summary.json").is_file():
@@ -288,24 +253,13 @@ def client_state(folder: Path, client: str) -> Path:
 
 
 def read_server(folder: Path) -> dict[str, Tensor]:
-    """Return the server's tensors in a run directory; none if the method's server keeps nothing.
-
-    Raises:
-        CheckpointError: If the file is damaged or leads elsewhere.
-    """
+    """Return the server's tensors in a run directory; none if the method's server keeps nothing."""
     path = folder / "server.safetensors"
     return read_tensors(path) if Border(folder).signature(path) else {}
 
 
 def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapshot:
-    """Return what a client kept at the end of a run, without its model.
-
-    Args:
-        server: The server's tensors, which the client may have received as they are.
-
-    Raises:
-        CheckpointError: If the file is missing or damaged, or leads elsewhere.
-    """
+    """Return a client at the end of a run, without its model; it may have received ``server`` as it is."""
     path = client_state(folder, client)
     if Border(folder).signature(path) is None:
         raise CheckpointError(f"{path}: missing: the run has not finished, or an older version ran it")
@@ -321,11 +275,7 @@ def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapsho
 
 
 def named_code(config: dict[str, Any], architectures: dict[str, Architecture]) -> list[str]:
-    """Return the names of code that using a run's models would import.
-
-    Args:
-        architectures: Architecture of each client's model.
-    """
+    """Return the names of code that using a run's models would import."""
     method, model, encoder = (config.get(name, {}) for name in ("method", "model", "encoder"))
     model = model if isinstance(model, dict) else {}
     members = model.get("members")

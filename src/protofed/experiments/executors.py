@@ -18,8 +18,10 @@ from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.hardware import Hardware
 from protofed.samples import FederatedData
 from protofed.storage.files import check_room
-from protofed.visits import Executor, Files, Fused, Memory, Roster, Sequential, Store, Workers
-from protofed.visits.workers import shared_folder
+from protofed.visits.contract import Executor
+from protofed.visits.executor import Fused, Sequential
+from protofed.visits.roster import Files, Memory, Roster, Store
+from protofed.visits.workers import Workers, shared_folder
 
 PRELOAD = "protofed.experiments.preload"
 """The module that imports what a process of an experiment needs."""
@@ -35,9 +37,7 @@ def bfloat16_kinds(
     """Return the kinds of models that are computed in bfloat16.
 
     Args:
-        experiment: The experiment; without ``execution.precision=bf16`` there are none.
         known: Kinds that the run used before it was stopped; None to measure them.
-        roster: Returns the clients to measure with.
     """
     if experiment.execution.precision != "bf16":
         return ()
@@ -51,10 +51,6 @@ def build_executor(
 
     Args:
         bfloat16: Kinds of models found faster in bfloat16 before; None to measure.
-
-    Raises:
-        OutputError: If there is too little shared memory for worker processes, or too little room for the states of
-            the clients.
     """
     execution = experiment.execution
     training = sum(1 for m in builder.members if len(m.train))
@@ -90,23 +86,14 @@ def build_executor(
 
 
 def resting_place(experiment: Experiment, size: int) -> Store:
-    """Return the store of the clients that this process visits: on disk if they are large.
-
-    Args:
-        experiment: The experiment, whose ``execution.clients_in`` may prescribe the store.
-        size: Bytes of all clients' models.
-    """
+    """Return the store of the clients that this process visits: on disk if the models' bytes are many."""
     wanted = experiment.execution.clients_in
     in_files = wanted == "disk" or (wanted == "auto" and size > LARGE)
     return _in_files(size) if in_files else Memory()
 
 
 def _in_files(size: int) -> Store:
-    """Return a store on disk.
-
-    Raises:
-        OutputError: If there is too little room for it.
-    """
+    """Return a store on disk."""
     check_room(Path(tempfile.gettempdir()), size, "clients", "let TMPDIR name a folder with more room")
     return Files(shared_folder())
 

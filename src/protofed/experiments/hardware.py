@@ -22,11 +22,10 @@ class Hardware:
     """Devices, precision and memory layout of a computation.
 
     Attributes:
-        device: Device of this process.
-        devices: Number of devices over which the executor ``fused`` distributes clients.
+        devices: Number over which the executor ``fused`` distributes clients.
         cores: Number of CPU cores that this process may use.
-        precision: Precision of models and training, a value of ``execution.precision``.
-        memory_format: Layout of images and convolutions, a value of ``execution.memory_format``.
+        precision: ``execution.precision``.
+        memory_format: ``execution.memory_format``.
     """
 
     device: torch.device
@@ -38,11 +37,7 @@ class Hardware:
 
     @classmethod
     def of(cls, execution: ExecutionOptions) -> Hardware:
-        """Determine the hardware that the options request, and make its results repeatable.
-
-        Raises:
-            ConfigError: If they request GPUs that torch does not see.
-        """
+        """Determine the hardware that the options request, and make its results repeatable."""
         numerics.prepare()
         wanted, visible = execution.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
         if wanted.startswith("cuda") and not visible:
@@ -65,7 +60,7 @@ class Hardware:
 
     @property
     def cuda(self) -> bool:
-        """Whether the device is a GPU."""
+        """Return whether the device is a GPU."""
         return self.device.type == "cuda"
 
     @property

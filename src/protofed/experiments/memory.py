@@ -44,7 +44,7 @@ class TreeMemory:
     Memory that processes share counts once. Systems other than Linux tell only about this process.
 
     Attributes:
-        peak: The peak so far, in bytes.
+        peak: In bytes, so far.
     """
 
     INTERVAL = 0.25
@@ -70,11 +70,7 @@ class TreeMemory:
 
 
 def tree_bytes(process: int | None = None) -> int:
-    """Return the memory of a process and its descendants in bytes; 0 where the system does not tell.
-
-    Args:
-        process: Number of the process; this one by default.
-    """
+    """Return the memory of a process (by default this one) and its descendants in bytes; 0 where unknown."""
     folder = Path("/proc") / str(process or os.getpid())
     try:
         rollup = (folder / "smaps_rollup").read_text()

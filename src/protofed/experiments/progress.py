@@ -17,7 +17,10 @@ from rich.progress import Progress as Bars
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.running import Progress
-from protofed.runs import RoundRecord, Run, main_rule, read_config, wanted_rule
+from protofed.runs.files import read_config
+from protofed.runs.records import RoundRecord
+from protofed.runs.rules import main_rule
+from protofed.runs.run import Run, wanted_rule
 from protofed.runs.trouble import trouble
 from protofed.text import duration, percent, size
 
@@ -28,12 +31,10 @@ class Shown(Progress):
     """Base of displays, which knows the state of every run.
 
     Args:
-        file: Where lines are written; standard output by default.
+        file: Standard output by default.
 
     Attributes:
-        rounds: Planned rounds of each run.
-        done: Completed rounds of each run.
-        scores: Last accuracy of each run, and the rule it is by.
+        scores: Last accuracy of each run, and its rule.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
@@ -166,7 +167,6 @@ class JsonProgress(Shown):
 
         Args:
             event: ``started``, ``round``, ``warning`` or ``finished``.
-            values: What else is said of it.
         """
         line = json.dumps({"event": event, "run": label, **values}, ensure_ascii=False, allow_nan=False)
         print(line, file=self.file or sys.stdout, flush=True)
@@ -205,12 +205,7 @@ class JsonProgress(Shown):
 
 
 class NotebookProgress(Shown):
-    """Progress as a bar below the cell of a notebook that runs.
-
-    Args:
-        display: IPython's ``display``, which returns a handle that updates what is shown.
-        html: IPython's ``HTML``.
-    """
+    """Progress as a bar below the cell of a notebook that runs."""
 
     def __init__(self, display: Any, html: Any) -> None:
         super().__init__()
@@ -273,7 +268,7 @@ class KeptRuns(Progress):
         self.ended += 1
 
     def told(self) -> str:
-        """Return what was kept of the runs that were stopped."""
+        """Describe what was kept of the stopped runs."""
         stopped = "; ".join(
             f"{label} stopped after round {done} of {rounds}: {directory} holds {self._state(directory)}"
             for label, (directory, done, rounds) in self.running.items()
@@ -305,11 +300,8 @@ def progress_bar(console: Console, *, quiet: bool, log_format: str = "auto") -> 
     """Yield a progress display: bars in a terminal, and one line per round elsewhere.
 
     Args:
-        quiet: Whether to yield a receiver that shows nothing instead.
+        quiet: Yield a receiver that shows nothing.
         log_format: ``auto``; ``text`` for lines everywhere, ``json`` for one JSON object per line.
-
-    Raises:
-        ConfigError: If there is no such format.
     """
     if log_format not in FORMATS:
         raise ConfigError(unknown_name("--log-format", log_format, FORMATS))

@@ -21,8 +21,13 @@ from protofed.experiments.ending import END, restore_end, wipe, write_end
 from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
-from protofed.rounds import Federation, Saving, load_checkpoint
-from protofed.runs import METRICS, RoundRecord, Summary, flat, read_federation, read_rounds
+from protofed.rounds.checkpoint import Saving, load_checkpoint
+from protofed.rounds.loop import Federation
+from protofed.runs.files import read_federation, read_rounds
+from protofed.runs.labels import flat
+from protofed.runs.metrics import METRICS
+from protofed.runs.records import RoundRecord
+from protofed.runs.summary import Summary
 from protofed.samples import Encoding, Samples
 from protofed.storage.files import (
     check_room,
@@ -59,8 +64,6 @@ class RunDirectory:
     """The files of one run.
 
     Attributes:
-        path: The directory.
-        checkpoints: Folder of the checkpoint.
         saving: Writes checkpoints; a run works inside its block.
     """
 
@@ -73,19 +76,18 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete."""
+        """Return whether the run is complete."""
         return (self.path / "summary.json").is_file()
 
     def open(self, experiment: Experiment, *, resume: bool) -> None:
         """Claim the directory for an experiment.
 
         Args:
-            experiment: The experiment to run in it.
-            resume: Whether it may contain a part of that run.
+            resume: The directory may contain a part of that run.
 
         Raises:
             ConfigError: If it contains anything else, or that experiment and ``resume`` is False.
-            CheckpointError: If its configuration cannot be read, or it has finished without a state to go on from.
+            CheckpointError: If it has finished without a state to go on from, or its configuration cannot be read.
         """
         config = self.path / "config.toml"
         if config.is_file():
@@ -134,10 +136,6 @@ class RunDirectory:
 
         Blocks may be nested.
 
-        Args:
-            experiment: As for :meth:`open`.
-            resume: As for :meth:`open`.
-
         Raises:
             ProtofedError: As :meth:`open`; OutputError also if another process runs in it.
         """
@@ -157,11 +155,7 @@ class RunDirectory:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the directory itself, so that nothing remains if the process is killed.
-
-        Raises:
-            OutputError: If another process has locked it.
-        """
+        """Lock the directory itself, so that nothing remains if the process is killed."""
         if self._held or os.name == "nt" or not self.path.is_dir():  # Windows does not open folders
             yield
             return
@@ -185,9 +179,8 @@ class RunDirectory:
         """Return whether an experiment is that of this directory with more rounds, or another point to stop.
 
         Raises:
-            ConfigError: If it is another experiment; the message names an option that differs. Or if it has other
-                rounds, and what was done depends on their number.
-            CheckpointError: If the configuration of the directory cannot be read.
+            ConfigError: For another experiment, naming an option that differs, or if what was done depends on the
+                number of rounds.
         """
         config = self.path / "config.toml"
         try:
@@ -225,11 +218,7 @@ class RunDirectory:
         """Check before training that there is room for checkpoints and for the final models.
 
         Args:
-            federation: The federation before its first round.
-            every: Number of rounds between checkpoints; 0 for none.
-
-        Raises:
-            OutputError: If there is too little room.
+            every: Rounds between checkpoints; 0 for none.
         """
         clients = federation.executor.clients
         if not clients.rests_here:
@@ -246,11 +235,8 @@ class RunDirectory:
     def check_encoder(self, description: Tree) -> None:
         """Check that samples become the features with which the run began, if it has begun.
 
-        Args:
-            description: Description of the federation that is to go on.
-
         Raises:
-            CheckpointError: If the encoder is another one, or the description in the directory is damaged.
+            CheckpointError: If the encoder is another one.
         """
         path = self.path / "federation.json"
         if not path.is_file():
@@ -269,10 +255,6 @@ class RunDirectory:
         """Restore ``federation`` from the last checkpoint, if any, and return the rounds recorded up to it.
 
         Rounds recorded after the checkpoint, which will be run again, and partially written files are removed.
-
-        Raises:
-            CheckpointError: If the checkpoint or the recorded rounds are damaged, or the clients are elsewhere.
-            OutputError: If a file cannot be written or removed.
         """
         rounds: list[RoundRecord] = []
         clients = federation.executor.clients
@@ -296,11 +278,7 @@ class RunDirectory:
         return rounds
 
     def rounds(self) -> list[RoundRecord]:
-        """Return the recorded rounds, without a last line that was cut off by a crash.
-
-        Raises:
-            CheckpointError: If the file is damaged.
-        """
+        """Return the recorded rounds, without a last line that was cut off by a crash."""
         path = self.path / "rounds.jsonl"
         return read_rounds(path) if path.exists() else []
 
@@ -308,11 +286,7 @@ class RunDirectory:
         """Record a round and, if one is due, write a checkpoint.
 
         Args:
-            federation: The federation after the round.
-            every: Number of rounds between checkpoints; 0 for none.
-
-        Raises:
-            OutputError: If a file cannot be written, or the directory is gone.
+            every: Rounds between checkpoints; 0 for none.
         """
         path = self.path / "rounds.jsonl"
         self._check_present()
@@ -343,14 +317,7 @@ class RunDirectory:
         self._write("federation.json", json_text(description))
 
     def finish(self, federation: Federation, summary: Summary) -> None:
-        """Write models, prototypes, the server's state and finally the summary; remove the checkpoint.
-
-        Args:
-            federation: The federation after the last round.
-
-        Raises:
-            OutputError: If a file cannot be written, or the directory is gone.
-        """
+        """Write models, prototypes, the server's state and finally the summary; remove the checkpoint."""
         self._check_present()
         self._go_on()
         clients = federation.executor.clients
@@ -380,7 +347,7 @@ def final_prototypes(federation: Federation) -> dict[str, Tensor]:
     runs can be compared.
 
     Returns:
-        Tensors named ``global.…`` and ``local.CLIENT.…``.
+        Named ``global.…`` and ``local.CLIENT.…``.
     """
     tensors: dict[str, Tensor] = {}
     if "prototypes" in federation.server:
@@ -411,8 +378,7 @@ def directory_for(out: str | Path | None, experiment: Experiment, *, resume: boo
     """Return the run directory of an experiment: ``out``, or a directory below ``runs`` named after it.
 
     Args:
-        out: The directory, if one is requested.
-        resume: Whether to return an existing directory of this experiment, if there is one.
+        resume: Return an existing directory of this experiment, if there is one.
     """
     method = experiment.method.rpartition(":")[2]
     return place_for(out, f"{experiment.recipe}-{method}", resume=resume, experiment=experiment)
@@ -422,10 +388,8 @@ def place_for(out: str | Path | None, name: str, *, resume: bool, experiment: Ex
     """Return ``out``, or ``runs/NAME`` with a number appended if it exists.
 
     Args:
-        out: The directory, if one is requested.
-        name: Name below ``runs``.
-        resume: Whether to return the newest existing directory, if there is one.
-        experiment: The experiment to which a directory to resume must belong; None for any.
+        resume: Return the newest existing directory, if there is one.
+        experiment: To which a directory to resume must belong; None for any.
     """
     if out is not None:
         return Path(out)

@@ -20,8 +20,12 @@ from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
-from protofed.rounds import Federation
-from protofed.runs import Metrics, Outcome, RoundRecord, Run, Summary, load_run
+from protofed.rounds.loop import Federation
+from protofed.runs.loading import load_run
+from protofed.runs.metrics import Metrics
+from protofed.runs.records import RoundRecord
+from protofed.runs.run import Run
+from protofed.runs.summary import Outcome, Summary
 
 Report = Callable[[Sequence[Path], Path], object]
 """Writes a report on the runs below some directories, like :func:`protofed.analysis.write_report`."""
@@ -39,11 +43,7 @@ class Progress:
         """Report the end of one of the runs that were planned."""
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
-        """Report the start of a run, or its resumption.
-
-        Args:
-            done: Number of rounds already completed.
-        """
+        """Report the start of a run, or its resumption."""
 
     def round(self, label: str, record: RoundRecord) -> None:
         """Report the end of a round."""
@@ -97,17 +97,10 @@ def run_experiment(
     """Run one experiment.
 
     Args:
-        directory: The run directory; a complete run in it is returned if ``resume`` is set.
-        resume: Whether ``directory`` may contain a part of this run.
-        label: Name of the run for ``progress``; the method's name by default.
-        report: Writes the HTML report; None for no report.
-        measure: Stores the metrics, if ``evaluation.metrics`` asks for them.
-
-    Returns:
-        The finished run.
-
-    Raises:
-        ProtofedError: As :func:`run_federation`.
+        directory: A complete run in it is returned if ``resume`` is set.
+        resume: ``directory`` may contain a part of this run.
+        label: Name for ``progress``; the method's name by default.
+        measure: Stores metrics, if ``evaluation.metrics`` asks for them.
     """
     files = directory if isinstance(directory, RunDirectory) else RunDirectory(directory)
 
@@ -137,16 +130,11 @@ def run_federation(
     """Run a federation, with local or remote clients, from its last checkpoint to its end.
 
     Args:
-        files: The run directory; a complete run in it is returned if ``resume`` is set.
-        begin: Builds the federation for the hardware of this process; also returns the description of its clients.
-        resume: Like all that follows, as for :func:`run_experiment`.
-
-    Returns:
-        The finished run.
+        files: A complete run in it is returned if ``resume`` is set.
+        begin: Builds the federation and the description of its clients for the hardware of this process.
 
     Raises:
-        ProtofedError: If anything is wrong with the experiment or the directory; FederationError if too few clients
-            remain.
+        ProtofedError: FederationError if too few clients remain.
     """
     progress = progress or Progress()
     label = label or experiment.method
@@ -189,13 +177,7 @@ def summary_of(
     federation: Federation,
     memory: int,
 ) -> Summary:
-    """Return the summary of a run after its last round.
-
-    Args:
-        rounds: Records of all rounds.
-        federation: The federation after the last round.
-        memory: Peak memory in bytes.
-    """
+    """Return the summary of a run after its last round, with its peak memory in bytes."""
     return Summary(
         protofed=protofed.__version__,
         recipe=experiment.recipe,

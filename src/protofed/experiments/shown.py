@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from protofed.runs import Run
+from protofed.runs.run import Run
 from protofed.text import percent, size
 
 WIDTH, HEIGHT = 240, 60
@@ -24,11 +24,7 @@ def run_line(run: Run) -> str:
 
 
 def comparison_line(directory: Path, runs: Mapping[str, Sequence[Run]]) -> str:
-    """Return a comparison in one line.
-
-    Args:
-        runs: Runs by label.
-    """
+    """Return a comparison in one line."""
     number = sum(len(group) for group in runs.values())
     return f"<Comparison of {', '.join(runs)}: {number} runs in {directory}>"
 
@@ -43,11 +39,7 @@ def run_html(run: Run) -> str:
 
 
 def comparison_html(directory: Path, runs: Mapping[str, Sequence[Run]]) -> str:
-    """Return a comparison as a table of its methods, means over seeds by their main rules, with a plot.
-
-    Args:
-        runs: Runs by label.
-    """
+    """Return a comparison as a table of its methods, means over seeds by their main rules, with a plot."""
     rows, curves = [], []
     for label, group in runs.items():
         rule = group[0].main_rule if group[0].rules else ""

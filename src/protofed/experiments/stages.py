@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from protofed.compute.imports import user_class
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
-from protofed.rounds import Participation, Receiving, Stage
+from protofed.rounds.participation import Participation
+from protofed.rounds.stage import Receiving, Stage
 from protofed.stages.attack import Attackers
 from protofed.stages.privacy import ClientPrivacy, SamplePrivacy
 from protofed.stages.privacy.clients import NoisySums
@@ -16,18 +17,15 @@ from protofed.stages.privacy.noise import NO_NOISE, OwnNoise, from_seed, from_sy
 from protofed.stages.privacy.samples import multiplier
 from protofed.stages.robust import Guard
 from protofed.stages.secure.stage import SecureSum
-from protofed.visits import Executor, LocalTrainer
+from protofed.visits.contract import Executor
+from protofed.visits.visit import LocalTrainer
 
 if TYPE_CHECKING:
     from protofed.stages.secure.protocol import Ask
 
 
 def attackers(experiment: Experiment, trainer: LocalTrainer, executor: Executor) -> Attackers | None:
-    """Return the hostile clients of a simulation; None if there are none.
-
-    Args:
-        trainer: The trainer, with the method and the codec.
-    """
+    """Return the hostile clients of a simulation; None if there are none."""
     if experiment.attack.kind == "none":
         return None
     return Attackers(experiment.attack, trainer, executor.clients)
@@ -37,11 +35,7 @@ def guard(experiment: Experiment, trainer: LocalTrainer, executor: Executor, hos
     """Return the stage of robust rules.
 
     Args:
-        trainer: The trainer, with the method.
-        hostile: Clients whose descriptions may be lies.
-
-    Raises:
-        ConfigError: If the rule does not suit the method.
+        hostile: Their descriptions may be lies.
     """
     training = {name: member.train for name, member in executor.clients.items()}
     K = trainer.method.task.num_classes
@@ -62,9 +56,6 @@ def stages(
     """Return the stages of a federation.
 
     Args:
-        trainer: The trainer, with the method and the codec.
-        participation: The clients, and who takes part.
-        hostile: The hostile clients of a simulation.
         ask: Asks clients that hold their own uploads for secure aggregation; None for those of this process.
 
     Raises:
@@ -95,11 +86,7 @@ def stages(
 def _hiding(
     experiment: Experiment, trainer: LocalTrainer, participation: Participation
 ) -> ClientPrivacy | SamplePrivacy | None:
-    """Return the stage of differential privacy; None if there is none, or nothing is ever sent.
-
-    Raises:
-        ConfigError: If other options would undo it, or its own do not suit the method or the clients.
-    """
+    """Return the stage of differential privacy; None if there is none, or nothing is ever sent."""
     method, options = trainer.method, experiment.privacy
     if options.mode == "none" or method.upload_schema is None:
         return None
@@ -136,12 +123,7 @@ def secure_stage(
     """Return the stage of secure aggregation; None if the experiment has none.
 
     Args:
-        trainer: The trainer, with the method and the codec.
         ask: Asks clients that hold their own uploads; None for those of this process.
-        hiding: What hides clients in the sums.
-
-    Raises:
-        ConfigError: If the method needs more than sums.
     """
     if not experiment.secure.aggregation:
         return None

@@ -27,10 +27,7 @@ def grid(items: Iterable[str]) -> tuple[Tree, Tree]:
     Commas inside brackets or quotes do not separate values.
 
     Returns:
-        Overrides by value by axis, as ``compare.axes`` has them; and values by dotted name.
-
-    Raises:
-        ConfigError: If an item has no ``=``, or names a value twice.
+        Overrides by value by axis, as in ``compare.axes``; and values by dotted name.
 
     Example:
         >>> grid(["method.s=50,150", "rounds=4"])
@@ -69,15 +66,7 @@ def _split(text: str) -> list[str]:
 
 
 def sweep_plan(tree: Tree, axes: Mapping[str, Tree], *, most: int = 1_000_000) -> Plan:
-    """Return the runs of a sweep.
-
-    Args:
-        tree: The recipe with overrides, methods and seeds.
-        axes: See :func:`grid`.
-
-    Raises:
-        ProtofedError: If there is nothing to vary, or the first run along an axis is invalid.
-    """
+    """Return the runs of a sweep."""
     compare, options = tree.get("compare", {}), comparison(tree)
     runs = max(1, len(options.seeds)) * max(1, len(options.methods))
     for values in axes.values():
@@ -90,15 +79,12 @@ def sweep_plan(tree: Tree, axes: Mapping[str, Tree], *, most: int = 1_000_000) -
 
 
 def estimate(plan: Plan, directory: Path, jobs: int, sample: float = SAMPLE) -> str:
-    """Run the beginning of the first run of each method; return how long all take in words.
+    """Run the beginning of the first run of each method; return the time that all take, in words.
 
     What was run is kept, and the sweep goes on from there.
 
     Args:
         sample: Seconds for each method's first run, which ends after the round in which they are over.
-
-    Raises:
-        ProtofedError: If one of these runs fails.
     """
     claim(directory)
     tasks = plan.tasks(directory, resume=True)

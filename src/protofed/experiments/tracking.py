@@ -15,8 +15,10 @@ from typing import Any, ClassVar
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments import Progress
-from protofed.runs import RoundRecord, Run, flat, read_config
-from protofed.runs.records import SCORED
+from protofed.runs.files import read_config
+from protofed.runs.labels import flat
+from protofed.runs.records import SCORED, RoundRecord
+from protofed.runs.run import Run
 
 
 class Tracker(Progress, ABC):
@@ -40,26 +42,16 @@ class Tracker(Progress, ABC):
         """Begin a run, and return what the tracker needs to go on with it.
 
         Args:
-            config: The resolved configuration by dotted names.
+            config: Resolved, by dotted names.
         """
 
     @abstractmethod
     def log(self, run: Any, round: int, values: Mapping[str, float]) -> None:
-        """Log the scalars of a round.
-
-        Args:
-            run: Result of :meth:`begin`.
-            values: Scalars by name.
-        """
+        """Log the scalars of a round of a run, as :meth:`begin` returned it."""
 
     @abstractmethod
     def end(self, run: Any, summary: Mapping[str, float]) -> None:
-        """End a run.
-
-        Args:
-            run: Result of :meth:`begin`.
-            summary: Final and best accuracy by rule.
-        """
+        """End a run with its final and best accuracy by rule."""
 
     # The reports.
 
@@ -216,14 +208,7 @@ TRACKERS: dict[str, type[Tracker]] = {
 
 
 def trackers(names: Iterable[str]) -> list[Tracker]:
-    """Return the trackers of some names.
-
-    Args:
-        names: Keys of :data:`TRACKERS`.
-
-    Raises:
-        ConfigError: If there is no such tracker, or its package is not installed.
-    """
+    """Return the trackers called ``names``, with their packages installed."""
     found = []
     for name in names:
         if name not in TRACKERS:

@@ -16,7 +16,9 @@ from protofed.experiments.batch import RunTask, claim, folder, run_tasks
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Measure, Progress
 from protofed.experiments.sweeping import grid
-from protofed.runs import RoundRecord, Run, main_rule
+from protofed.runs.records import RoundRecord
+from protofed.runs.rules import main_rule
+from protofed.runs.run import Run
 from protofed.storage.files import read_json, write_json
 from protofed.untrusted.decoding import decoded
 
@@ -34,9 +36,7 @@ class SearchRange:
     """An interval in which an option varies.
 
     Attributes:
-        low: Smallest value.
-        high: Largest value.
-        log: Whether orders of magnitude are alike.
+        log: Orders of magnitude are alike.
     """
 
     low: float
@@ -53,11 +53,8 @@ class Trial:
     """One try.
 
     Attributes:
-        values: Value of each option.
-        score: Mean over seeds of the best validation accuracy, in fractions; None if it was given up or failed.
+        score: Mean over seeds of the best validation accuracy, in fractions; None if given up or failed.
         steps: Mean validation accuracy so far, by the number of rounds run with all seeds.
-        ended: ``complete``, ``pruned`` or ``failed``.
-        reason: Why it failed.
     """
 
     values: dict[str, Any]
@@ -72,14 +69,7 @@ class Trial:
 
     @classmethod
     def from_dict(cls, value: Any, space: Space, where: str) -> Trial:
-        """Return a trial that was written.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is something else.
-        """
+        """Return a trial that was written."""
         found = decoded(value, cls, where)
         if found.values.keys() != space.keys() or (found.score is None) == (found.ended == "complete"):
             raise CheckpointError(f"{where}: holds a trial that is none of this search")
@@ -91,9 +81,7 @@ class Tuned:
     """The outcome of a search.
 
     Attributes:
-        directory: Its directory.
-        trials: All trials in order.
-        unfinished: Whether the time was up before the last one.
+        unfinished: The time was up before the last trial.
     """
 
     directory: Path
@@ -108,10 +96,7 @@ class Tuned:
 
 
 def space_of(items: Iterable[str]) -> tuple[Space, Tree]:
-    """Return what varies, and the plain overrides, of ``NAME=LOW..HIGH[:log]``, ``NAME=VALUE,…`` or ``NAME=VALUE``.
-
-    Raises:
-        ConfigError: If an item is something else, or an interval is empty.
+    """Return the axes and plain overrides of ``NAME=LOW..HIGH[:log]``, ``NAME=VALUE,…`` or ``NAME=VALUE``.
 
     Example:
         >>> space_of(["method.lambda=0.1..10:log", "method.scaling=true,false", "rounds=4"])[0]["method.lambda"]
@@ -135,16 +120,7 @@ def space_of(items: Iterable[str]) -> tuple[Space, Tree]:
 
 
 def check_options(tree: Tree, method: str, space: Space) -> None:
-    """Refuse options of a method that it does not have, which would vary without effect.
-
-    Args:
-        tree: The recipe with its overrides.
-        method: Method or variant to tune.
-        space: See :func:`space_of`.
-
-    Raises:
-        ConfigError: If there is one, or a variant fixes it.
-    """
+    """Refuse options of a method that it does not have, which would vary without effect."""
     axes = {
         name: {"value": {name: part.low if isinstance(part, SearchRange) else part[0]}}
         for name, part in space.items()
@@ -243,18 +219,12 @@ def tune(
     machine.
 
     Args:
-        tree: The recipe with its overrides.
-        space: See :func:`space_of`.
-        method: Method or variant to tune.
-        seeds: Seeds of every trial.
-        trials: Number of trials in all.
-        jobs: Number of trials that run at a time.
-        deadline: Time (of :func:`time.monotonic`) after which no further round begins; None for none.
-        measure: As for :class:`~protofed.experiments.batch.RunTask`.
+        trials: In all.
+        jobs: Trials that run at a time.
+        deadline: Of :func:`time.monotonic`; no further round begins after it.
 
     Raises:
         ConfigError: If nothing varies, or there are no validation samples.
-        ProtofedError: If the first trial is invalid, or the directory holds something else.
     """
     _optuna()
     if not space:
@@ -308,7 +278,7 @@ def _experiments(tree: Tree, values: Mapping[str, Any], method: str, seeds: Sequ
 
 
 def _identity(tree: Tree, space: Space, method: str, seeds: Sequence[int]) -> Tree:
-    """Return what trials of one search have in common."""
+    """Return the description that trials of one search have in common."""
     parts = {n: vars(part) if isinstance(part, SearchRange) else list(part) for n, part in space.items()}
     keys = [folder(experiment) for experiment in _experiments(tree, _first(space), method, seeds)]
     return {"space": parts, "method": method, "seeds": list(seeds), "runs": keys}

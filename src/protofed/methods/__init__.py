@@ -94,11 +94,7 @@ def _import_all() -> None:
 
 
 def get(name: str) -> type[Method]:
-    """Return the method class called ``name``, or ``package.module:Class`` / ``file.py:Class`` of your own.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Return the method class called ``name``, or ``package.module:Class`` / ``file.py:Class`` of your own."""
     if ":" not in name:
         return methods().get(name)
     found = user_class("method", name, Method, "protofed.methods.Method")
@@ -111,9 +107,6 @@ def for_parts(kind: type[Method], options: Any, task: Task, widths: Sequence[int
 
     Args:
         widths: Length of the features of each encoder that clients are dealt; empty if all share one.
-
-    Raises:
-        ConfigError: If the method needs features that are trained.
     """
     from protofed.methods.parts.grouped import Grouped
 

@@ -24,21 +24,9 @@ from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Method,
-    Phase,
-    Round,
-    Task,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
+from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.expert import EXPERT
 from protofed.methods.parts.prior import cross_entropy, log_prior, over
 from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights, with_samples
@@ -171,7 +159,7 @@ class Beacon(Method[BeaconOptions]):
         return copied(shared_weights(self.network, buffers=False))
 
     def notes(self) -> tuple[str, ...]:
-        """Tell the size of the beacon, and warn if a client's model is smaller."""
+        """Describe the size of the beacon, and warn if a client's model is smaller."""
         assert self.task.sizes is not None
         size, own = sum(p.numel() for p in self.network.parameters()), min(self.task.sizes())
         whose = "that all clients share" if self.options.exchange else "that each client has for itself"
@@ -244,11 +232,7 @@ class Beacon(Method[BeaconOptions]):
         return Round((Phase((beacon,), epochs=o.epochs), Phase((expert,), stays=True)))
 
     def beacon_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Balanced softmax: cross-entropy of ``h_θ(x) + π_i``.
-
-        Args:
-            received: Tensors received by the client.
-        """
+        """Balanced softmax: the cross-entropy of ``h_θ(x) + π_i``."""
         logits = model.extras["beacon"](batch.x).logits
         return {"beacon": batch.cross_entropy(logits + state["beacon_prior"])}, None
 
@@ -306,7 +290,6 @@ class Beacon(Method[BeaconOptions]):
         Args:
             f: ``(B, K)`` outputs of the expert.
             g: ``(B, K)`` log-probabilities of the beacon.
-            received: Tensors received by the client, with the learned fusion if there is one.
         """
         if self.options.fusion == "validation":
             weights = received["fusion"]

@@ -52,7 +52,6 @@ class Update:
     """One optimiser step on a batch.
 
     Attributes:
-        loss: The objective.
         trainable: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``).
         optimizer: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``.
         clip: Largest Euclidean norm of a gradient; longer ones are shortened to it. The client's model and each
@@ -73,11 +72,7 @@ class Update:
         return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
     def terms(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Return the loss's terms and the model's output.
-
-        Raises:
-            ConfigError: If the loss returns anything else.
-        """
+        """Return the loss's terms and the model's output."""
         result = self.loss(model, batch, received, state)
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], dict):
             return result
@@ -90,11 +85,11 @@ class Phase:
 
     Attributes:
         updates: Carried out one after the other on every batch.
-        epochs: Passes over the data; None for the experiment's number of local epochs.
-        source: Source of the samples: None for the client's training data, otherwise a function of the client that
-            returns ``(x, y)``, such as pseudo-features drawn from received mixtures.
-        only: Whether a client takes part; None for all.
-        stays: Whether nothing that it trains ever leaves the client or influences what does.
+        epochs: None for the experiment's number of local epochs.
+        source: Returns ``(x, y)``, e.g. pseudo-features drawn from received mixtures; None for the client's
+            training data.
+        only: Returns whether a client takes part; None for all.
+        stays: Nothing that it trains ever leaves the client or influences what does.
         after: Called after every epoch with the client, whose state it may change, and the epoch's statistics if
             they are collected ``"during"`` training, otherwise none.
     """
@@ -113,12 +108,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Round:
-    """What happens in a round.
+    """The phases of a round, and who takes part in it.
 
     Attributes:
-        phases: The parts of local training.
-        communicates: Whether clients upload, if the method has an upload at all.
-        everyone: Whether all clients take part, whatever ``participation.fraction`` is.
+        communicates: Clients upload, if the method has an upload at all.
+        everyone: All clients take part, whatever ``participation.fraction`` is.
     """
 
     phases: tuple[Phase, ...]
@@ -132,7 +126,7 @@ class Statistics(NamedTuple):
     Attributes:
         of: Returns those of a batch, given the model's ``(B, d)`` features and ``(B, K)`` logits.
         when: In an eval-mode pass after training or before it, or from the training steps of the last epoch.
-        by_batch: Whether they are more than sums over samples, and so have to be computed batch by batch.
+        by_batch: They are more than sums over samples, and so have to be computed batch by batch.
     """
 
     of: Callable[[Output, Batch], Tensors]
@@ -162,11 +156,7 @@ class Method(Generic[O]):
     suit the task are refused when the method is constructed.
 
     Attributes:
-        name: The name that users write.
-        summary: One line for lists.
-        reference: The paper.
         Options: Frozen dataclass of hyperparameters, derived from :class:`protofed.options.Options`.
-        declared: The method's traits.
     """
 
     name: ClassVar[str]
@@ -181,17 +171,14 @@ class Method(Generic[O]):
 
     @classmethod
     def traits(cls, options: O) -> Traits:
-        """Return what is known of the method from its options."""
+        """Return the method's traits, which follow from its options."""
         return Traits()
 
     def check(self, clients: Mapping[str, bool]) -> None:
         """Check that the options suit the clients of the federation, before any training.
 
         Args:
-            clients: Their names, and whether they hold validation samples.
-
-        Raises:
-            ConfigError: If they name another client, or need validation samples that nobody holds.
+            clients: Holders of validation samples are True, by name.
         """
 
     def notes(self) -> tuple[str, ...]:
@@ -213,7 +200,7 @@ class Method(Generic[O]):
     # The client.
 
     def round(self, number: int) -> Round:
-        """Return what happens in a round, counted from 1."""
+        """Return the phases of a round, counted from 1."""
         return Round((Phase((Update(self.loss),)),))
 
     @property
@@ -222,11 +209,7 @@ class Method(Generic[O]):
         return None
 
     def extend(self, model: SplitModel) -> None:
-        """Add networks of the method's own to ``model.extras``; called once, under the client's init seed.
-
-        Raises:
-            ConfigError: If the method cannot work with such a model.
-        """
+        """Add networks of the method's own to ``model.extras``; called once, under the client's init seed."""
 
     def client_state(self, counts: Tensor) -> Tensors:
         """Return a new client's state, given its ``(K,)`` class counts, or noisy ones (see :attr:`Traits.kept`)."""
@@ -236,8 +219,7 @@ class Method(Generic[O]):
         """Return a trained client's state for predictions where its class frequencies have changed.
 
         Args:
-            state: The state, which must not be modified.
-            counts: ``(K,)`` int64 numbers of samples per class, in proportion to the new frequencies.
+            counts: ``(K,)`` int64, in proportion to the new frequencies.
         """
         return state
 
@@ -248,7 +230,7 @@ class Method(Generic[O]):
         :meth:`begin`.
 
         Args:
-            message: The broadcast; None while the server has nothing to send.
+            message: None while the server has nothing to send.
 
         Returns:
             Dense tensors for losses and predictions, which must make both fall back to local training if
@@ -263,10 +245,6 @@ class Method(Generic[O]):
         """Return the terms that a client minimises; the default is cross-entropy.
 
         Must be pure, and must leave padding out of its means (:meth:`Batch.mean`).
-
-        Args:
-            received: Result of :meth:`receive`.
-            state: The method's state on the client.
         """
         output = model(batch.x)
         return {"cross_entropy": batch.cross_entropy(output.logits)}, output
@@ -276,9 +254,6 @@ class Method(Generic[O]):
 
         Args:
             statistics: Sums over the training data; empty if none were collected.
-
-        Raises:
-            NotImplementedError: If the method declares an upload but does not compose it.
         """
         raise NotImplementedError
 
@@ -287,9 +262,6 @@ class Method(Generic[O]):
 
         Args:
             model: The client's model, in eval mode; all rules should share one forward pass.
-            batch: The samples; labels do not matter.
-            received: Result of :meth:`receive`.
-            state: The method's state on the client.
         """
         return {HEAD.name: model(batch.x).logits}
 
@@ -300,30 +272,27 @@ class Method(Generic[O]):
         return {}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
-        """Return the message that opens a round; None if there is nothing to send yet.
+        """Return the message that opens a round, counted from 1; None if there is nothing to send yet.
 
         Args:
-            round: The round, counted from 1.
-            client: The receiving client's name if messages are personal, otherwise None.
+            client: The receiver if messages are personal, otherwise None.
         """
         return None
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Return the server's state after a round.
+        """Return the server's state after a round, counted from 1.
 
         Args:
-            server: The state before the round.
             uploads: An iterator over at least one upload, in a fixed order of clients. Consume it once and keep
                 only the necessary, so that thousands of clients can be aggregated as they arrive. Without uploads,
                 the server keeps its state, and the method is not asked.
-            round: The round, counted from 1.
         """
         for _ in uploads:
             pass
         return Aggregate(server, {})
 
     def read(self, message: Payload, server: Tensors) -> Payload:
-        """Return what a message of either way tells, e.g. whole rows of which some entries were sent."""
+        """Return the content of a message of either direction, e.g. whole rows of which some entries were sent."""
         return message
 
     # For the engine.
@@ -339,11 +308,7 @@ class Method(Generic[O]):
 
 
 def predict(method: Method, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-    """Return per rule the ``(B,)`` int64 classes with the largest :meth:`Method.scores`, -1 where not finite.
-
-    Raises:
-        ConfigError: If the method declares a rule without scores.
-    """
+    """Return per rule the ``(B,)`` int64 classes with the largest :meth:`Method.scores`, -1 where not finite."""
     scores = method.scores(model, batch, received, state)
     if lacking := [rule for rule in method.rules if rule not in scores]:
         raise ConfigError(f"{method.name} declares the rule {lacking[0]}, of which its scores say nothing")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedAvgOptions(Options):
-    """How the server averages."""
+    """Options of the server's average."""
 
     weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean: n_i, or 1")
     share_buffers: bool = option(
@@ -100,7 +100,7 @@ class FedAvg(Method[W]):
         return with_samples(self.broadcast_schema, self.options.weighting)
 
     def notes(self) -> tuple[str, ...]:
-        """Tell how much of the model is shared, and where BatchNorm's running statistics stay."""
+        """Describe the shared share of the model, and the place of BatchNorm's running statistics."""
         return sharing_notes(self.first_model(), self.shares, self.options.share_buffers)
 
     # The client: ClientUpdate(i, w^t).
@@ -130,12 +130,7 @@ class FedAvg(Method[W]):
         return {**weights, "samples": local.counts.sum()}
 
     def classify(self, model: Callable[[Tensor], Output], batch: Batch, received: Tensors) -> Tensor:
-        """Return the logits ``(B, K)`` of a model.
-
-        Args:
-            model: The client's or the global model.
-            received: Tensors received by the client.
-        """
+        """Return the logits ``(B, K)`` of a model."""
         return model(batch.x).logits
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
@@ -165,9 +160,8 @@ def average(server: Tensors, uploads: Iterable[Upload], weighting: str) -> Tenso
     """Return ``Σ_i (n_i / Σ n)·w_i``.
 
     Args:
-        server: The present weights ``w^t``, which stay if there are no uploads.
+        server: The present weights ``w^t``, which stay without uploads.
         uploads: Each with the same weights ``w_i``, and ``samples`` ``n_i``.
-        weighting: ``samples`` as above, or ``uniform`` for the plain mean.
     """
     mean = WeightedMean()
     for upload in uploads:

@@ -70,7 +70,6 @@ class FedCOF(ClosedForm[FedCOFOptions]):
         """Return the classifier.
 
         Args:
-            total: The sums of all clients.
             scatter: ``Σ_k (N_k − 1)·Σ̂_k``, ``(d, d)``.
             ridge: ``γ·Σ_k (N_k − 1)``.
         """

@@ -16,21 +16,8 @@ import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Method,
-    Phase,
-    Round,
-    Statistics,
-    Task,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Method, Phase, Round, Statistics, Terms, Traits, Update, Upload
+from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.presets import Preset, filled
 from protofed.options import Options, option
 from protofed.prototypes.means import class_means, class_sums

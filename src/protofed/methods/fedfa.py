@@ -122,12 +122,7 @@ class FedFA(FedAvg[FedFAOptions]):
         }, output
 
     def calibration(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """``CE(g(a_c), c)`` over all K anchors.
-
-        Args:
-            received: Tensors received by the client.
-            state: The method's state of the client.
-        """
+        """``CE(g(a_c), c)`` over all K anchors."""
         anchors = received["anchors"]
         classes = torch.arange(len(anchors), device=anchors.device)
         return {"calibration": F.cross_entropy(model.head(anchors), classes)}, None

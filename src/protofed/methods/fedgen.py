@@ -21,20 +21,9 @@ from torch import Tensor
 
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Phase,
-    Round,
-    Task,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.generator import (
     FeatureGenerator,
@@ -191,12 +180,7 @@ class FedGen(FedAvg[FedGenOptions]):
         return received
 
     def weight(self, first: float, round: int) -> float:
-        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0.
-
-        Args:
-            first: Weight in round 1.
-            round: Number of the round, from 1.
-        """
+        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
         return max(self.options.floor, first * self.options.decay ** (round - 1)) if first else 0.0
 
     def round(self, number: int) -> Round:
@@ -209,14 +193,7 @@ class FedGen(FedAvg[FedGenOptions]):
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
     ) -> Terms:
-        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·KL(softmax g(G(ε', y)) ‖ p(x))``, the teacher held fixed.
-
-        Args:
-            alpha: ``α_t``.
-            beta: ``β_t``.
-            received: Tensors received by the client.
-            state: The method's state of the client.
-        """
+        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·KL(softmax g(G(ε', y)) ‖ p(x))``, the teacher held fixed."""
         output = model(batch.x)
         terms = {"cross_entropy": batch.cross_entropy(output.logits)}
         if alpha:
@@ -268,9 +245,7 @@ class FedGen(FedAvg[FedGenOptions]):
         """Return ``Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) + η·div``, or ``CE(Σ_i (n_i/n)·g_i(G), y) + η·div``.
 
         Args:
-            heads: The classifiers ``g_i`` of this round's clients.
             noise: ``(B, z)``.
-            labels: ``(B,)`` int64.
             features: ``(B, d)``, ``G`` of both.
         """
         if self.options.ensemble == "models":

@@ -22,19 +22,8 @@ from torch import Tensor, nn
 
 from protofed.errors import PayloadError
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Phase,
-    Round,
-    Task,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Phase, Round, Terms, Traits, Update, Upload
+from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.lowrank import LowRank
@@ -147,11 +136,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         return {**_named("mentee", self.initial), "version": torch.tensor(-1)}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Start from the global mentee.
-
-        Raises:
-            PayloadError: If the update does not follow the version that the client has.
-        """
+        """Start from the global mentee."""
         if message is None:
             return {}
         mentee, version, held = local.model.extras["mentee"], message["version"], int(local.state["version"])

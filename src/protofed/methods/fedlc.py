@@ -70,11 +70,7 @@ class FedLC(FedAvg[FedLCOptions]):
         return {**state, "own_calibration": self.calibration(counts.to(state["calibration"].device))}
 
     def calibration(self, counts: Tensor) -> Tensor:
-        """Return ``c_i``, ``(K,)``.
-
-        Args:
-            counts: ``(K,)`` int64 samples per class ``n_y``.
-        """
+        """Return ``c_i``, ``(K,)``, from the ``(K,)`` int64 samples per class."""
         if self.options.calibration == "prior":
             return log_prior(counts, self.options.rho, self.task.dtype)
         margins = -self.options.tau * counts.clamp(min=1).double().pow(-0.25)

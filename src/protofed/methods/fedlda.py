@@ -49,7 +49,6 @@ def discriminant(total: Sums, shrinkage: Shrinkage, dtype: torch.dtype) -> Linea
     Σ is a multiple of I, and the nearest mean the answer.
 
     Args:
-        total: The sums of the samples.
         shrinkage: ``s``, or ``oas``.
         dtype: Type in which moments were sent.
     """
@@ -66,7 +65,6 @@ def shrunk(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
 
     Args:
         covariance: ``Σ``, ``(d, d)``.
-        n: Number of samples.
         shrinkage: ``s``, or ``oas``: the oracle approximating shrinkage, which needs nothing but Σ and n.
     """
     variance = covariance.diagonal().mean().clamp(min=0)
@@ -80,7 +78,6 @@ def pivoted(moment: Tensor, rank: int) -> Tensor:
     """Return ``R``, ``(rank, d)``, with ``RᵀR`` a matrix of that rank: that of φ = QR with pivoted columns.
 
     Args:
-        moment: The matrix, ``(d, d)``, symmetric and without negative eigenvalues.
         rank: Number of rows; those that rounding leaves nothing for are 0.
     """
     rows, left = moment.new_zeros(rank, len(moment)), moment.diagonal().clone()
@@ -95,12 +92,7 @@ def pivoted(moment: Tensor, rank: int) -> Tensor:
 
 
 def oracle(covariance: Tensor, n: float) -> float:
-    """Return the oracle approximating shrinkage (Chen et al., Eq. 23, as scikit-learn has it).
-
-    Args:
-        covariance: ``Σ``, ``(d, d)``.
-        n: Number of samples.
-    """
+    """Return the oracle approximating shrinkage (Chen et al., Eq. 23, as scikit-learn has it)."""
     d = len(covariance)
     mean_square, square = float(covariance.square().mean()), float(covariance.diagonal().mean()) ** 2
     apart = (n + 1) * (mean_square - square / d)
@@ -113,13 +105,7 @@ SHARES = {0.3: "a third of", 0.1: "a tenth of", 0.03: "a thirtieth of", 0.01: "a
 
 
 def told(kappa: float, shrinkage: Shrinkage, voted: bool) -> str:
-    """Return in whole sentences which κ and s apply, and what they mean.
-
-    Args:
-        kappa: ``κ``.
-        shrinkage: ``s``, or ``oas``.
-        voted: Whether validation samples chose them.
-    """
+    """Return in whole sentences which κ and s apply, and what they mean."""
     share = "others' data do not count"
     if kappa:
         share = f"others' data count {SHARES.get(kappa, f'{kappa:g} times')} a client's own"
@@ -326,7 +312,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         """Make the classifiers of all, and of the client: its own samples and κ times the others'.
 
         Args:
-            message: The broadcast; None for the client's own samples alone.
+            message: None for the client's own samples alone.
         """
         dtype, K = self.task.dtype, self.task.num_classes
         if not self.mixes and message is not None:
@@ -359,11 +345,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return self.sums_of(upload)
 
     def others(self, local: Local, own: Sums, total: Sums) -> Sums:
-        """Return the sums of all other clients.
-
-        Args:
-            total: Those of all clients, perhaps with its own.
-        """
+        """Return the sums of all other clients."""
         reported = (local.counts >= max(1, local.least_samples)).cpu()
         mine = own if bool((reported == (own.counts > 0)).all()) else self.own_sums(local, among=reported)
         if not bool(local.state["sent"]) or bool((mine.counts > total.counts).any()):
@@ -374,11 +356,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     @torch.no_grad()
     def hits(self, local: Local, own: Sums, others: Sums) -> list[int]:
-        """Return how many of a client's validation samples each choice gets right by the rule ``head``.
-
-        Args:
-            others: Those of all others.
-        """
+        """Count the validation samples of a client that each choice classifies correctly by the rule ``head``."""
         batches = [(local.model(batch.x).features, batch.y) for batch in local.validation()]
         found = []
         for kappa, shrinkage in self.choices if batches else []:
@@ -389,12 +367,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return found or [0] * len(self.choices)
 
     def head(self, classifier: Linear, features: Tensor, state: Tensors) -> Tensor:
-        """Return log-posteriors of the client's classes, up to a constant.
-
-        Args:
-            features: ``(B, d)``.
-            state: The method's state on the client.
-        """
+        """Return log-posteriors of the client's classes, up to a constant."""
         return within(classifier.scores(features) + state["prior"], classifier.present, state["own"])
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
@@ -414,12 +387,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return scores
 
     def both(self, output: Output, received: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
-        """Return ``log p_own`` and ``log p_closed`` over the client's classes, ``(B, K)`` each.
-
-        Args:
-            output: Features and the outputs of the client's own network.
-            state: The method's state on the client.
-        """
+        """Return ``log p_own`` and ``log p_closed`` over the client's classes, ``(B, K)`` each."""
         closed = self.head(Linear.named(received, "own_" if self.mixes else ""), output.features, state)
         return expert.likely(self.options.expert, output.logits, state), closed.log_softmax(-1)
 
@@ -459,7 +427,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         }
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Say which κ and s were chosen, in figures and in words."""
+        """Describe the chosen κ and s, in figures and in words."""
         state, diagnostics = super().aggregate(server, uploads, round)
         kappa, shrinkage = self.choices[int(state.get("choice", 0))]
         chosen = {} if shrinkage == "oas" else {"shrinkage": shrinkage}

@@ -13,11 +13,7 @@ from protofed.options import NoOptions
 
 
 def nearest_by_cosine(total: Sums) -> Linear:
-    """Return the classifier with the largest ``φ·μ_k/‖μ_k‖``.
-
-    Args:
-        total: The sums that have the class means ``μ_k``.
-    """
+    """Return the classifier with the largest ``φ·μ_k/‖μ_k‖``."""
     means = total.means
     return Linear(F.normalize(means.rows, dim=-1, eps=1e-300), means.rows.new_zeros(len(means.rows)), means.present)
 

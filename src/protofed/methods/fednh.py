@@ -17,20 +17,9 @@ from torch import Tensor, nn
 
 from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Phase,
-    Round,
-    Statistics,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Phase, Round, Statistics, Terms, Traits, Update, Upload
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
+from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions

@@ -18,21 +18,9 @@ from torch import Tensor
 
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Phase,
-    Round,
-    Statistics,
-    Task,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Phase, Round, Statistics, Terms, Traits, Update, Upload
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.generator import (
     FeatureGenerator,
     GeneratorOptions,
@@ -41,7 +29,7 @@ from protofed.methods.parts.generator import (
     Teachers,
     diversity,
 )
-from protofed.methods.parts.nearest import class_statistics, no_prototypes
+from protofed.methods.parts.nearest import class_statistics, no_rows
 from protofed.methods.parts.weights import WeightedMean, weight_of
 from protofed.options import option
 from protofed.prototypes.inference import pull
@@ -127,12 +115,7 @@ class FedPA(FedAvg[FedPAOptions]):
         return self._schema(self.generator.upload_fields())
 
     def weight(self, first: float, floor: float, round: int) -> float:
-        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0.
-
-        Args:
-            first: Weight in round 1.
-            round: Number of the round, from 1.
-        """
+        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
         return max(floor, first * self.options.decay ** (round - 1)) if first else 0.0
 
     def alpha(self, round: int) -> float:
@@ -151,7 +134,7 @@ class FedPA(FedAvg[FedPAOptions]):
         """Keep the weights, the generator, the prior, and the table of prototypes."""
         if message is None:
             weights = super().receive(local, None)
-            return {**weights, **self.generator.not_received(), **no_prototypes(self.task).tensors()}
+            return {**weights, **self.generator.not_received(), **no_rows(self.task).tensors()}
         rest = {n: t for n, t in message.items() if n not in ("classes", "prototypes")}
         table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
         return {**rest, **table.tensors()}
@@ -166,14 +149,7 @@ class FedPA(FedAvg[FedPAOptions]):
     def guided_loss(
         self, alpha: float, beta: float, model: SplitModel, batch: Batch, received: Tensors, state: Tensors
     ) -> Terms:
-        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·MSE(f(x), P_y)``; a class without a prototype has no pull.
-
-        Args:
-            alpha: ``α_t``.
-            beta: ``β_t``.
-            received: Tensors received by the client.
-            state: The method's state of the client.
-        """
+        """Return ``CE + α_t·CE(g(G(ε, y')), y') + β_t·MSE(f(x), P_y)``; a class without a prototype has no pull."""
         output = model(batch.x)
         terms = {"cross_entropy": batch.cross_entropy(output.logits)}
         if alpha:
@@ -203,7 +179,7 @@ class FedPA(FedAvg[FedPAOptions]):
 
     def server_state(self) -> Tensors:
         """Start from one initial model and a random generator, without prototypes."""
-        return {**self.initial, **self.generator.server_state(), **no_prototypes(self.task).tensors()}
+        return {**self.initial, **self.generator.server_state(), **no_rows(self.task).tensors()}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
         """Send ``w^t``, ``G``, the prior, and the prototypes that exist."""
@@ -248,14 +224,6 @@ class FedPA(FedAvg[FedPAOptions]):
 
         The push away from prototypes begins in the second round; without a limit it has no lower bound. Pairs of
         one label do not count as diverse.
-
-        Args:
-            prototypes: Global prototypes ``P``.
-            round: The round, counted from 1.
-            heads: The classifiers ``g_i`` of this round's clients.
-            noise: ``(B, z)``.
-            labels: ``(B,)`` int64.
-            features: ``(B, d)``, ``G`` of both.
         """
         o = self.options
         different = labels.unsqueeze(0) != labels.unsqueeze(1)

@@ -50,14 +50,7 @@ class FedPer(SharedPart[FedPerOptions]):
 
 
 def check_personal(method: str, options: FedPerOptions, task: Task) -> None:
-    """Check that the private parts exist and leave something to share.
-
-    Args:
-        method: Name of the method, for the message.
-
-    Raises:
-        ConfigError: If they do not.
-    """
+    """Check that the private parts exist and leave something to share."""
     model = first_model(task)
     check_parts("method.personal", options.personal, model)
     if all(within(options.personal)(n) for n, _ in model.named_parameters()):

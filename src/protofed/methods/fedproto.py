@@ -14,15 +14,8 @@ from torch import Tensor
 
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Statistics, Tensors, Terms, Traits, Upload
-from protofed.methods.parts.nearest import (
-    SeenUploads,
-    class_statistics,
-    mean_of,
-    nearest_scores,
-    no_prototypes,
-    pulled,
-)
-from protofed.methods.parts.prior import SoftmaxOptions, own_classes, shifted
+from protofed.methods.parts.nearest import SeenUploads, class_statistics, mean_of, nearest_scores, no_rows, pulled
+from protofed.methods.parts.prior import Shifting, SoftmaxOptions, own_classes
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN, LOCAL
 from protofed.options import option
 from protofed.prototypes.inference import Distance
@@ -65,7 +58,7 @@ P = TypeVar("P", bound=FedProtoOptions)
 
 
 @register
-class FedProto(Method[P]):
+class FedProto(Shifting, Method[P]):
     """Algorithm 1: LocalUpdate and prototype aggregation; a relative with another server overrides :meth:`update`.
 
     Server state: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``: a class that nobody reports keeps its last
@@ -112,11 +105,7 @@ class FedProto(Method[P]):
     def client_state(self, counts: Tensor) -> Tensors:
         """Start without local prototypes, and for balanced softmax with the client's class frequencies."""
         prior = own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
-        return no_prototypes(self.task).tensors() | prior
-
-    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
-        """Predict with the new frequencies of the classes that were learned."""
-        return shifted(state, counts)
+        return no_rows(self.task).tensors() | prior
 
     @property
     def gamma(self) -> float:
@@ -126,7 +115,7 @@ class FedProto(Method[P]):
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Return the table of upscaled global prototypes ``γ·C``, of all classes or of the client's own."""
         if message is None:
-            return no_prototypes(self.task).tensors()
+            return no_rows(self.task).tensors()
         table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
         if self.options.classes == "own":
             table = table.only((local.counts > 0).to(table.present.device))
@@ -158,7 +147,7 @@ class FedProto(Method[P]):
 
     def server_state(self) -> Tensors:
         """Start without global prototypes."""
-        return no_prototypes(self.task).tensors()
+        return no_rows(self.task).tensors()
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the global prototypes that exist; nothing in the first round.
@@ -178,8 +167,8 @@ class FedProto(Method[P]):
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``."""
-        new = mean_of(uploads, self.task, divided=self.options.aggregation == "paper")
-        return Aggregate(self.merge(server, new), {})
+        divided = self.options.aggregation == "paper"
+        return Aggregate(self.merge(server, mean_of(uploads, self.task, divided=divided)), {})
 
     def merge(self, server: Tensors, new: Prototypes) -> Tensors:
         """Return the server's state with new prototypes; the other classes keep theirs."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods import register
@@ -49,11 +50,11 @@ class FedUV(FedAvg[FedUVOptions]):
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy and the two regularisers, which are 0 for a batch of one sample."""
         output = model(batch.x)
+        z = F.normalize(output.features, dim=-1, eps=1e-12) if self.options.normalise else output.features
         return {
             "cross_entropy": batch.cross_entropy(output.logits),
             "variance": self.options.variance * variance_hinge(output.logits.softmax(-1), batch.weight),
-            "uniformity": self.options.uniformity
-            * uniformity(_unit(output.features) if self.options.normalise else output.features, batch.weight),
+            "uniformity": self.options.uniformity * uniformity(z, batch.weight),
         }, output
 
 
@@ -62,7 +63,7 @@ def variance_hinge(p: Tensor, weight: Tensor | None = None) -> Tensor:
 
     Args:
         p: ``(B, K)`` probabilities; their standard deviation over the batch is the unbiased one.
-        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
+        weight: ``(B,)``, 0 for padding; None keeps all.
     """
     w = torch.ones_like(p[:, 0]) if weight is None else weight.to(p.dtype)
     n = w.sum()
@@ -80,7 +81,7 @@ def uniformity(z: Tensor, weight: Tensor | None = None) -> Tensor:
 
     Args:
         z: ``(B, d)`` features.
-        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
+        weight: ``(B,)``, 0 for padding; None keeps all.
     """
     if len(z) < 2:
         return z.new_zeros(())
@@ -94,7 +95,3 @@ def uniformity(z: Tensor, weight: Tensor | None = None) -> Tensor:
     sigma = torch.where(number > 0, median, 1.0)
     mean = ((-squared / sigma).exp() * real).sum() / real.sum().clamp(min=1)
     return torch.where(number > 0, mean, 0.0)
-
-
-def _unit(z: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(z, dim=-1, eps=1e-12)

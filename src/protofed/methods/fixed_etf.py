@@ -14,7 +14,7 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Method, Tensors, Terms, Traits
 from protofed.methods.parts.nearest import nearest_scores, pulled
-from protofed.methods.parts.prior import SoftmaxOptions, own_classes, shifted
+from protofed.methods.parts.prior import Shifting, SoftmaxOptions, own_classes
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions
@@ -34,7 +34,7 @@ class FixedETFOptions(SoftmaxOptions):
 
 
 @register
-class FixedETF(Method[FixedETFOptions]):
+class FixedETF(Shifting, Method[FixedETFOptions]):
     """``CE + λ·MSE(f(x), γ·z_y)`` with a simplex ETF ``z`` that all derive from the seed (spread, where K > d)."""
 
     name = "fixed_etf"
@@ -49,10 +49,6 @@ class FixedETF(Method[FixedETFOptions]):
     def client_state(self, counts: Tensor) -> Tensors:
         """Remember the classes that the client holds, and if need be how often."""
         return own_classes(counts, self.task.dtype, balanced=self.options.balanced)
-
-    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
-        """Predict with the new frequencies of the classes that were learned."""
-        return shifted(state, counts)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Derive the targets of all classes from the seed, in the dimension of the client's features."""

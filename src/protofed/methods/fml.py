@@ -15,20 +15,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Phase,
-    Round,
-    Task,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.fedavg import average
+from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.presets import Preset, filled

@@ -9,33 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Method,
-    Phase,
-    Round,
-    Task,
-    Tensors,
-    Terms,
-    Traits,
-    Update,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
+from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts import pseudo
-from protofed.methods.parts.prior import SoftmaxOptions, cross_entropy, head_scores, own_classes, shifted
+from protofed.methods.parts.prior import Shifting, SoftmaxOptions, cross_entropy, head_scores, own_classes
 from protofed.options import option
 from protofed.prototypes.etf import simplex_etf
-from protofed.prototypes.mixtures import fit_mixtures
 from protofed.runs.rules import Rule
 from protofed.wire.schema import Field, Payload, Schema
 
@@ -46,15 +32,9 @@ ETF = Rule(
     "etf",
     "ETF",
     "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
-    "",
-    "purple",
-    60,
+    colour="purple",
+    place=60,
 )
-VARIANCE_FLOOR = 1e-6
-LEAST_STD = 0.5 * VARIANCE_FLOOR**0.5
-"""On the wire; half of what clients fit, for rounding on the way."""
-MOST_COMPONENTS = 2**20
-"""In a broadcast, however many clients there are."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +76,12 @@ class GFPLOptions(SoftmaxOptions):
 
 
 @register
-class GFPL(Method[GFPLOptions]):
+class GFPL(Shifting, Method[GFPLOptions]):
     """Algorithm 2.
 
     A retraining in round t (``t ≥ t₁``, ``t mod S_T = 0``) is one exchange: mixtures go up at the end of round
-    ``t − 1`` and come down, fused, at the start of round t. No other round communicates. Server state: for every
-    component of every class its ``classes``, ``weights``, ``means`` and ``stds``.
+    ``t − 1`` and come down, fused, at the start of round t. No other round communicates. Server state: the fused
+    components, as :mod:`~protofed.methods.parts.pseudo` lists them.
     """
 
     name = "gfpl"
@@ -125,44 +105,31 @@ class GFPL(Method[GFPLOptions]):
 
     def __init__(self, options: GFPLOptions, task: Task) -> None:
         super().__init__(options, task)
-        o, K, p = options, task.num_classes, self.projection_dim
-        if o.dcs and p < K:
-            width, raised = (
-                ("projection_dim", "it") if o.projection_dim else ("d", "model.d or method.projection_dim")
-            )
-            raise ConfigError(
-                f"gfpl: its ETF needs {width} >= K, but {width} = {p} and K = {K}: raise {raised} or set "
-                "method.dcs=false"
-            )
-        if o.balanced and not o.cross_entropy:
-            raise ConfigError("gfpl: method.softmax=balanced needs method.cross_entropy above 0")
-        if o.projection_dim and not o.dcs:
-            raise ConfigError("gfpl: method.projection_dim needs the projection of method.dcs=true")
-        if not (o.cross_entropy or o.dcs):
-            raise ConfigError(
-                "gfpl: without method.dcs only cross-entropy trains: raise method.cross_entropy above 0"
-            )
-        if o.retrain == "batch" and o.retrain_epochs != 1:
-            raise ConfigError("gfpl: method.retrain_epochs counts the passes of method.retrain=epoch")
+        o, d, K = options, task.feature_dim, task.num_classes
+        self.projection_dim = p = o.projection_dim or d
+        self.each_batch = o.pfg and o.retrain == "batch"
+        width, raised = ("projection_dim", "it") if o.projection_dim else ("d", "model.d or method.projection_dim")
+        advice = f"raise {raised} or set method.dcs=false"
+        untrained, once = not (o.cross_entropy or o.dcs), o.retrain == "batch"
+        refused = {
+            f"its ETF needs {width} >= K, but {width} = {p} and K = {K}: {advice}": o.dcs and p < K,
+            "method.softmax=balanced needs method.cross_entropy above 0": o.balanced and not o.cross_entropy,
+            "method.projection_dim needs the projection of method.dcs=true": o.projection_dim and not o.dcs,
+            "without method.dcs only cross-entropy trains: raise method.cross_entropy above 0": untrained,
+            "method.retrain_epochs counts the passes of method.retrain=epoch": once and o.retrain_epochs != 1,
+        }
+        for fault, found in refused.items():
+            if found:
+                raise ConfigError(f"gfpl: {fault}")
 
     def notes(self) -> tuple[str, ...]:
-        """What is retrained without a projection, and what becomes of a head without cross-entropy."""
-        notes = []
-        if self.options.pfg and not self.options.dcs:
-            notes.append("Without the dual classifier there is no projection, so the head is retrained.")
-        if not self.options.cross_entropy:
-            notes.append("Without cross-entropy the head is never trained, and there is no rule head.")
-        return tuple(notes)
-
-    @property
-    def projection_dim(self) -> int:
-        """The dimension of the ETF."""
-        return self.options.projection_dim or self.task.feature_dim
-
-    @property
-    def each_batch(self) -> bool:
-        """Whether pseudo-features are drawn for every batch, and so within the loss."""
-        return self.options.pfg and self.options.retrain == "batch"
+        """Describe retraining without a projection, and a head without cross-entropy."""
+        o = self.options
+        said = {
+            "Without the dual classifier there is no projection, so the head is retrained.": o.pfg and not o.dcs,
+            "Without cross-entropy the head is never trained, and there is no rule head.": not o.cross_entropy,
+        }
+        return tuple(text for text, applies in said.items() if applies)
 
     # When, and what crosses the network.
 
@@ -170,31 +137,20 @@ class GFPL(Method[GFPLOptions]):
         """Return whether clients retrain in ``round``."""
         return self.options.pfg and round >= self.options.start and round % self.options.interval == 0
 
-    def _schema(self, limit: int, **more: Field) -> Schema:
-        fields = {
-            "classes": Field(("c",), "label", parameter=False, unique=False),
-            "weights": Field(("c",), minimum=0.0),
-            "means": Field(("c", "d")),
-            "stds": Field(("c", "d"), minimum=LEAST_STD),
-            **more,
-        }
-        return Schema(fields, self.task.num_classes, {"d": self.task.feature_dim}, {"c": limit})
-
     @property
     def upload_schema(self) -> Schema | None:
         """Up to n components per class."""
-        if not self.options.pfg:
-            return None
         more = {"counts": Field(("c",), "count", parameter=False)} if self.options.weight_by_counts else {}
         return self._schema(self.task.num_classes * self.options.components, **more)
 
     @property
     def broadcast_schema(self) -> Schema | None:
         """All fused components: of every class at most as many as all clients together report."""
-        if not self.options.pfg:
-            return None
-        reported = self.task.clients * self.task.num_classes * self.options.components
-        return self._schema(min(reported or MOST_COMPONENTS, MOST_COMPONENTS))
+        return self._schema(self.task.clients * self.task.num_classes * self.options.components)
+
+    def _schema(self, most: int, **more: Field) -> Schema | None:
+        K, d = self.task.num_classes, self.task.feature_dim
+        return pseudo.schema(K, d, most, **more) if self.options.pfg else None
 
     # The client.
 
@@ -207,10 +163,6 @@ class GFPL(Method[GFPLOptions]):
     def client_state(self, counts: Tensor) -> Tensors:
         """Remember the client's class frequencies for balanced softmax."""
         return own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
-
-    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
-        """Predict with the new frequencies of the classes that were learned."""
-        return shifted(state, counts)
 
     def extend(self, model: SplitModel) -> None:
         """Add the learned projection l (DCS), and a source of pseudo-features."""
@@ -231,15 +183,14 @@ class GFPL(Method[GFPLOptions]):
 
         Mixtures go up in the round before.
         """
-        local, sends = Update(self.loss), self.retrains(number + 1)
-        if not self.retrains(number):
-            return Round((Phase((local,)),), sends)
         momentum = {"momentum": self.options.momentum} if self.options.momentum else {}
-        if self.each_batch:
-            return Round((Phase((local, Update(self.drawn_loss, self.retrained, momentum))),), sends)
-        retrain = Update(self.retrain_loss, self.retrained, momentum)
-        again = Phase((retrain,), self.options.retrain_epochs, self.pseudo_features)
-        return Round((Phase((local,)), again), sends)
+        local, retrain = Update(self.loss), Update(self.retrain_loss, self.retrained, momentum)
+        phases = [Phase((local,))]
+        if self.retrains(number) and self.each_batch:
+            phases = [Phase((local, retrain))]
+        elif self.retrains(number):
+            phases.append(Phase((retrain,), self.options.retrain_epochs, self.pseudo_features))
+        return Round(tuple(phases), self.retrains(number + 1))
 
     def retrained(self, name: str) -> bool:
         """Select the parameters that pseudo-features train: never the extractor."""
@@ -248,52 +199,32 @@ class GFPL(Method[GFPLOptions]):
         return not name.startswith("extractor.")
 
     def project(self, model: SplitModel, features: Tensor) -> Tensor:
-        """Return ``h = l(f)/‖l(f)‖`` (Eq. 11).
-
-        Args:
-            model: The client's model, with the projection ``l``.
-            features: ``(B, d)``, ``f``.
-        """
+        """Return ``h = l(f)/‖l(f)‖`` (Eq. 11)."""
         return F.normalize(model.extras["projection"](features), dim=-1)
 
     def dual_loss(
-        self, model: SplitModel, features: Tensor, logits: Tensor, batch: Batch, etf: Any, state: Tensors
+        self, model: SplitModel, features: Tensor, logits: Tensor, batch: Batch, received: Tensors, state: Tensors
     ) -> Tensors:
-        """Return the terms of ``λ·½(h·z_y − 1)² + w·CE(g(f), y)`` (Eq. 12-13, where w is 1).
-
-        Args:
-            features: ``(B, d)``, ``f``.
-            logits: ``(B, K)``, ``g(f)``.
-            batch: The samples.
-            etf: ``(K, p)`` directions ``z``; None without ``dcs``.
-            state: The client's π_i for balanced softmax; empty for samples of all classes alike.
-        """
+        """Return the terms of ``λ·½(h·z_y − 1)² + w·CE(g(f), y)`` (Eq. 12-13, where w is 1)."""
         terms = {}
         if self.options.cross_entropy:
             terms["cross_entropy"] = self.options.cross_entropy * cross_entropy(batch, logits, state)
         if self.options.dcs:
-            cosine = (self.project(model, features) * etf[batch.y]).sum(-1)
+            cosine = (self.project(model, features) * received["etf"][batch.y]).sum(-1)
             terms["dot_regression"] = self.options.lambda_ * batch.mean((cosine - 1).square() / 2)
         return terms
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Eq. 13 on the client's samples."""
         output = model(batch.x)
-        return self.dual_loss(model, output.features, output.logits, batch, received.get("etf"), state), output
+        return self.dual_loss(model, output.features, output.logits, batch, received, state), output
 
     def retrain_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Eq. 14: the same on pseudo-features, through the heads only."""
-        terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received.get("etf"), {})
+        """Eq. 14, through the heads only: the same on r pseudo-features per class, drawn for each step or once."""
+        if self.each_batch:  # Algorithm 2, lines 17-18; the batch of the local step plays no part.
+            batch = pseudo.drawn(received, model.extras["noise"], self.options.samples)
+        terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received, {})
         return {f"retrain_{name}": term for name, term in terms.items()}, None
-
-    def drawn_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Algorithm 2, lines 17-18: Eq. 14 on r pseudo-features per class that are drawn for this step.
-
-        Args:
-            batch: The samples of the local step before, which play no part.
-        """
-        drawn = pseudo.drawn(received, model.extras["noise"], self.options.samples)
-        return self.retrain_loss(model, drawn, received, state)
 
     def pseudo_features(self, local: Local) -> tuple[Tensor, Tensor]:
         """Draw r features per class from the global mixtures (Eq. 4), all classes alike."""
@@ -301,21 +232,8 @@ class GFPL(Method[GFPLOptions]):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Fit a mixture to the features of each class present (Eq. 5-6)."""
-        features, labels = local.features()
-        K, n = self.task.num_classes, self.options.components
-        weights, means, stds = fit_mixtures(
-            features, labels, K, n, generator=local.generator("mixtures"), variance_floor=VARIANCE_FLOOR
-        )
-        classes, places = (weights > 0).nonzero(as_tuple=True)
-        payload = {
-            "classes": classes,
-            "weights": weights[classes, places],
-            "means": means[classes, places],
-            "stds": stds[classes, places],
-        }
-        if self.options.weight_by_counts:
-            payload["counts"] = local.counts[classes]
-        return payload
+        payload = pseudo.fitted(local, self.task.num_classes, self.options.components)
+        return payload | {"counts": local.counts[payload["classes"]]} if self.options.weight_by_counts else payload
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, and ``h·z_j``."""
@@ -337,11 +255,8 @@ class GFPL(Method[GFPLOptions]):
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Fuse the components of each class (Algorithm 1); a class nobody reports keeps its mixture."""
-        payloads = [upload.payload for upload in uploads if len(upload.payload["classes"])]
-        if not payloads:
-            return Aggregate(server, {})
-        reported = {name: torch.cat([p[name] for p in payloads]) for name in payloads[0]}
-        if self.options.weight_by_counts:
+        reported = pseudo.joined(upload.payload for upload in uploads)
+        if self.options.weight_by_counts and reported:
             reported["weights"] = reported["weights"] * reported["counts"]
         # A mean over d dimensions is below S_C where their sum is below S_C·d.
         threshold = self.options.threshold * (self.task.feature_dim if self.options.distance == "mean" else 1)

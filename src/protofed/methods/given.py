@@ -1,4 +1,4 @@
-"""What a method is given: the task, a client during its visit, and a batch of its samples."""
+"""A method's inputs: the task, a client during its visit, and a batch of its samples."""
 
 from __future__ import annotations
 
@@ -69,17 +69,13 @@ class Task:
     Attributes:
         num_classes: Number of classes ``K``.
         feature_dim: Length of features ``d``.
-        rounds: Planned number of rounds ``R``.
-        seed: The experiment's seed.
         class_size: Expected number of training samples per class over all clients (mean ``N_j``).
         clients: Number of clients ``M``; 0 if unknown.
         template: Returns a model of the first client's architecture with its initial weights; None if there are no
             models at all, as in an analysis of finished runs.
-        sizes: Returns the number of parameters of each kind of model that clients are known to have; None as
-            ``template``.
+        sizes: Returns the number of parameters of each kind of model; None as ``template``.
         auxiliary: Builds an auxiliary network; None if there are no models at all.
-        dtype: Of models and server state.
-        input_shape: Shape of one sample; empty if there are no models at all.
+        input_shape: Empty if there are no models at all.
         noise: Noise multiplier of one upload's :attr:`Traits.vector`; None without such noise.
     """
 
@@ -102,15 +98,11 @@ class Local:
     """One client during its visit.
 
     Attributes:
-        name: The client's name.
-        round: The present round, counted from 1.
-        model: The client's model, on its device.
         counts: ``(K,)`` int64 training samples per class (``n_ij``).
         state: The method's state on this client; the method may change it.
         received: The result of :meth:`Method.receive` for the last broadcast.
         features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
-        seed: The experiment's seed.
-        validation: Returns the batches of the client's validation samples; none if it has no such samples.
+        validation: Returns the client's validation batches.
         least_samples: Least number of training samples of a class that is reported.
     """
 

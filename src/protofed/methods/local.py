@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protofed.methods import register
 from protofed.methods.contract import Batch, Method, Tensors, Terms, Traits
-from protofed.methods.parts.prior import SoftmaxOptions, cross_entropy, head_scores, over, own_classes, shifted
+from protofed.methods.parts.prior import Shifting, SoftmaxOptions, cross_entropy, head_scores, over, own_classes
 from protofed.options import option
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class LocalOptions(SoftmaxOptions):
 
 
 @register
-class LocalTraining(Method[LocalOptions]):
+class LocalTraining(Shifting, Method[LocalOptions]):
     """Cross-entropy on the client's own data; nothing up, nothing down."""
 
     name = "local"
@@ -39,10 +39,6 @@ class LocalTraining(Method[LocalOptions]):
     def client_state(self, counts: Tensor) -> Tensors:
         """Remember the classes that the client holds, and if need be how often."""
         return own_classes(counts, self.task.dtype, balanced=self.options.balanced)
-
-    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
-        """Predict with the new frequencies of the classes that were learned."""
-        return shifted(state, counts)
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy, plain or balanced."""

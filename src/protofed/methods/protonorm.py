@@ -46,7 +46,7 @@ class ProtoNorm(FedProto[ProtoNormOptions]):
     """FedProto's client with the target ``γ·u_y``; the server aligns.
 
     Attributes:
-        support: ``(K, d)`` bool, the coordinates on which each class is aligned; None for all.
+        support: ``(K, d)`` bool, each class's coordinates; None for all.
     """
 
     name = "protonorm"

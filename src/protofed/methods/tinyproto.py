@@ -64,8 +64,7 @@ class TinyProto(FedProto[Any]):
     reported last.
 
     Attributes:
-        options: The base's.
-        sparse: TinyProto's.
+        sparse: Its own.
         mu: Scale ``μ``, as given or from ``ρ``.
     """
 
@@ -78,9 +77,9 @@ class TinyProto(FedProto[Any]):
         super().__init__(options, task)
         kind, self.options = based(options)
         self.base, self.sparse = kind(self.options, task), options
-        check(options, self.base, s := options.s or max(1, round(task.feature_dim / 10)))
-        self.masks = class_masks(task.num_classes, task.feature_dim, s, task.seed) if options.cps else None
-        self.width = s if options.cps else task.feature_dim
+        s = (options.s or max(1, round(task.feature_dim / 10))) if options.cps else task.feature_dim
+        check(options, self.base, s)
+        self.masks = class_masks(task.num_classes, task.feature_dim, s, task.seed)
         self.mu = options.mu or options.rho / max(task.class_size, 1.0)
         if isinstance(self.base, ProtoNorm) and options.masking == "before":
             self.base.support = self.masks
@@ -116,16 +115,12 @@ class TinyProto(FedProto[Any]):
 
     def pack(self, payload: Payload) -> Payload:
         """Keep the entries ``ĉ`` of each class's mask (Definition 2)."""
-        if self.masks is None:
-            return payload
-        masks = self.masks[payload["classes"].cpu()]
-        kept = compress(payload["prototypes"], masks) if len(masks) else payload["prototypes"][:, : self.width]
+        masks, rows = self.masks[payload["classes"].cpu()], payload["prototypes"]
+        kept = compress(rows, masks) if len(masks) else rows[:, : int(self.masks[0].sum())]
         return {**payload, "prototypes": kept}
 
     def read(self, message: Payload, server: Tensors) -> Payload:
         """Put them back in their places, zeros elsewhere (Definition 1)."""
-        if self.masks is None:
-            return message
         masks, rows = self.masks[message["classes"].cpu()], message["prototypes"]
         whole = rebuild(rows, masks) if len(masks) else rows.new_zeros(0, self.task.feature_dim)
         return {**message, "prototypes": whole}
@@ -141,8 +136,8 @@ class TinyProto(FedProto[Any]):
         return self._schema()
 
     def _schema(self, *, sums: bool = False, counted: bool = False) -> Schema:
-        symbol = "s" if self.sparse.cps else "d"
-        return prototype_schema(self.task.num_classes, symbol, {symbol: self.width}, sums=sums, counted=counted)
+        symbol, width = "s" if self.sparse.cps else "d", int(self.masks[0].sum())
+        return prototype_schema(self.task.num_classes, symbol, {symbol: width}, sums=sums, counted=counted)
 
     # The client: towards zero-filled prototypes.
 
@@ -198,11 +193,7 @@ class TinyProto(FedProto[Any]):
 
 
 def based(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
-    """Return the class that ``base`` names, and its options.
-
-    Raises:
-        ConfigError: If an option is given twice, or does not suit the base.
-    """
+    """Return the class that ``base`` names, and its options."""
     kind: Any = get(options.base)
     given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}
     if twice := sorted(given.keys() & options.base_options):
@@ -211,29 +202,28 @@ def based(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
 
 
 def reduction_of(options: TinyProtoOptions) -> Literal["sum", "mean", "compensated"]:
-    """Return how the base sees the clients of a class: as one, or (``mean``) each by itself."""
+    """Return the clients of a class in the base's view: as one, or (``mean``) each by itself."""
     alone = not options.scaling or options.base == "fedtgp"
     return options.reduction or ("mean" if alone else "sum")
 
 
 def check(o: TinyProtoOptions, base: FedProto[Any], s: int) -> None:
-    """Refuse too many dimensions, counts that scaling is there to hide, and options without effect.
-
-    Raises:
-        ConfigError: If there is one of them.
-    """
-    if o.cps and s > base.task.feature_dim:
-        raise ConfigError(f"method.s must be at most d = {base.task.feature_dim}, not {s}")
-    if o.reduction and not o.scaling:
-        raise ConfigError("method.reduction reduces scaled prototypes: set method.scaling=true or leave it out")
-    if o.reduction and o.base == "fedtgp":
-        raise ConfigError(
-            "fedtgp trains on every single prototype, so nothing is reduced: leave out method.reduction"
-        )
-    if o.masking == "before" and not (o.base == "protonorm" and o.cps):
-        raise ConfigError("method.masking=before masks what protonorm aligns: it needs base=protonorm and cps=true")
-    if o.scaling and base.declared.counts:
-        raise ConfigError(
-            f"method.scaling weights prototypes by n_ij without sending it, but this {base.name} sends it too: "
-            "set method.scaling=false, or let the base take the plain mean"
-        )
+    """Refuse too many dimensions, counts that scaling is there to hide, and options without effect."""
+    d, masked = base.task.feature_dim, o.base == "protonorm" and o.cps
+    refused = {
+        f"method.s must be at most d = {d}, not {s}": s > d,
+        "method.reduction reduces scaled prototypes: set method.scaling=true or leave it out": (
+            o.reduction and not o.scaling
+        ),
+        "fedtgp trains on every single prototype, so nothing is reduced: leave out method.reduction": (
+            o.reduction and o.base == "fedtgp"
+        ),
+        "method.masking=before masks what protonorm aligns: it needs base=protonorm and cps=true": (
+            o.masking == "before" and not masked
+        ),
+        f"method.scaling weights prototypes by n_ij without sending it, but this {base.name} sends it too: "
+        "set method.scaling=false, or let the base take the plain mean": o.scaling and base.declared.counts,
+    }
+    for fault, found in refused.items():
+        if found:
+            raise ConfigError(fault)

@@ -1,4 +1,4 @@
-"""What a method declares of itself: its traits, among them the rules by which it classifies.
+"""A method's declaration: its traits, among them the rules by which it classifies.
 
 The rules here are those of several methods; any other stands in its method's file.
 """
@@ -20,22 +20,20 @@ Exchange = Literal["nothing", "prototypes", "logits", "part of the weights", "al
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known of a method from its options alone.
+    """Facts about a method that follow from its options alone.
 
     Attributes:
         exchanges: The kind of messages, in words.
         up: Numbers that one client sends in a round that communicates, as papers count them: a formula with its
             classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|`` and head ``|φ|``.
-        down: Numbers that one client is sent, as ``up``.
+        down: As ``up``, for one client's receipts.
         class_sets: Whether clients may have different classes, in words.
         rules: Keys of :meth:`Method.scores`. The first gives the headline numbers, unless there is ``global``, the
             nearest global prototype.
-        same_architecture: Whether all clients must have one architecture.
-        same_feature_dim: Whether all clients must have one ``d``.
-        counts: Whether clients must disclose their numbers of samples, in uploads or before the first round.
-        sums: Whether uploads hold sums over samples, which differ by the numbers of samples alone.
+        same_architecture: All clients must have one architecture.
+        counts: Clients must disclose their numbers of samples, in uploads or before the first round.
         sums_only: Whether the server needs only sums over clients.
-        personal: Whether clients are sent different messages.
+        personal: Clients are sent different messages.
         beyond_means: What the server takes of uploads besides means of weights and of classes' rows, in which all
             clients may weigh the same, and sums of fields that are sums over samples, as a clause; ``""`` if
             nothing, None if that is not declared.
@@ -83,11 +81,7 @@ def numbers(formula: str, sizes: Mapping[str, float]) -> float | None:
 
 
 def check_hooks(method: type) -> None:
-    """Refuse a class that defines what a method of version 0.2 did and none does any more.
-
-    Raises:
-        ConfigError: If it does.
-    """
+    """Refuse a class that defines what a method of version 0.2 did and none does any more."""
     for kind in method.__mro__:
         for name, instead in _INSTEAD.items():
             if name in vars(kind) and not kind.__module__.startswith("protofed.methods."):
@@ -122,4 +116,4 @@ _INSTEAD = {
     "kept_state": "return it from client_state as well, and its names as Traits(kept=...)",
     "check_clients": "name it check(clients), with a mapping from names to whether they hold validation samples",
 }
-"""What to write in place of a hook of version 0.2."""
+"""The replacement for each hook of version 0.2."""

@@ -13,10 +13,10 @@ class Beside(SplitModel):
     Weights have the names that they have in the network alone.
 
     Args:
-        features: Columns of the features; None for those of the network.
-        inputs: Columns that the network takes.
-        shape: Shape of one of its samples.
-        centred: Whether values ``v`` in [0, 1] become ``2v - 1``, as the engine hands 8-bit images to models.
+        features: None for those of the network.
+        inputs: Columns.
+        shape: Of one of its samples.
+        centred: Values ``v`` in [0, 1] become ``2v - 1``, as the engine hands 8-bit images to models.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Beside(SplitModel):
 
     @property
     def fixed(self) -> bool:
-        """Whether training leaves the features as they are."""
+        """Return whether training leaves the features as they are."""
         return self.beside is not None or super().fixed
 
     def forward(self, x: Tensor) -> Output:

@@ -42,15 +42,13 @@ def build(
         name: An architecture (see :data:`architectures`), ``package.module:callable`` or ``file.py:callable``. The
             callable receives ``options`` and, if it has such parameters and ``options`` does not set them,
             ``num_classes`` and ``input_shape``; the module it returns is passed through :func:`split`.
-        input_shape: Shape of one sample, ``(C, H, W)`` or ``(F,)``.
-        num_classes: Number of classes ``K``.
-        map: Map from the width of the backbone to ``d``: ``pool`` (adaptive average pooling) or ``linear``.
-            ``mlp``, ``cnn2`` and ``fedproto_cnn`` have their own layer to ``d`` instead.
-        weights_dir: Folder in which files of weights are found by name, wherever ``options`` say they are; "" to
-            open them where ``options`` say.
-        pretrained: Whether to read that file; not necessary for a model whose weights will be replaced.
-        centred: Whether pixels in [0, 1] arrive as numbers in [-1, 1], as the engine hands 8-bit images to models;
-            matters to models that normalise their input.
+        input_shape: ``(C, H, W)`` or ``(F,)``.
+        map: From the width of the backbone to ``d``: ``pool`` (adaptive average pooling) or ``linear``. ``mlp``,
+            ``cnn2`` and ``fedproto_cnn`` have their own layer to ``d`` instead.
+        weights_dir: Files of weights are found here by name; "" to open them where ``options`` say.
+        pretrained: Read that file; not necessary for a model whose weights will be replaced.
+        centred: Pixels in [0, 1] arrive as numbers in [-1, 1], as the engine hands 8-bit images to models; matters
+            to models that normalise their input.
 
     Raises:
         ConfigError: If a name, option or map is unknown, or a value has the wrong type.
@@ -94,12 +92,7 @@ def call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
     """Return the module that a callable makes.
 
     Args:
-        path: ``package.module:callable`` or ``file.py:callable``.
-        offered: Further ones, of which it is given those that it has parameters for.
-
-    Raises:
-        ConfigError: If there is no such callable, or it does not accept the options.
-        ModelError: If it fails or returns no module.
+        offered: Further keywords, passed if the callable has parameters for them.
     """
     factory = _find(path)
     try:

@@ -47,13 +47,13 @@ class Backbone:
     """The backbone that an architecture builds.
 
     Attributes:
-        module: Module ``x -> (B, width)``.
-        map: The architecture's own map ``(B, width) -> (B, d)``; None to use the map the caller chooses.
-        head_dropout: Dropout probability in front of the head; see :class:`protofed.models.SplitModel`.
-        stem: Name of the first convolution, whose number of input channels follows the data.
-        removed: Names of the published network's modules that the backbone lacks, such as its classifier.
-        normalisation: Normalisation with which published weights were trained; None if there are none.
-        adapt: Function from the tensors of a file to those of the module; None if they have the same names.
+        module: ``x -> (B, width)``.
+        map: Own ``(B, width) -> (B, d)``; None to use the map the caller chooses.
+        head_dropout: See :class:`protofed.models.SplitModel`.
+        stem: First convolution, whose number of input channels follows the data.
+        removed: Modules of the published network that the backbone lacks, such as its classifier.
+        normalisation: For published weights.
+        adapt: From the tensors of a file to those of the module; None if they have the same names.
     """
 
     module: nn.Module
@@ -73,10 +73,7 @@ class NamedArchitecture:
     """A named architecture.
 
     Attributes:
-        name: Name in configurations.
-        summary: One-line description.
-        Options: Frozen dataclass of its options.
-        make: Function ``(input_shape, d, options) -> Backbone`` that draws weights from torch's default generator.
+        make: ``(input_shape, d, options) -> Backbone``, drawing weights from torch's default generator.
     """
 
     name: str
@@ -92,8 +89,7 @@ def architecture(name: str, summary: str, Options: type, *, images: bool = True)
     """Return a decorator that registers a function as an architecture.
 
     Args:
-        name: Name in configurations.
-        images: Whether it accepts only samples ``(C, H, W)``; any other shape then raises ModelError.
+        images: Accepts only samples ``(C, H, W)``; any other shape then raises ModelError.
     """
 
     def register(make: Make) -> Make:

@@ -23,11 +23,7 @@ def show(shape: tuple[int, ...] | torch.Size) -> str:
 
 
 def check_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one sample as a tuple of positive integers.
-
-    Raises:
-        ModelError: If it has no dimensions or any is not a positive integer.
-    """
+    """Return the shape of one sample as a tuple of positive integers."""
     shape = tuple(input_shape)
     if not shape or not all(isinstance(n, Integral) and n > 0 for n in shape):
         raise ModelError(f"input_shape {shape} must be positive integers: (C, H, W) or (F,)")
@@ -38,13 +34,6 @@ def probe(module: nn.Module, input_shape: tuple[int, ...], what: str, hint: str 
     """Return the output of a module for two zero samples, in eval mode and without gradients.
 
     The mode of every submodule is restored.
-
-    Args:
-        what: Name of the module in error messages.
-        hint: Advice appended to the error message.
-
-    Raises:
-        ModelError: If the module does not accept such samples.
     """
     first = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     x = torch.zeros(2, *input_shape, dtype=first.dtype, device=first.device)
@@ -64,14 +53,7 @@ def probe(module: nn.Module, input_shape: tuple[int, ...], what: str, hint: str 
 
 
 def flat_width(module: nn.Module, input_shape: tuple[int, ...], what: str) -> int:
-    """Return the width of a module's flat output ``(B, width)``.
-
-    Args:
-        what: Name of the module in error messages.
-
-    Raises:
-        ModelError: If the module does not accept such samples, or its output is not flat.
-    """
+    """Return the width of a module's flat output ``(B, width)``."""
     out: Tensor = probe(module, input_shape, what, "use larger images or another architecture")
     if out.dim() != 2:
         raise ModelError(f"{what}: the backbone returns {show(out.shape)} for two samples, not (2, width): flatten")

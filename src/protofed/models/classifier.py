@@ -15,18 +15,11 @@ from protofed.models.core import SplitModel
 class Classifier(nn.Module):
     """A client's model that takes samples as they are stored.
 
-    Args:
-        class_names: Names of the ``K`` classes.
-        eight_bit: Whether the model was trained on 8-bit images, which it sees as numbers in [-1, 1].
-        table: Module that makes the inputs of tables as they are stored: standardised numbers, encoded categories.
-        encoder: Module that makes vectors of the samples.
-
     Attributes:
-        class_names: Names of the ``K`` classes, in the order of the scores.
-        input_shape: Shape of one sample as :meth:`prepare` takes it, ``(C, H, W)`` or ``(F,)``.
-        eight_bit: Whether the model was trained on 8-bit images.
-        table: Module that makes inputs of stored samples; None if they are the same.
-        encoder: Module that makes vectors of these; None if there is none.
+        class_names: In the order of the scores.
+        input_shape: Of one sample as :meth:`prepare` takes it, ``(C, H, W)`` or ``(F,)``.
+        table: Makes the inputs of tables as they are stored: standardised numbers, encoded categories.
+        encoder: Makes vectors of the samples.
     """
 
     def __init__(
@@ -56,9 +49,6 @@ class Classifier(nn.Module):
         """Return stored samples, such as raw columns ``(n, C)``, as the model was trained on them.
 
         A category is given by its number, a missing value by NaN.
-
-        Raises:
-            DataError: If the shape is another one.
         """
         return self.prepare(x if self.table is None else self.table(x))
 
@@ -68,9 +58,6 @@ class Classifier(nn.Module):
         Args:
             x: ``(n, *input_shape)``. A model for 8-bit images takes uint8, or real numbers in [0, 1] as torchvision
                 makes them of images.
-
-        Raises:
-            DataError: If the shape is another one.
         """
         if tuple(x.shape[1:]) != self.input_shape:
             raise DataError(f"samples have the shape {show(tuple(x.shape[1:]))}, not {show(self.input_shape)}")

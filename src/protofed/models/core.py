@@ -21,7 +21,7 @@ class Output(NamedTuple):
 
     Attributes:
         features: ``(B, d)`` vectors, which prototypes average.
-        logits: ``(B, K)`` unnormalised class scores.
+        logits: ``(B, K)`` unnormalised.
     """
 
     features: Tensor
@@ -34,19 +34,17 @@ class SplitModel(nn.Module):
     The names of weights are ``extractor.backbone.…``, ``extractor.map.…``, ``head.weight`` and ``head.bias``.
 
     Args:
-        extractor: Module ``x -> (B, d)``; see :func:`extractor`.
-        head: Linear layer ``d -> K``.
-        head_dropout: Probability of zeroing a feature of the head's input in training mode. The returned features
-            are free of that noise.
+        extractor: ``x -> (B, d)``; see :func:`extractor`.
+        head: Linear, ``d -> K``.
+        head_dropout: Probability of zeroing a feature of the head's input in training mode; returned features are
+            free of that noise.
 
     Attributes:
-        extras: Additional networks of a method (projection, auxiliary model); empty at first.
-        scale: Normalisation of the data's images, which every model of an experiment has; None for none.
-        feature_dim: Feature dimension ``d``.
-        num_classes: Number of classes ``K``.
-        group: Number of the client's encoder among those that clients are dealt.
-        in_bfloat16: Whether convolutions and linear layers are computed in bfloat16 (autocast). Weights, features
-            and logits, and therefore all prototypes, keep their precision.
+        extras: Further networks of a method (projection, auxiliary model).
+        scale: Normalisation of the data's images, which every model of an experiment has.
+        group: Index of the client's encoder among those that clients are dealt.
+        in_bfloat16: Compute convolutions and linear layers in bfloat16 (autocast). Weights, features and logits,
+            and therefore all prototypes, keep their precision.
     """
 
     in_bfloat16 = False
@@ -64,17 +62,17 @@ class SplitModel(nn.Module):
 
     @property
     def normalises(self) -> bool:
-        """Whether the backbone comes with a normalisation of its own, which does not count in ``scale``."""
+        """Return whether the backbone comes with a normalisation of its own, which does not count in ``scale``."""
         return any(isinstance(m, Preparation) and m.normalisation for m in self.extractor.children())
 
     @property
     def fixed(self) -> bool:
-        """Whether training leaves the features as they are."""
+        """Return whether training leaves the features as they are."""
         return not any(p.requires_grad for p in self.extractor.parameters())
 
     @property
     def needs_two_samples(self) -> bool:
-        """Whether there is a BatchNorm layer, so that training batches of one sample must be skipped."""
+        """Return whether there is a BatchNorm layer, so that training batches of one sample must be skipped."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())
 
     def classify(self, features: Tensor) -> Tensor:
@@ -131,9 +129,8 @@ def extractor(backbone: nn.Module, map_: nn.Module, preparation: nn.Module | Non
     """Compose a feature extractor ``x -> (B, d)``.
 
     Args:
-        backbone: Module with flat output ``(B, width)``.
-        map_: Map ``(B, width) -> (B, d)``.
-        preparation: Module without weights that images pass first; None for none.
+        backbone: With flat output ``(B, width)``.
+        preparation: Module without weights that images pass first.
     """
     first = {} if preparation is None else {"preparation": preparation}
     return nn.Sequential(OrderedDict(first, backbone=backbone, map=map_))
@@ -146,10 +143,6 @@ def make_map(kind: str, width: int, d: int) -> nn.Module:
         kind: ``pool`` averages neighbouring entries (``AdaptiveAvgPool1d``, which repeats entries if ``d > width``
             and does nothing if ``d == width``), as in ProtoNorm and TinyProto. ``linear`` is a learned layer
             with bias.
-        width: Width of the backbone's output.
-
-    Raises:
-        ConfigError: If ``kind`` is neither ``pool`` nor ``linear``.
     """
     if kind not in MAPS:
         raise ConfigError(unknown_name("map", kind, MAPS))

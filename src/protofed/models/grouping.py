@@ -16,8 +16,7 @@ class Group:
     """A list of architectures that are assigned to clients in turn.
 
     Attributes:
-        summary: One-line description.
-        members: Pairs ``(architecture, options)``.
+        members: ``(architecture, options)``.
     """
 
     summary: str
@@ -89,11 +88,7 @@ groups.register("mlp4")(
 
 
 def members(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return ``(architecture, options)`` of a group's members, or of an architecture or import path alone.
-
-    Raises:
-        ConfigError: If ``name`` is unknown.
-    """
+    """Return ``(architecture, options)`` of a group's members, or of an architecture or import path alone."""
     if name in groups:
         return [(member, dict(options)) for member, options in groups.get(name).members]
     if name in architectures or ":" in name:
@@ -105,11 +100,7 @@ def assign(name: str, count: int) -> list[tuple[str, dict[str, Any]]]:
     """Return ``(architecture, options)`` for each of ``count`` clients.
 
     Args:
-        name: A group, whose members are assigned in turn (client ``i`` gets member ``i mod size``), or an
-            architecture or import path, which is assigned to every client.
-
-    Raises:
-        ConfigError: If ``name`` is unknown or ``count`` is negative.
+        name: A group, whose members are assigned in turn, or an architecture or import path for every client.
     """
     if count < 0:
         raise ConfigError(f"cannot assign models to {count} clients: the number must not be negative")

@@ -18,9 +18,6 @@ def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     The hash is a 32-bit integer mixer with good avalanche behaviour (multipliers found by the public project
     hash-prospector). It is applied to the sum of the position and the lower half of the key, and again after
     combining the result with the upper half.
-
-    Args:
-        key: Scalar int64 key.
     """
     position = torch.arange(_size(shape), device=key.device)
     low, high = key & _MASK, (key >> 32) & _MASK
@@ -103,9 +100,6 @@ class KeyedUniform(_Keyed):
 
         Each number depends on its position, so the first ``B'`` rows of ``(B, …)`` numbers equal the numbers of
         shape ``(B', …)``.
-
-        Args:
-            like: Tensor whose dtype the result takes.
         """
         return self.draw(shape, like) if self.training else uniform(self.key, shape).to(like.dtype)
 

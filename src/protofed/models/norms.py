@@ -34,10 +34,7 @@ def check_single_samples(model: nn.Module, protected: Callable[[str], bool]) -> 
     """Refuse a model with a layer that has no gradient of a single sample, but needs one.
 
     Args:
-        protected: Whether a weight is trained by such gradients, by its name.
-
-    Raises:
-        ModelError: If there is one.
+        protected: Selects weights that are trained by such gradients, by name.
     """
     for name, module in model.named_modules():
         keeps = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats

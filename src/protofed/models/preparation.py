@@ -13,12 +13,7 @@ from protofed.errors import ConfigError
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Mean and standard deviation of each channel, for values in [0, 1].
-
-    Attributes:
-        mean: Means.
-        std: Standard deviations.
-    """
+    """Mean and standard deviation of each channel, for values in [0, 1]."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -42,9 +37,9 @@ class Preparation(nn.Module):
     Its numbers are constants rather than buffers, so that no method exchanges or averages them.
 
     Args:
-        normalisation: Normalisation, with one number for all channels or one for each; None for none.
-        size: Side of the scaled images in pixels; 0 to leave their size.
-        centred: Whether values ``v`` in [0, 1] arrive as ``2v - 1``, as the engine hands 8-bit images to models.
+        normalisation: One number for all channels or one for each.
+        size: Side in pixels; 0 to leave the size.
+        centred: Values ``v`` in [0, 1] arrive as ``2v - 1``, as the engine hands 8-bit images to models.
     """
 
     def __init__(self, normalisation: Normalisation | None, size: int = 0, *, centred: bool = False) -> None:
@@ -78,14 +73,7 @@ def prepare(
     """Return the preparation of a model's images; None if there is nothing to do.
 
     Args:
-        normalisation: Normalisation of the channels, or None.
-        size: Side of the scaled images in pixels; 0 to leave their size.
-        channels: Number of channels of the data.
-        name: Name of the architecture in error messages.
-        centred: Whether values ``v`` in [0, 1] arrive as ``2v - 1``.
-
-    Raises:
-        ConfigError: If the normalisation is one of another number of channels.
+        size: Side in pixels; 0 to leave the size.
     """
     if normalisation is None and not size:
         return None
@@ -99,10 +87,5 @@ def prepare(
 
 
 def scaled(input_shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return the shape of a prepared sample.
-
-    Args:
-        input_shape: Shape of a sample, ``(C, H, W)``.
-        size: Side of the scaled images in pixels; 0 to leave their size.
-    """
+    """Return the shape ``(C, H', W')`` of a prepared sample; side 0 leaves the size."""
     return (input_shape[0], size, size) if size and len(input_shape) == 3 else input_shape

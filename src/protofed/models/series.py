@@ -32,7 +32,7 @@ class Cnn1dOptions(Options):
     images=False,
 )
 def _cnn1d(input_shape: tuple[int, ...], d: int, options: Cnn1dOptions) -> Backbone:
-    """What ``cnn2`` is for images: convolutions with ReLU, eight averages per channel, a layer to d with ReLU."""
+    """The counterpart of ``cnn2``: convolutions with ReLU, eight averages per channel, a layer to d with ReLU."""
     layers, before = _start(input_shape, "cnn1d")
     for number, channels in enumerate(options.channels, start=1):
         layers[f"conv{number}"] = nn.Conv1d(before, channels, options.kernel, 2, padding=options.kernel // 2)

@@ -31,13 +31,12 @@ def split(
     extractor, and the head is new (drawn, like the map, from torch's default generator).
 
     Args:
-        module: Module ``(B, *input_shape) -> (B, K)`` that returns logits.
-        d: Feature dimension; None for the head's input width.
+        module: ``(B, *input_shape) -> (B, K)`` logits.
+        d: None for the head's input width.
         map: ``pool`` or ``linear``, see :func:`protofed.models.core.make_map`.
-        num_classes: Expected number of classes ``K``; None to accept any.
+        num_classes: Expected ``K``; None to accept any.
 
     Raises:
-        ConfigError: If the map is unknown or ``d`` is below 1.
         ModelError: If the module has lazy weights, does not accept such samples, executes no linear layer,
             modifies the output of the last one or uses it twice, or has a different number of classes.
     """

@@ -38,12 +38,8 @@ def tiny_width(input_shape: Sequence[int], channels: Sequence[int] = (8, 16, 16)
     """Return the length of the features: pooled maps, or the units for vectors.
 
     Args:
-        channels: Channels of each convolution.
-        hidden: Units for vectors; 0 for as many as give about the weights of a network for images of one channel
-            and ten classes, but at least as many as the last convolution has channels.
-
-    Raises:
-        ModelError: If there is no such network for samples of this shape.
+        hidden: Units for vectors; 0 for about the weights of a network for images of one channel and ten classes,
+            but at least as many as the last convolution has channels.
     """
     if len(input_shape) in (2, 3):
         return CELLS * channels[-1]

@@ -33,12 +33,11 @@ def find_weights(architecture: str, weights: str, folder: str = "") -> Path:
     """Return the file that an architecture's option ``weights`` means.
 
     Args:
-        weights: Path of a file, or name of torchvision's weights, e.g. ``IMAGENET1K_V1``.
-        folder: Folder in which a file is found by its name, whatever its path; "" to keep the path.
+        weights: File, or name of torchvision's weights, e.g. ``IMAGENET1K_V1``.
+        folder: A file is found here by its name; "" to keep the path.
 
     Raises:
-        ModelError: If there is no such file, or torch does not have those weights on this machine; nothing is
-            downloaded.
+        ModelError: Nothing is downloaded.
     """
     published = _published(architecture)
     if weights in published:
@@ -54,10 +53,7 @@ def check_published(path: str, options: Mapping[str, Any]) -> None:
     """Check that one of torchvision's functions will not download the weights it is asked for.
 
     Args:
-        path: Path of a callable, ``package.module:callable``.
-
-    Raises:
-        ModelError: If torch does not have those weights on this machine.
+        path: Of a callable, ``package.module:callable``.
     """
     module, _, function = path.partition(":")
     if module.partition(".")[0] != "torchvision":
@@ -94,13 +90,7 @@ def load_weights(backbone: Backbone, path: Path, fresh: tuple[str, ...], name: s
     """Replace the random weights of a backbone by those of a file; a file that does not fit changes nothing.
 
     Args:
-        path: File of safetensors or of ``torch.save``.
-        fresh: Names of modules or tensors of the backbone that keep their random weights.
-        name: Name of the architecture in error messages.
-
-    Raises:
-        ConfigError: If the backbone has no part of a name in ``fresh``.
-        ModelError: If the file cannot be read or does not fit; the message names the tensor.
+        fresh: Modules or tensors of the backbone that keep their random weights.
     """
     own = backbone.module.state_dict()
     for part in fresh:
@@ -151,10 +141,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file of safetensors or of ``torch.save``, without running code it may hold.
 
     Args:
-        path: The file; a table of tensors by name, or one called ``state_dict`` inside another.
-
-    Raises:
-        ModelError: If it is missing, too large, damaged, or holds anything else.
+        path: A table of tensors by name, or one called ``state_dict`` inside another.
     """
     try:
         with open_ordinary(path, limits.WEIGHTS_BYTES) as file:

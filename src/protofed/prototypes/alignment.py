@@ -31,7 +31,6 @@ class Alignment:
 
     Attributes:
         directions: ``(K, d)`` unit vectors ``ĉ_j``, in the dtype and on the device of the input.
-        iterations: Number of updates.
         energy: ``E`` of Eq. 10 after the last update.
         mean_forces: ``mean_j ‖F_j‖`` before each update.
         distances: (min, mean, max) over pairs of ``‖ĉ_j − ĉ_k‖`` before each update; empty unless asked for.
@@ -79,23 +78,16 @@ def align(
     for the latter. All other directions start exactly where the paper's do.
 
     Args:
-        prototypes: ``(K, d)`` finite vectors of any norm; ``K > d`` is fine.
+        prototypes: ``(K, d)`` finite, of any norm; ``K > d`` is fine.
         momentum: ``μ``.
         lr: ``η``, the step of the first iteration.
         decay: Factor on ``η``.
         decay_every: Iterations between two decays.
-        max_iterations: Upper bound on iterations; 0 only normalises.
+        max_iterations: 0 only normalises.
         patience: Equal mean forces in a row that stop the iteration.
         decimals: Digits to which mean forces are compared.
-        track_distances: Whether to record the distances of Fig. 4 as well (a little slower).
+        track_distances: Record the distances of Fig. 4 (a little slower).
         support: ``(K, d)`` bool, the coordinates in which each direction moves; in others it is 0. None for all.
-
-    Returns:
-        The aligned directions, and a record of the iterations.
-
-    Raises:
-        ConfigError: ``prototypes`` is not a non-empty matrix of finite values, ``support`` has another shape or
-            leaves a direction no coordinate, or an option is out of range.
 
     Example:
         >>> square = align(torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3], [0.9, -0.2]])).directions
@@ -151,10 +143,7 @@ def energy(directions: Tensor) -> float:
     """Return the surrogate energy ``E = Σ_{j<k} log 1/‖u_j − u_k‖`` of unit vectors (Eq. 10).
 
     Args:
-        directions: ``(K, d)`` unit vectors; coincident ones count as 1e-5 apart, so that E stays finite.
-
-    Returns:
-        The energy; 0 for a single direction.
+        directions: ``(K, d)``, unit; coincident ones count as 1e-5 apart, so that E stays finite.
 
     Example:
         >>> round(energy(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 6)  # log(1/2)
@@ -167,12 +156,11 @@ def energy(directions: Tensor) -> float:
     return -0.25 * float(squared.log_().sum())
 
 
-def distinct_directions(prototypes: Tensor, seed: int = 0, within: Tensor | None = None) -> Tensor:
+def distinct_directions(prototypes: Tensor, within: Tensor | None = None) -> Tensor:
     """Return the rows' directions, made distinct so that forces can part them.
 
     Args:
         prototypes: ``(K, d)``.
-        seed: Decides the new places of zero rows and of rows that repeat an earlier direction.
         within: ``(K, d)``, 0 for the coordinates in which a direction has to be 0, and 1 for others; None for all.
 
     Returns:
@@ -184,7 +172,7 @@ def distinct_directions(prototypes: Tensor, seed: int = 0, within: Tensor | None
     cosines = u @ u.T
     repeated = (cosines.tril(-1) > 1 - COINCIDENT**2 / 2).any(1)
     if bool((zero | repeated).any()):
-        g = seeding.generator(seed, "distinct directions")
+        g = seeding.generator(0, "distinct directions")
         random = torch.randn(u.shape, generator=g, dtype=torch.float64).to(u)
         random = unit_vectors(random if within is None else random * within)
         u = torch.where(zero.unsqueeze(1), random, u)

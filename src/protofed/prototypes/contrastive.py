@@ -75,27 +75,19 @@ def prototype_network(
     *,
     generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
 ) -> PrototypeNetwork:
-    """Return freshly drawn trainable prototypes.
+    """Return trainable prototypes drawn from a CPU generator.
 
     Embeddings are standard normal; weights and biases uniform on ``±1/√d``, as torch initialises them.
-
-    Args:
-        generator: CPU generator to draw from.
-        dtype: Of the parameters, a floating type.
-
-    Raises:
-        ConfigError: ``K < 1`` or ``d < 1``.
     """
     if K < 1 or d < 1:
         raise ConfigError(f"prototype_network: needs K >= 1 and d >= 1, got K={K}, d={d}")
     bound = d**-0.5
 
     def uniform(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=generator).to(device)
+        return torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=generator)
 
-    embedding = torch.randn(K, d, generator=generator, dtype=dtype).to(device)
+    embedding = torch.randn(K, d, generator=generator, dtype=dtype)
     return PrototypeNetwork(embedding, uniform(d, d), uniform(d), uniform(d, d), uniform(d))
 
 
@@ -106,12 +98,12 @@ def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100
     It is one scalar for all classes; classes that nobody reports do not take part.
 
     Args:
-        prototypes: ``(n, d)`` uploaded prototypes of all clients.
-        labels: ``(n,)`` their classes.
+        prototypes: ``(n, d)``, of all clients.
+        labels: ``(n,)``.
         cap: ``τ``.
 
     Returns:
-        ``δ``; with a single reported class there is no gap and it is ``cap``.
+        ``δ``; ``cap`` with a single reported class.
 
     Raises:
         ConfigError: No uploads, entries that are not finite, labels outside ``0..K-1``, or ``cap < 0``.
@@ -131,36 +123,6 @@ def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100
     return min(float(gaps.max()), float(cap))
 
 
-def acl_loss(prototypes: Tensor, labels: Tensor, global_prototypes: Tensor, margin: float) -> Tensor:
-    """Return FedTGP's adaptive-margin contrastive loss.
-
-    For an upload ``p`` of class ``y`` with ``D_c = ‖p − P_c‖`` ::
-
-        ℓ = −log [ e^{−(D_y + δ)} / (e^{−(D_y + δ)} + Σ_{c≠y} e^{−D_c}) ]
-
-    that is, cross-entropy on the logits ``−(D_c + δ·1[c = y])`` over all K classes. The margin enlarges the true
-    class's distance, so training has to beat the other classes by ``δ``.
-
-    Args:
-        prototypes: ``(n, d)`` uploads.
-        labels: ``(n,)`` their classes, int64.
-        global_prototypes: ``(K, d)``, ``P``.
-        margin: ``δ``.
-
-    Returns:
-        The mean over uploads, a scalar. Differentiable in both sets of prototypes; where an upload coincides with a
-        global prototype, that distance contributes no gradient.
-
-    Example:
-        >>> P = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
-        >>> acl_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), P, margin=0.0)  # undecided: log 2
-        tensor(0.6931)
-    """
-    distances = pairwise_distances(prototypes, global_prototypes.to(prototypes.dtype)).clamp(min=MIN_DISTANCE)
-    own = F.one_hot(labels, len(global_prototypes)).to(distances.dtype)
-    return F.cross_entropy(-(distances + margin * own), labels)
-
-
 def train_prototypes(
     network: PrototypeNetwork,
     prototypes: Tensor,
@@ -174,25 +136,24 @@ def train_prototypes(
 ) -> TrainedPrototypes:
     """Train the global prototypes on one round's uploads (FedTGP's server step).
 
-    Plain SGD without momentum on :func:`acl_loss`, over shuffled mini-batches whose last one may be smaller. The
-    gradient is written out by hand, and the steps update copies of the parameters in place: the same numbers as
-    autograd and ``torch.optim.SGD``, without their overhead per step.
+    Plain SGD without momentum over shuffled mini-batches, whose last one may be smaller. The adaptive-margin
+    contrastive loss of an upload ``p`` of class ``y`` with ``D_c = ‖p − P_c‖`` is ::
+
+        ℓ = −log [ e^{−(D_y + δ)} / (e^{−(D_y + δ)} + Σ_{c≠y} e^{−D_c}) ]
+
+    that is, cross-entropy on the logits ``−(D_c + δ·1[c = y])`` over all K classes. The margin enlarges the true
+    class's distance, so training has to beat the other classes by ``δ``. Where an upload coincides with a global
+    prototype, that distance contributes no gradient. The gradient is written out by hand, and the steps update
+    copies of the parameters in place: the same numbers as autograd and ``torch.optim.SGD``, without their overhead.
 
     Args:
-        network: The state left by the previous round, or :func:`prototype_network`; not modified.
-        prototypes: ``(n, d)`` uploaded prototypes of all clients.
-        labels: ``(n,)`` their classes.
+        network: Of the previous round, or :func:`prototype_network`; not modified.
+        prototypes: ``(n, d)``, of all clients.
+        labels: ``(n,)``.
         margin: ``δ``, see :func:`adaptive_margin`.
         epochs: ``S``, passes over the uploads.
         batch_size: Uploads per step.
-        generator: CPU generator; one permutation of n is drawn per epoch.
-
-    Returns:
-        Global prototypes, the network for the next round, and the losses.
-
-    Raises:
-        ConfigError: No uploads, entries that are not finite, labels outside ``0..K-1``, a dimension other than the
-            network's, or an option out of range.
+        generator: CPU; one permutation of n is drawn per epoch.
 
     Example:
         >>> uploads, labels = torch.eye(3), torch.arange(3)
@@ -254,8 +215,7 @@ class HingePrototypes:
     """The result of :func:`hinge_prototypes`.
 
     Attributes:
-        prototypes: ``(K, d)`` global prototypes ``g``; zero where a class has no upload.
-        present: ``(K,)`` bool, the classes with an upload.
+        prototypes: ``(K, d)``, ``g``; zero where a class has no upload.
         losses: Objective at the start and after each iteration; never rises.
     """
 
@@ -312,16 +272,13 @@ def hinge_prototypes(
     lengthened to at least m), so the objective never rises. One iteration is two ``K×K×d`` products.
 
     Args:
-        prototypes: ``(n, d)`` uploaded prototypes of all clients.
-        labels: ``(n,)`` their classes.
+        prototypes: ``(n, d)``, of all clients.
+        labels: ``(n,)``.
         margin: See :func:`pair_margins`.
         tolerance: Stop when an iteration lowers the objective by less than this share.
 
     Returns:
-        Global prototypes in the dtype of the uploads. Classes whose means coincide part in a fixed, arbitrary way.
-
-    Raises:
-        ConfigError: No uploads, entries that are not finite, labels outside ``0..K-1``, or an option out of range.
+        In the dtype of the uploads. Classes whose means coincide part in a fixed, arbitrary way.
 
     Example:
         >>> uploads = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 0.0]])

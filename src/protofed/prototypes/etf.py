@@ -18,16 +18,12 @@ def simplex_etf(K: int, d: int, seed: int = 0, *, dtype: torch.dtype = torch.flo
     diagonal of R), so that any LAPACK gives the same Z.
 
     Args:
-        K: Number of classes. For one class, where Eq. 10 divides by 0, Z is the unit vector ``q_1``.
-        d: Dimension, at least K.
+        K: For one class, where Eq. 10 divides by 0, Z is the unit vector ``q_1``.
         seed: Decides the orientation of the frame.
-        dtype: Of the result; the computation is in float64.
+        dtype: The computation is in float64.
 
     Returns:
         ``(d, K)``, one class per column.
-
-    Raises:
-        ConfigError: ``K < 1`` or ``K > d``.
 
     Example:
         >>> Z = simplex_etf(3, 8, seed=1)
@@ -50,14 +46,11 @@ def spread_directions(K: int, d: int, seed: int = 0, *, dtype: torch.dtype = tor
 
     Args:
         seed: Decides the orientation, and for ``K > d`` the starting points.
-        dtype: Of the result; the computation is in float64.
+        dtype: The computation is in float64.
 
     Returns:
         ``(K, d)``: the columns of :func:`simplex_etf` as rows while ``K <= d``, else seeded random directions
         spread by 500 iterations of :func:`~protofed.prototypes.alignment.align`.
-
-    Raises:
-        ConfigError: ``K < 1`` or ``d < 1``.
 
     Example:
         >>> triangle = spread_directions(3, 2)

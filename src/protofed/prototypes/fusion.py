@@ -13,7 +13,7 @@ def learned(answers: Iterable[tuple[Tensor, Tensor, Tensor]], own: Tensor, prior
     """Return ``a`` and ``b``, ``(2,)``: those that suit a client's validation samples of its classes, or halves.
 
     Args:
-        answers: For batches of samples the outputs ``f`` and ``g``, ``(B, K)`` each, and ``(B,)`` labels.
+        answers: Batches of the outputs ``f`` and ``g``, ``(B, K)`` each, and ``(B,)`` labels.
         own: ``(K,)`` bool, the client's classes.
         prior: ``(K,)``, ``π``.
         caution: ``κ``, above 0.
@@ -38,7 +38,7 @@ def fitted(f: Tensor, g: Tensor, prior: Tensor, y: Tensor, caution: float) -> Te
         caution: ``κ``, above 0.
 
     Returns:
-        ``(½, ½)`` if there are no samples, or if a model has diverged.
+        ``(½, ½)`` without samples, or for a diverged model.
     """
     x, prior = torch.stack([f, g], -1).double(), prior.double()
     middle = x.new_full((2,), 0.5)

@@ -9,15 +9,7 @@ from protofed.errors import ConfigError
 
 
 def require_vectors(name: str, tensor: Tensor) -> None:
-    """Raise unless ``tensor`` is a matrix of finite floating-point rows.
-
-    Args:
-        name: The caller's name of the argument, for the message.
-        tensor: Expected to be ``(rows, d)``.
-
-    Raises:
-        ConfigError: Not a floating-point matrix, ``d = 0``, or NaN or infinite entries.
-    """
+    """Require a ``(rows, d)`` matrix of finite floating-point rows, ``d > 0``; ``name`` is for the ConfigError."""
     if tensor.dim() != 2 or tensor.shape[1] == 0 or not tensor.is_floating_point():
         raise ConfigError(
             f"{name}: expected a floating-point matrix (rows, d), got {tensor.dtype} of shape {tuple(tensor.shape)}"
@@ -28,14 +20,7 @@ def require_vectors(name: str, tensor: Tensor) -> None:
 
 
 def require_labels(labels: Tensor, rows: int, K: int) -> None:
-    """Raise unless ``labels`` holds ``rows`` class indices below ``K``.
-
-    Args:
-        labels: Expected to be integers ``(rows,)``.
-
-    Raises:
-        ConfigError: Wrong length, a non-integer dtype, or a label outside ``0..K-1``.
-    """
+    """Require ``rows`` integer class indices below ``K``."""
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ConfigError(f"labels: expected {rows} integers, got {labels.dtype} of shape {tuple(labels.shape)}")
     if rows and (int(labels.min()) < 0 or int(labels.max()) >= K):
@@ -67,10 +52,10 @@ def pairwise_distances(prototypes: Tensor, others: Tensor | None = None) -> Tens
 
     Args:
         prototypes: ``(K, d)``.
-        others: ``(L, d)``; the prototypes themselves if None.
+        others: ``(L, d)``; None for the prototypes themselves.
 
     Returns:
-        ``(K, L)`` distances, float64 for float64 input, else float32.
+        ``(K, L)``, float64 for float64 input, else float32.
 
     Example:
         >>> pairwise_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
@@ -98,7 +83,7 @@ def margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
 
     Args:
         prototypes: ``(K, d)``.
-        present: ``(K,)`` bool, the classes that have a prototype; all if None.
+        present: ``(K,)`` bool, the classes that have a prototype; None for all.
 
     Returns:
         ``(K,)`` margins; 0 for absent classes and for a class without any other.
@@ -115,10 +100,10 @@ def normalised_margins(prototypes: Tensor, present: Tensor | None = None) -> Ten
 
     Args:
         prototypes: ``(K, d)``.
-        present: ``(K,)`` bool, the classes that have a prototype; all if None.
+        present: ``(K,)`` bool, the classes that have a prototype; None for all.
 
     Returns:
-        ``(K,)`` values in ``[0, 1]``, all 0 if all margins are.
+        ``(K,)`` in [0, 1], all 0 if all margins are.
     """
     values = margins(prototypes, present)
     return values / _or_one(values.amax()) if len(values) else values
@@ -129,15 +114,12 @@ def summary(prototypes: Tensor, present: Tensor | None = None) -> dict[str, floa
 
     Args:
         prototypes: ``(K, d)``.
-        present: ``(K,)`` bool, the classes that have a prototype; all if None.
+        present: ``(K,)`` bool, the classes that have a prototype; None for all.
 
     Returns:
         ``classes`` (how many are present); ``distance_min/mean/max`` over pairs; ``angle_min/mean/max`` over pairs,
         in degrees (a zero prototype is at 90° to all); ``margin_min/mean``, normalised; ``norm_mean``. Always
         finite: with fewer than two classes all figures of pairs are 0.
-
-    Raises:
-        ConfigError: ``prototypes`` is not a matrix of finite floating-point rows (among the present classes).
 
     Example:
         >>> square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])

@@ -18,14 +18,9 @@ def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
     """Return the distance ρ between rows (FedProto, Eq. 8).
 
     Args:
-        left: ``(..., d)``.
-        right: ``(..., d)``.
         kind: ``squared`` is ``‖a − b‖²/d``, the MSE of all public code; ``euclidean`` is ``‖a − b‖₂`` and ``l1``
             ``‖a − b‖₁``. For these two, entries that differ by rounding alone count as equal, with gradient 0:
             otherwise a rounding error would decide the direction of a gradient of full length.
-
-    Returns:
-        ``(...)``.
 
     Example:
         >>> a, b = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)
@@ -47,12 +42,10 @@ def pull(features: Tensor, labels: Tensor, prototypes: Prototypes, kind: Distanc
     Args:
         features: ``(B, d)``.
         labels: ``(B,)`` int64.
-        prototypes: Table of ``K`` classes.
-        kind: ``ρ``; see :func:`distance`.
 
     Returns:
-        ``(B,)``; its batch mean is the term of the public code, in which a sample without prototype still counts in
-        the denominator.
+        ``(B,)``; its batch mean is the term of the public code, in which a sample without prototype still counts
+        in the denominator.
     """
     apart = distance(features, prototypes.rows[labels], kind)
     return torch.where(prototypes.present[labels], apart, 0.0)
@@ -66,12 +59,8 @@ def pull_of_means(
     Args:
         features: ``(B, d)``.
         labels: ``(B,)`` int64.
-        prototypes: Table of ``K`` classes; those that have none, or no sample in the batch, have no term.
-        kind: ``ρ``; see :func:`distance`.
-        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
-
-    Returns:
-        A scalar.
+        prototypes: Classes that have none, or no sample in the batch, have no term.
+        weight: ``(B,)``, 0 for padding; None keeps all.
     """
     own = class_means(*class_sums(features, labels, len(prototypes.rows), weight))
     apart = distance(own.rows, prototypes.rows, kind)
@@ -83,7 +72,7 @@ def closeness(features: Tensor, prototypes: Prototypes) -> Tensor:
 
     Args:
         features: ``(B, d)``.
-        prototypes: Table of ``K`` classes; those that have none get the least number of the type.
+        prototypes: Classes without one get the least number of the type.
 
     Returns:
         ``(B, K)``; its softmax are the probabilities of prototypical networks (Snell et al., 2017, Eq. 2).

@@ -50,9 +50,6 @@ def class_masks(K: int, d: int, s: int, seed: int = 0) -> Tensor:
     Returns:
         ``(K, d)`` bool on the CPU, exactly ``s`` ones per row.
 
-    Raises:
-        ConfigError: ``K < 1``, ``s < 1`` or ``s > d``.
-
     Example:
         >>> masks = class_masks(K=10, d=100, s=25)
         >>> masks.sum(1).unique().tolist(), sorted(masks.sum(0).unique().tolist())
@@ -68,13 +65,10 @@ def compress(prototypes: Tensor, masks: Tensor) -> Tensor:
 
     Args:
         prototypes: ``(k, d)``.
-        masks: ``(k, d)`` bool, ``s`` ones per row: the masks of the same classes in the same order.
+        masks: ``(k, d)`` bool, ``s`` ones per row, of the same classes.
 
     Returns:
         ``(k, s)``, in the order of the dimensions.
-
-    Raises:
-        ConfigError: Shapes differ, or the masks do not all keep the same number of dimensions.
 
     Example:
         >>> masks = torch.tensor([[True, False, True], [False, True, True]])
@@ -98,9 +92,6 @@ def rebuild(values: Tensor, masks: Tensor) -> Tensor:
     Returns:
         ``(k, d)``, so that ``compress(rebuild(v, m), m) == v`` and ``rebuild(compress(c, m), m) == c * m``.
 
-    Raises:
-        ConfigError: ``values`` does not hold one entry per kept dimension.
-
     Example:
         >>> rebuild(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, False, True]]))
         tensor([[1., 0., 3.]])
@@ -122,15 +113,6 @@ def _kept(masks: Tensor) -> int:
     if low != high:
         raise ConfigError(f"masks: every class must keep equally many dimensions, found {int(low)} to {int(high)}")
     return int(low)
-
-
-def hamming(masks: Tensor) -> Tensor:
-    """Return the Hamming distances of all pairs ``j < k`` of ``(K, d)`` masks, ``|m_j| + |m_k| − 2 m_j·m_k``."""
-    bits = masks.float()  # sums of 0s and 1s are exact in float32 up to 2^24
-    ones = bits.sum(1)
-    distances = ones.unsqueeze(0) + ones.unsqueeze(1) - 2 * (bits @ bits.T)
-    first, second = torch.triu_indices(len(masks), len(masks), offset=1, device=masks.device)
-    return distances[first, second].long()
 
 
 @functools.lru_cache(maxsize=8)
@@ -219,7 +201,6 @@ def _exchange(
     overlaps: npt.NDArray[np.int64],
     cost: npt.NDArray[np.int64],
     stream: _Stream,
-    tries: int = TRIES,
 ) -> bool:
     """Let a give to some class c a dimension x it shares with b, for a dimension y of c that b lacks.
 
@@ -229,17 +210,17 @@ def _exchange(
     free = np.flatnonzero(~(columns[:, a] | columns[:, b]))
     if not len(shared) or not len(free):
         return False
-    words = stream.words(3 * tries)
-    x = shared[words[:tries] % np.uint64(len(shared))]
-    y = free[words[tries : 2 * tries] % np.uint64(len(free))]
+    words = stream.words(3 * TRIES)
+    x = shared[words[:TRIES] % np.uint64(len(shared))]
+    y = free[words[TRIES : 2 * TRIES] % np.uint64(len(free))]
     # c holds y but not x; b, which holds x, is never among them.
     ranks = np.cumsum(columns[y] & ~columns[x], axis=1)
     possible = ranks[:, -1] > 0
-    pick = words[2 * tries :] % np.maximum(ranks[:, -1], 1).astype(np.uint64)
+    pick = words[2 * TRIES :] % np.maximum(ranks[:, -1], 1).astype(np.uint64)
     c = (ranks > pick.astype(np.int64)[:, None]).argmax(1)
     # a comes closer to the classes with y but not x, and c to those with x but not y.
     change = columns[y].astype(np.int64) - columns[x]
-    rows = np.arange(tries)
+    rows = np.arange(TRIES)
     change[rows, a] = change[rows, c] = 0  # x and y change places between a and c: their own overlap stays
     ours, theirs = overlaps[a], overlaps[c]
     gain = (cost[ours] - cost[ours + change] + cost[theirs] - cost[theirs - change]).sum(1)

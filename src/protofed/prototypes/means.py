@@ -16,8 +16,7 @@ def class_sums(
     Args:
         features: ``(B, d)``.
         labels: ``(B,)`` int64 in ``[0, K)``.
-        num_classes: ``K``.
-        weight: ``(B,)``; 0 leaves a sample out, None keeps all.
+        weight: ``(B,)``, 0 for padding; None keeps all.
 
     Returns:
         ``(K, d)`` sums and ``(K,)`` counts, both in the dtype of ``features``.
@@ -34,20 +33,20 @@ def class_means(sums: Tensor, counts: Tensor) -> Prototypes:
 
     Args:
         sums: ``(K, d)`` from :func:`class_sums`, possibly added up over batches.
-        counts: ``(K,)`` numbers of samples.
+        counts: ``(K,)``.
     """
     return Prototypes(sums / counts.clamp(min=1).unsqueeze(-1), counts > 0)
 
 
 def labelled_means(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """Return the plain mean of the rows of each class and how many rows there were.
+    """Return the plain mean of the rows of each class and the number of rows.
 
     Args:
         prototypes: ``(n, d)``.
-        labels: ``(n,)`` classes of the rows.
+        labels: ``(n,)``.
 
     Returns:
-        ``(K, d)`` means, zero where a class has no row, and ``(K,)`` int64 counts.
+        ``(K, d)``, zero where a class has no row, and ``(K,)`` int64 counts.
     """
     counts = torch.bincount(labels, minlength=K)
     sums = prototypes.new_zeros(K, prototypes.shape[1]).index_add_(0, labels, prototypes)

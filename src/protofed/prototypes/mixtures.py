@@ -38,63 +38,12 @@ class Mixture(NamedTuple):
     Attributes:
         weights: ``(c,)``, not necessarily summing to 1; 0 marks an unused place. Batch: ``(B, c)``.
         means: ``(c, d)``. Batch: ``(B, c, d)``.
-        stds: ``(c, d)``, positive standard deviations. Batch: ``(B, c, d)``.
+        stds: ``(c, d)``, positive. Batch: ``(B, c, d)``.
     """
 
     weights: Tensor
     means: Tensor
     stds: Tensor
-
-
-def fit_mixture(
-    features: Tensor,
-    components: int = 4,
-    *,
-    generator: torch.Generator,
-    iterations: int = 100,
-    variance_floor: float = 1e-6,
-    tolerance: float = 1e-3,
-) -> Mixture:
-    """Fit a Gaussian mixture to the features of one class by expectation-maximisation (GFPL Eq. 5-6).
-
-    Starts from greedy k-means++ means; computed in float64. There are never more components than distinct samples,
-    so one sample, or many equal ones, give a single component at the variance floor.
-
-    Args:
-        features: ``(n, d)``, at least one row.
-        components: Largest number of components, ``n`` in the paper.
-        generator: CPU generator for the starting means.
-        variance_floor: Smallest variance of any component in any dimension.
-        tolerance: Stop when the mean log-likelihood per sample rises by less than this.
-
-    Returns:
-        Weights summing to 1, in the dtype of the features.
-
-    Raises:
-        ConfigError: No rows, entries that are not finite, or an option out of range.
-
-    Example:
-        >>> x = torch.tensor([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0], [5.1, 5.0]])
-        >>> fitted = fit_mixture(x, 2, generator=torch.Generator().manual_seed(0))
-        >>> fitted.weights.tolist(), sorted(fitted.means[:, 0].round().tolist())
-        ([0.5, 0.5], [0.0, 5.0])
-    """
-    require_vectors("features", features)
-    if not len(features):
-        raise ConfigError("features: nothing to fit, got 0 rows")
-    labels = torch.zeros(len(features), dtype=torch.int64, device=features.device)
-    weights, means, stds = fit_mixtures(
-        features,
-        labels,
-        1,
-        components,
-        generator=generator,
-        iterations=iterations,
-        variance_floor=variance_floor,
-        tolerance=tolerance,
-    )
-    used = weights[0] > 0
-    return Mixture(weights[0][used], means[0][used], stds[0][used])
 
 
 def fit_mixtures(
@@ -108,21 +57,28 @@ def fit_mixtures(
     variance_floor: float = 1e-6,
     tolerance: float = 1e-3,
 ) -> Mixture:
-    """Fit one mixture per class, all classes at once; see :func:`fit_mixture`.
+    """Fit a Gaussian mixture to the features of each class by expectation-maximisation (GFPL Eq. 5-6).
+
+    Starts from greedy k-means++ means; computed in float64. There are never more components than distinct samples,
+    so one sample, or many equal ones, give a single component at the variance floor.
 
     Args:
         features: ``(n, d)``.
-        labels: ``(n,)`` their classes.
-        components: Largest number of components per class.
-        generator: CPU generator; a fixed amount is drawn, so a class's start does not depend on the others' data.
-        tolerance: See :func:`fit_mixture`; each class stops on its own.
+        labels: ``(n,)``.
+        components: Largest number per class, ``n`` in the paper.
+        generator: CPU; a fixed amount is drawn, so a class's start does not depend on the others' data.
+        variance_floor: Smallest variance of any component in any dimension.
+        tolerance: Stop when the mean log-likelihood per sample rises by less than this.
 
     Returns:
-        A batch of K mixtures with ``components`` places each. Unused places have weight, mean and std 0, and so has
-        every place of a class without samples.
+        A batch of K mixtures with ``components`` places each. Unused places, also of classes without samples, have
+        weight, mean and std 0.
 
-    Raises:
-        ConfigError: As :func:`fit_mixture`, but no rows are fine; or labels outside ``0..K-1``.
+    Example:
+        >>> x = torch.tensor([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0], [5.1, 5.0]])
+        >>> fitted = fit_mixtures(x, torch.zeros(4).long(), 1, 2, generator=torch.Generator().manual_seed(0))
+        >>> fitted.weights[0].tolist(), sorted(fitted.means[0, :, 0].round().tolist())
+        ([0.5, 0.5], [0.0, 5.0])
     """
     require_vectors("features", features)
     require_labels(labels, len(features), K)
@@ -157,9 +113,6 @@ def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
     Returns:
         ``(r, d)``, or ``(B, r, d)`` for a batch, in the dtype and on the device of the means.
 
-    Raises:
-        ConfigError: Negative ``r`` or weights, or a mixture without a component of positive weight.
-
     Example:
         >>> narrow = Mixture(torch.tensor([1.0]), torch.tensor([[2.0, -1.0]]), torch.full((1, 2), 1e-6))
         >>> sample(narrow, 3, torch.Generator().manual_seed(0)).round()
@@ -193,7 +146,7 @@ def choose(shares: Tensor, uniform: Tensor) -> Tensor:
 
     Args:
         shares: ``(..., c)`` from :func:`shares`.
-        uniform: ``(..., r)`` numbers in [0, 1).
+        uniform: ``(..., r)`` in [0, 1).
 
     Returns:
         ``(..., r)`` int64: the first component whose cumulative share exceeds the number, never one of weight 0.
@@ -215,9 +168,6 @@ def place(means: Tensor, stds: Tensor, chosen: Tensor, noise: Tensor) -> Tensor:
         stds: ``(..., c, d)``.
         chosen: ``(..., r)`` int64 components.
         noise: ``(..., r, d)``, ``ε``.
-
-    Returns:
-        ``(..., r, d)``.
     """
     index = chosen.unsqueeze(-1).expand(noise.shape)
     return means.gather(-2, index) + stds.gather(-2, index) * noise
@@ -227,10 +177,7 @@ def stack(mixtures: Sequence[Mixture]) -> Mixture:
     """Return a batch of mixtures with different numbers of components, padded with places of weight 0.
 
     Args:
-        mixtures: At least one, all of the same dimension, dtype and device.
-
-    Raises:
-        ConfigError: If there is none.
+        mixtures: At least one, of the same dimension, dtype and device.
     """
     if not mixtures:
         raise ConfigError("stack: needs at least one mixture")
@@ -238,33 +185,6 @@ def stack(mixtures: Sequence[Mixture]) -> Mixture:
         torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True) for parts in zip(*mixtures, strict=True)
     )
     return Mixture(*fields)
-
-
-def bhattacharyya(mean_a: Tensor, var_a: Tensor, mean_b: Tensor, var_b: Tensor) -> Tensor:
-    """Return the Bhattacharyya distance of Gaussians with diagonal covariances (GFPL Eq. 8).
-
-    ::
-
-        D_B = 1/8 Σ_l (μ_al − μ_bl)²/σ̄_l² + 1/2 Σ_l ln(σ̄_l² / (σ_al σ_bl)),    σ̄² = (σ_a² + σ_b²)/2
-
-    Args:
-        mean_a: ``(..., d)``.
-        var_a: ``(..., d)`` positive variances, not standard deviations.
-        mean_b: ``(..., d)``.
-        var_b: ``(..., d)``.
-
-    Returns:
-        ``(...)``, with leading dimensions broadcast; 0 for equal Gaussians.
-
-    Example:
-        >>> one = torch.tensor([1.0])
-        >>> bhattacharyya(torch.tensor([0.0]), one, torch.tensor([2.0]), one)  # 1/8 · 2²
-        tensor(0.5000)
-    """
-    average = (var_a + var_b) / 2
-    apart = ((mean_a - mean_b).square() / average).sum(-1) / 8
-    unlike = (average.log() - (var_a.log() + var_b.log()) / 2).sum(-1) / 2
-    return apart + unlike.clamp(min=0.0)  # arithmetic over geometric mean is at least 1; rounding may disagree
 
 
 def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1.0) -> Mixture:
@@ -281,7 +201,7 @@ def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1
       the result is the same, bit for bit, in whatever order clients report.
 
     Args:
-        weights: ``(m,)`` non-negative; components of weight 0 are left out.
+        weights: ``(m,)``, not negative; components of weight 0 are left out.
         means: ``(m, d)``.
         variances: ``(m, d)`` positive.
         threshold: ``S_C``.
@@ -289,10 +209,6 @@ def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1
     Returns:
         The fused mixture in the dtype of the means, clusters in the order of their seeds. Weights sum to the sum of
         the weights given.
-
-    Raises:
-        ConfigError: Shapes that do not fit, entries that are not finite, negative weights, no positive weight,
-            variances that are not positive, or ``threshold <= 0``.
 
     Example:
         >>> means = torch.tensor([[0.0], [0.2], [9.0]])
@@ -472,7 +388,12 @@ def _compatible(
 
 
 def _distances(one: int, many: Indices, means: Floats, variances: Floats) -> Floats:
-    """Return D_B from one component to many, as :func:`bhattacharyya`."""
+    """Return the Bhattacharyya distance from one component to many (GFPL Eq. 8); rounding makes none negative.
+
+    ::
+
+        D_B = 1/8 Σ_l (μ_al − μ_bl)²/σ̄_l² + 1/2 Σ_l ln(σ̄_l² / (σ_al σ_bl)),    σ̄² = (σ_a² + σ_b²)/2
+    """
     double = variances[many] + variances[one]  # 2σ̄²
     apart = means[many] - means[one]
     quadratic = np.divide(np.square(apart, out=apart), double, out=apart).sum(1) / 4

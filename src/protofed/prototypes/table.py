@@ -13,8 +13,8 @@ class Prototypes(NamedTuple):
     """One vector per class; classes that nobody has reported have none.
 
     Attributes:
-        rows: ``(K, d)``; zero where a class has no prototype.
-        present: ``(K,)`` bool, the classes that have a prototype.
+        rows: ``(K, d)``; zero where a class has none.
+        present: ``(K,)`` bool.
     """
 
     rows: Tensor
@@ -22,11 +22,7 @@ class Prototypes(NamedTuple):
 
     @classmethod
     def none(cls, num_classes: int, width: int, dtype: torch.dtype = torch.float32) -> Prototypes:
-        """Return a table in which no class has a prototype.
-
-        Args:
-            num_classes: ``K``.
-        """
+        """Return a table in which no class has a prototype."""
         return cls(torch.zeros(num_classes, width, dtype=dtype), torch.zeros(num_classes, dtype=torch.bool))
 
     @classmethod
@@ -36,7 +32,6 @@ class Prototypes(NamedTuple):
         Args:
             rows: ``(k, d)``.
             classes: ``(k,)`` int64, distinct.
-            num_classes: ``K``.
         """
         table = rows.new_zeros(num_classes, *rows.shape[1:])
         present = torch.zeros(num_classes, dtype=torch.bool, device=rows.device)
@@ -46,11 +41,7 @@ class Prototypes(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Prototypes:
-        """Undo :meth:`tensors`.
-
-        Raises:
-            KeyError: If a part is missing.
-        """
+        """Undo :meth:`tensors`."""
         return cls(tensors["prototypes"], tensors["present"])
 
     def tensors(self) -> dict[str, Tensor]:
@@ -63,11 +54,7 @@ class Prototypes(NamedTuple):
         return self.rows[classes], classes
 
     def only(self, classes: Tensor) -> Prototypes:
-        """Return the table without the prototypes of other classes.
-
-        Args:
-            classes: ``(K,)`` bool, the classes that keep theirs.
-        """
+        """Return the table with the prototypes of the ``(K,)`` bool ``classes`` alone."""
         return Prototypes(self.rows.where(classes.unsqueeze(-1), 0.0), self.present & classes)
 
     def scaled(self, factor: float) -> Prototypes:

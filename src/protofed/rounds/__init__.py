@@ -1,38 +1,5 @@
-"""The round loop and its checkpoints."""
+"""The round loop and its checkpoints; the names here are for those who write a stage."""
 
-from protofed.rounds.checkpoint import (
-    Checkpoint,
-    Saving,
-    load_checkpoint,
-    newest_checkpoint,
-    read_rest,
-    save_checkpoint,
-)
-from protofed.rounds.evaluation import Evaluation
-from protofed.rounds.loop import Federation
-from protofed.rounds.options import EvaluationOptions, ParticipationOptions
-from protofed.rounds.participation import Participation
-from protofed.rounds.stage import Opened, Receiving, Stage
-from protofed.rounds.state import ServerState, StoredState
-from protofed.runs import Accuracy, RoundRecord
+from protofed.rounds.stage import Opened, Stage
 
-__all__ = [
-    "Accuracy",
-    "Checkpoint",
-    "Evaluation",
-    "EvaluationOptions",
-    "Federation",
-    "Opened",
-    "Participation",
-    "ParticipationOptions",
-    "Receiving",
-    "RoundRecord",
-    "Saving",
-    "ServerState",
-    "Stage",
-    "StoredState",
-    "load_checkpoint",
-    "newest_checkpoint",
-    "read_rest",
-    "save_checkpoint",
-]
+__all__ = ["Opened", "Stage"]

@@ -20,8 +20,7 @@ from protofed.storage.snapshots import joined
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import decoded
 from protofed.untrusted.reading import open_ordinary, reason
-from protofed.visits import Roster
-from protofed.visits.roster import StoreSnapshot
+from protofed.visits.roster import Roster, StoreSnapshot
 
 VERSION = 3
 """Number of the format."""
@@ -49,8 +48,6 @@ class Checkpoint:
     """The state after a round, held until it is written, whatever is trained meanwhile.
 
     Args:
-        folder: Folder of all checkpoints.
-        clients: Names of all clients.
         frozen: Their snapshots; None if they rest elsewhere, or are as they were before the first round.
     """
 
@@ -69,11 +66,7 @@ class Checkpoint:
         return self.frozen.size if self.frozen else 0
 
     def write(self) -> None:
-        """Write ``folder/round-NNNNNN``, and remove older checkpoints.
-
-        Raises:
-            OutputError: If the checkpoint cannot be written; the previous one stays valid.
-        """
+        """Write ``folder/round-NNNNNN``, then remove older checkpoints."""
         target = self.folder / f"{_PREFIX}{self.record['round']:06d}"
         partial = self.folder / f".{target.name}{PARTIAL}"
         shutil.rmtree(partial, ignore_errors=True)
@@ -97,11 +90,7 @@ def save_checkpoint(folder: Path, state: ServerState, clients: Roster) -> None:
     """Store the state after a round in ``folder/round-NNNNNN`` and remove older checkpoints.
 
     Args:
-        folder: Folder of all checkpoints.
-        clients: All clients; their snapshots are stored too if they rest in this process.
-
-    Raises:
-        OutputError: If the checkpoint cannot be written; the previous one stays valid.
+        clients: Their snapshots are stored too if they rest in this process.
     """
     checkpoint = Checkpoint(folder, state, clients, _frozen(clients))
     checkpoint.write()
@@ -109,11 +98,7 @@ def save_checkpoint(folder: Path, state: ServerState, clients: Roster) -> None:
 
 
 class Saving:
-    """Writes checkpoints, large ones beside the training, and waits for the last one when the block ends.
-
-    Args:
-        folder: Folder of all checkpoints.
-    """
+    """Writes checkpoints, large ones beside the training, and waits for the last one when the block ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -121,11 +106,7 @@ class Saving:
         self._error: BaseException | None = None
 
     def save(self, state: ServerState, clients: Roster) -> None:
-        """Store the state after a round.
-
-        Raises:
-            OutputError: If this or the previous checkpoint cannot be written.
-        """
+        """Store the state after a round."""
         self.wait()
         checkpoint = Checkpoint(self.folder, state, clients, _frozen(clients))
         if checkpoint.size < LARGE:
@@ -136,11 +117,7 @@ class Saving:
             self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint has been written.
-
-        Raises:
-            OutputError: If it cannot be written.
-        """
+        """Wait until the last checkpoint has been written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -170,15 +147,7 @@ def _frozen(clients: Roster) -> StoreSnapshot | None:
 
 
 def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
-    """Restore the newest checkpoint.
-
-    Args:
-        folder: Folder of all checkpoints.
-        state: Receives the state of the server.
-        clients: All clients; they receive their snapshots if they rest in this process.
-
-    Returns:
-        Whether there was a checkpoint.
+    """Restore the newest checkpoint, if there is one, and return whether there was.
 
     Raises:
         CheckpointError: If the checkpoint is damaged, in another format, or belongs to other clients.
@@ -205,7 +174,6 @@ def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: If the checkpoint has given way to the next one.
-        CheckpointError: If it is damaged.
     """
     if not folder.is_dir():
         raise FileNotFoundError(folder)
@@ -254,11 +222,7 @@ def _record(file: BinaryIO, place: _Place, records: Records) -> dict[str, Tensor
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint, or None.
-
-    Args:
-        folder: Folder of all checkpoints.
-    """
+    """Return the newest checkpoint, or None."""
     return next(reversed(_checkpoints(folder)), None)
 
 

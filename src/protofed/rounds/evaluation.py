@@ -8,19 +8,13 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Method
 from protofed.rounds.options import EvaluationOptions
 from protofed.rounds.participation import Participation
-from protofed.runs import KNOWN_RULES, Accuracy, RoundRecord, main_rule
-from protofed.visits import Evaluated, Executor, Messages
+from protofed.runs.records import Accuracy, RoundRecord
+from protofed.runs.rules import KNOWN_RULES, main_rule
+from protofed.visits.contract import Evaluated, Executor, Messages
 
 
 class Evaluation:
-    """Evaluation of the clients.
-
-    Args:
-        options: When clients are scored, on what, and by which rule results are summed up.
-
-    Raises:
-        ConfigError: If clients cannot be scored as the options ask.
-    """
+    """Evaluation of the clients."""
 
     def __init__(self, options: EvaluationOptions, method: Method, executor: Executor) -> None:
         self.options, self.method = options, method
@@ -42,7 +36,7 @@ class Evaluation:
 
     @property
     def delivers(self) -> bool:
-        """Whether clients receive the new broadcast before they are scored."""
+        """Return whether clients receive the new broadcast before they are scored."""
         return self.options.at == "broadcast"
 
     @property
@@ -51,11 +45,7 @@ class Evaluation:
         return main_rule(self.method.rules, self.options.rule)
 
     def stalled(self, rounds: Sequence[RoundRecord]) -> bool:
-        """Return whether accuracy on validation samples has not improved for ``evaluation.patience`` evaluations.
-
-        Args:
-            rounds: Records of all rounds so far.
-        """
+        """Return whether validation accuracy has not improved for ``evaluation.patience`` evaluations."""
         found = [r.validation.weighted[self.main_rule] for r in rounds if r.validation]
         since = len(found) - 1 - found.index(max(found)) if found else 0
         return 0 < self.options.patience <= since
@@ -64,9 +54,6 @@ class Evaluation:
         self, executor: Executor, messages: Messages | None, participation: Participation, record: RoundRecord
     ) -> list[Evaluated]:
         """Score the clients and write their accuracy into the record of a round.
-
-        Args:
-            messages: Encoded broadcast of each client, if one is delivered.
 
         Returns:
             Results of all clients, empty ones included.

@@ -15,9 +15,10 @@ from protofed.rounds.evaluation import Evaluation
 from protofed.rounds.participation import Participation
 from protofed.rounds.stage import Opened, Receiving, Stage
 from protofed.rounds.state import ServerState, unsound
-from protofed.runs import Findings, RoundRecord
-from protofed.visits import Executor, Missing, Trained
-from protofed.wire import Codec
+from protofed.runs.findings import Findings
+from protofed.runs.records import RoundRecord
+from protofed.visits.contract import Executor, Missing, Trained
+from protofed.wire.codec import Codec
 
 
 @dataclass
@@ -25,13 +26,7 @@ class Federation:
     """A server and its clients.
 
     Attributes:
-        method: The algorithm.
-        codec: How messages are encoded.
-        executor: Runs the clients.
         participation: Who takes part in a round.
-        evaluation: How clients are scored.
-        stages: What happens to uploads before they are aggregated, in order.
-        state: State of the server; new before the first round.
     """
 
     method: Method
@@ -78,15 +73,11 @@ class Federation:
 
     @property
     def exhausted(self) -> bool:
-        """Whether a stage does not afford another round."""
+        """Return whether a stage does not afford another round."""
         return self.round < self.rounds and not all(stage.affords(self.round + 1) for stage in self.stages)
 
     def run(self) -> Iterator[RoundRecord]:
-        """Run the remaining rounds, as far as the stages afford them, and yield a record after each.
-
-        Raises:
-            FederationError: If too few clients gave a usable result.
-        """
+        """Run the remaining rounds, as far as the stages afford them, and yield a record after each."""
         while self.round < self.rounds and not self.exhausted:
             yield self._round(self.round + 1)
 
@@ -158,11 +149,7 @@ class Federation:
         return True
 
     def open(self, names: Sequence[str], round: int, record: RoundRecord | None = None) -> Opened:
-        """Encode the broadcasts of a round, and count their traffic if there is a record.
-
-        Args:
-            round: Number of the round, from 1.
-        """
+        """Encode the broadcasts of a round, and count their traffic if there is a record."""
         return Opened.of(self.method, self.codec, self.server, round, names, record)
 
     def _arrived(
@@ -179,11 +166,7 @@ class Federation:
             yield result
 
     def exchange(self, names: Sequence[str], round: int) -> list[Upload]:
-        """Train clients and return what the server receives of them, without aggregating it.
-
-        Args:
-            round: Number of the round, from 1.
-        """
+        """Train clients and return what the server receives of them, without aggregating it."""
         opened, record = self.open(names, round), RoundRecord(round, list(names))
         results = self._arrived(self.executor.train(names, opened.messages, round), [], record)
         return list(Receiving(self.method, self.codec)(results, opened, record))

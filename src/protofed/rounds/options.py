@@ -7,7 +7,7 @@ from typing import Literal
 
 from protofed.methods.contract import Method
 from protofed.options import Options, option
-from protofed.visits import On
+from protofed.visits.contract import On
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,7 @@ class ParticipationOptions(Options):
         return [method.sends(round) and not self.joined(round, rounds) for round in range(1, rounds + 1)]
 
     def joined(self, round: int, rounds: int) -> bool:
-        """Return whether newcomers have joined: from then on only they train, and nobody sends.
-
-        Args:
-            round: Number of the round, from 1.
-            rounds: Number of all rounds.
-        """
+        """Return whether newcomers have joined: from then on only they train, and nobody sends."""
         return bool(self.newcomers) and round > rounds - self.newcomer_rounds
 
 

@@ -1,4 +1,4 @@
-"""Who takes part: the draw of a round's participants, and clients that join after training."""
+"""Participation: the draw of a round's participants, and clients that join after training."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ from protofed.errors import ConfigError
 from protofed.methods.contract import Method
 from protofed.rounds.options import ParticipationOptions
 from protofed.rounds.standing import Standing
-from protofed.runs import RoundRecord
-from protofed.visits import Executor
+from protofed.runs.records import RoundRecord
+from protofed.visits.contract import Executor
 
 
 class Participation:
     """Selection of the participants of every round.
 
     Args:
-        rounds: Number of all rounds.
         sizes: ``(K,)`` samples per class that the server believes each client to have.
 
     Attributes:
         names: All clients, in their fixed order.
-        trainable: Those with training samples.
-        newcomers: Those that join after training.
 
     Raises:
         ConfigError: If the options do not suit the clients.
@@ -58,11 +55,7 @@ class Participation:
         self.able = [n for n in self.trainable if n not in self.newcomers]
 
     def _find_newcomers(self) -> frozenset[str]:
-        """Return the clients that join after training.
-
-        Raises:
-            ConfigError: If this is no simulation, or nobody is left to train before they join.
-        """
+        """Find the clients that join after training, of which only a simulation has any."""
         o = self.options
         if not o.newcomers:
             return frozenset()
@@ -83,7 +76,7 @@ class Participation:
 
     @property
     def secret(self) -> bool:
-        """Whether noise and participation must be unpredictable to the clients: in a deployment."""
+        """Return whether noise and participation must be unpredictable to the clients: in a deployment."""
         return self.executor.remote and not self.executor.clients.rests_here
 
     def joined(self, round: int) -> bool:
@@ -99,11 +92,7 @@ class Participation:
         return not self.joined(round) and self.method.sends(round)
 
     def draw(self, round: int, standing: Standing) -> list[str]:
-        """Return the clients that train in a round, in their fixed order.
-
-        Args:
-            round: Number of the round, from 1.
-        """
+        """Return the clients that train in a round, in their fixed order."""
         joined, o = self.joined(round), self.options
         able = [name for name in self.trainable if (name in self.newcomers) == joined]
         able = standing.able(able, round, o.max_refusals)

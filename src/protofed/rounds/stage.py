@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 
 from protofed.errors import PayloadError
 from protofed.methods.contract import Method, Tensors, Upload
-from protofed.runs import RoundRecord
-from protofed.visits import Evaluated, Messages, Trained
-from protofed.wire import Codec, cast
+from protofed.runs.records import RoundRecord
+from protofed.visits.contract import Evaluated, Messages, Trained
+from protofed.wire.codec import Codec, cast
 from protofed.wire.schema import Payload
 
 
@@ -25,10 +25,7 @@ class Opened:
     """A round whose participants have been sent their broadcasts.
 
     Attributes:
-        round: Its number, from 1.
-        messages: Encoded broadcast of each participant.
-        payload: The broadcast, if all were sent the same; None otherwise.
-        usable: Number of clients whose uploads could be used so far.
+        usable: Clients whose uploads could be used so far.
     """
 
     round: int
@@ -46,12 +43,7 @@ class Opened:
         names: Sequence[str],
         record: RoundRecord | None = None,
     ) -> Opened:
-        """Encode the broadcasts of a round, and count their traffic if there is a record.
-
-        Args:
-            server: The method's state of the server.
-            round: Number of the round, from 1.
-        """
+        """Encode the broadcasts of a round, and count their traffic if there is a record."""
         schema, personal = method.broadcast_schema, method.declared.personal
         if schema is None:
             return cls(round, dict.fromkeys(names), None)
@@ -79,14 +71,7 @@ class Stage:
     hides: ClassVar[Literal["", "outside", "server"]] = ""
 
     def check(self, participants: int) -> None:
-        """Check before training that rounds can work.
-
-        Args:
-            participants: Number of clients in a round.
-
-        Raises:
-            ConfigError: If they cannot.
-        """
+        """Check before training that rounds can work."""
 
     def affords(self, round: int) -> bool:
         """Return whether all rounds up to ``round`` may be run."""
@@ -107,8 +92,7 @@ class Stage:
 
         Args:
             uploads: :class:`~protofed.methods.contract.Upload`; before the server has decoded them,
-                :class:`~protofed.visits.Trained`. Consumed once, and as they arrive if that is possible.
-            record: Record of the round, for what is changed or left out.
+                :class:`~protofed.visits.contract.Trained`. Consumed once, and as they arrive if that is possible.
         """
         return uploads
 
@@ -116,21 +100,15 @@ class Stage:
         """Take note that the uploads of a round have been aggregated."""
 
     def scored(self, results: Sequence[Evaluated], names: Sequence[str], record: RoundRecord) -> None:
-        """Add to the record of a round what follows from the clients' scores.
-
-        Args:
-            results: Results of all clients, empty ones included.
-            names: The clients that were scored.
-        """
+        """Add to the record of a round what follows from the clients' scores."""
 
     def keep(self, directory: Path, round: int) -> None:
         """Remember in a deployment's run directory what must not be forgotten when a server is restarted."""
 
     def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
-        """Return what is seen of some uploads by those from whom single ones are hidden.
+        """Return some uploads as those see them from whom single ones are hidden.
 
         Args:
-            uploads: At least one upload.
             seed: Seed of the noise; None for no noise.
         """
         return uploads

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TypedDict
 
-from protofed.runs import RoundRecord
+from protofed.runs.records import RoundRecord
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Round
 
@@ -35,12 +35,7 @@ class Standing:
         self._misled: set[str] = set()
 
     def note(self, record: RoundRecord, names: Sequence[str]) -> None:
-        """Take a round's record into account.
-
-        Args:
-            record: Record of the round after those noted so far.
-            names: Names of all clients.
-        """
+        """Take a round's record into account."""
         refused = {refusal.client: refusal.diverged for refusal in record.refused}
         missing = {absence.client for absence in record.missing if absence.phase == "training"}
         together = 2 * sum(refused.values()) > len(record.participants)
@@ -61,9 +56,7 @@ class Standing:
         """Return the clients that may be asked in a round.
 
         Args:
-            names: Names of the clients to choose from.
-            round: Number of the round, from 1.
-            limit: Number of refusals after which a client is excluded; 0 for no limit.
+            limit: Refusals after which a client is excluded; 0 for no limit.
         """
         return [name for name in names if not limit or not self._left_out(name, round, limit)]
 

@@ -19,7 +19,7 @@ from protofed.untrusted.decoding import Round, checked, decoded
 from protofed.wire.validate import check_values
 
 if TYPE_CHECKING:
-    from protofed.visits import Roster
+    from protofed.visits.roster import Roster
 
 
 @dataclass
@@ -27,9 +27,6 @@ class ServerState:
     """Everything that a server needs in order to resume.
 
     Attributes:
-        round: Rounds completed.
-        tensors: The method's server state.
-        standing: Record of refused uploads.
         generations: Name of the state that each node confirmed last, for clients that rest on nodes.
         saved: Copy of ``generations`` at the last checkpoint, to which the server may have to return.
         forgotten: Date on which each client was taken out of the run, by name (``protofed forget``).
@@ -119,12 +116,7 @@ class StoredState(Struct):
 
 
 def unsound(method: Method, state: Tensors, round: int) -> str:
-    """Return why clients would refuse the broadcast that follows from a state; "" if they would accept it.
-
-    Args:
-        state: Its state of the server after a round.
-        round: Number of the round, from 1.
-    """
+    """Return why clients would refuse the broadcast that follows from a state; "" if they would accept it."""
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             return f"{name}: not finite"

@@ -10,15 +10,11 @@ from protofed.untrusted import limits
 from protofed.untrusted.reading import reason
 
 Signature = tuple[int, int, int]
-"""Which file it is, its size, and when it was last written."""
+"""Identity, size and time of the last change of a file."""
 
 
 class Border:
-    """A folder that links must not leave.
-
-    Attributes:
-        root: Its real path.
-    """
+    """A folder that links must not leave."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -31,11 +27,7 @@ class Border:
             return False
 
     def signature(self, path: Path) -> Signature | None:
-        """Return what changes when a file does; None if there is no such file.
-
-        Raises:
-            CheckpointError: If it is no ordinary file, leads out of the folder, or is too large.
-        """
+        """Return a value that changes when a file does; None if there is no such file."""
         try:
             status = path.stat()
         except (FileNotFoundError, NotADirectoryError):

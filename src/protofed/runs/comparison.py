@@ -32,10 +32,8 @@ class ListedRun:
     """A run of a comparison.
 
     Attributes:
-        method: Name of its method.
-        directory: Name of its folder, inside that of the comparison.
-        values: Names of its values along the axes.
-        seed: Its seed; None if the file does not say.
+        directory: Inside that of the comparison.
+        values: Along the axes.
     """
 
     method: Line
@@ -46,15 +44,7 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class ComparisonFile:
-    """The content of ``comparison.json``.
-
-    Attributes:
-        runs: The runs.
-        axes: Names of the values along each axis.
-        recipe: Name of the recipe.
-        methods: Names of the methods.
-        seeds: The seeds.
-    """
+    """The content of ``comparison.json``."""
 
     runs: list[ListedRun] = field(default_factory=list)
     axes: Mapping[str, Annotated[Sequence[Line], Meta(min_length=1)]] = field(default_factory=dict)
@@ -84,14 +74,7 @@ class ComparisonFile:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> ComparisonFile:
-        """Return the runs and axes that :meth:`to_dict` wrote; nothing else of the file is looked at.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is damaged, or names anything but folders inside that of the comparison.
-        """
+        """Return the runs and axes that :meth:`to_dict` wrote; nothing else of the file is looked at."""
         known = {name: value[name] for name in ("runs", "axes") if value.get(name) is not None}
         found = decoded(known, cls, where)
         for run in found.runs:

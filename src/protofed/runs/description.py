@@ -24,14 +24,10 @@ class ClientDescription:
     """One client.
 
     Attributes:
-        name: Its name.
-        architecture: Name of its model's architecture.
-        parameters: Size of its model.
-        d: Length of its features.
-        train: Training samples of each class.
-        test: Test samples of each class.
-        extras: Sizes of the networks that the method adds to its model.
-        counts: How much it says of its numbers of samples: ``exact``, ``coarse`` or ``none``.
+        parameters: Of its model.
+        train: Samples of each class.
+        test: Samples of each class.
+        counts: ``exact``, ``coarse`` or ``none``.
     """
 
     name: Line
@@ -55,15 +51,13 @@ class FederationDescription:
     """A method's clients and classes.
 
     Attributes:
-        class_names: Names of the ``K`` classes.
-        clients: The clients in their fixed order.
-        exchanges: What the method lets cross the network; ``""`` in files of the first version.
-        notes: Remarks of the method on its configuration.
-        bfloat16: For which models layers are computed in bfloat16.
-        left_out: Clients of a network that did not take part, and why.
-        network: Identifier of a run whose clients are at the nodes of a network; ``""`` of others.
-        rules: The method's rules by name; none in files of version 0.2.
-        open_rule: The rule for clients with samples of one class; ``""`` if the method has none.
+        exchanges: In words; ``""`` in files of the first version.
+        notes: Of the method on its configuration.
+        bfloat16: Models with layers in bfloat16.
+        left_out: Reason for each client of a network that did not take part.
+        network: Of a run whose clients are at the nodes of a network; ``""`` of others.
+        rules: None in files of version 0.2.
+        open_rule: For clients with samples of one class; ``""`` if the method has none.
     """
 
     class_names: list[str]
@@ -78,14 +72,7 @@ class FederationDescription:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> FederationDescription:
-        """Return the content of ``federation.json``.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If a part is missing, of another kind, too large, or does not fit the others.
-        """
+        """Return the content of ``federation.json``."""
         found = decoded(value, _Written, where)
         K = len(found.class_names)
         for number, client in enumerate(found.clients, start=1):

@@ -25,7 +25,7 @@ class _Method(Struct):
 
 
 class _Config(Struct):
-    """What is looked for in a resolved configuration."""
+    """The parts of a resolved configuration that readers need."""
 
     method: _Method
     evaluation: dict[str, Any] = {}
@@ -36,24 +36,13 @@ class _Config(Struct):
 
 
 def read_text(path: Path, most: int = limits.TOML_BYTES) -> str:
-    """Return the text of a file of at most ``most`` bytes.
-
-    Args:
-        most: Its largest size in bytes.
-
-    Raises:
-        CheckpointError: If it is missing, unreadable, or no ordinary file of that size.
-    """
+    """Return the text of a file of at most ``most`` bytes."""
     with _one_line_errors(path):
         return reading.read_text(path, most)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object.
-
-    Raises:
-        CheckpointError: If it is missing or holds anything else.
-    """
+    """Return a file's JSON object."""
     text = read_text(path, limits.JSON_BYTES)
     try:
         value = parse_json(text)
@@ -65,11 +54,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the content of ``config.toml``, with a method's name and tables where tables are looked for.
-
-    Raises:
-        CheckpointError: If it is missing or damaged, or is no resolved configuration.
-    """
+    """Return the content of ``config.toml``, with a method's name and tables where tables are looked for."""
     with _one_line_errors(path):
         config = reading.read_toml(path)
     decoded(config, _Config, f"{path}")
@@ -77,25 +62,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_summary(path: Path) -> Summary | None:
-    """Return the content of ``summary.json``; None if there is no such file.
-
-    Raises:
-        CheckpointError: If it is damaged.
-    """
+    """Return the content of ``summary.json``; None if there is no such file."""
     if not path.exists() and not path.is_symlink():
         return None
     return Summary.from_dict(read_object(path), f"{path}")
 
 
 def read_metrics(path: Path, federation: FederationDescription) -> Metrics | None:
-    """Return the content of ``metrics.json``; None if there is no such file.
-
-    Args:
-        federation: Classes and clients of the run.
-
-    Raises:
-        CheckpointError: If it is damaged, or belongs to other clients.
-    """
+    """Return the content of ``metrics.json``; None if there is no such file."""
     if not path.exists() and not path.is_symlink():
         return None
     names = [client.name for client in federation.clients]
@@ -103,29 +77,17 @@ def read_metrics(path: Path, federation: FederationDescription) -> Metrics | Non
 
 
 def read_federation(path: Path) -> FederationDescription:
-    """Return the content of ``federation.json``.
-
-    Raises:
-        CheckpointError: If it is missing or damaged.
-    """
+    """Return the content of ``federation.json``."""
     return FederationDescription.from_dict(read_object(path), f"{path}")
 
 
 def read_comparison(path: Path) -> ComparisonFile:
-    """Return the content of ``comparison.json``.
-
-    Raises:
-        CheckpointError: If it is damaged, or names anything but folders of its own.
-    """
+    """Return the content of ``comparison.json``."""
     return ComparisonFile.from_dict(read_object(path), f"{path}")
 
 
 def read_rounds(path: Path) -> list[RoundRecord]:
-    """Return the records of ``rounds.jsonl`` by round; a last line that is still being written is left out.
-
-    Raises:
-        CheckpointError: If it is missing or endless, or another line is no record of a round.
-    """
+    """Return the records of ``rounds.jsonl`` by round; a last line that is still being written is left out."""
     records: dict[int, RoundRecord] = {}
     with _one_line_errors(path), reading.open_ordinary(path, limits.ROUNDS_BYTES) as file:
         for number, line in enumerate(reading.lines(file, limits.LINE_BYTES), start=1):
@@ -146,15 +108,7 @@ def is_written(line: bytes) -> bool:
 
 
 def read_record(line: bytes, where: str) -> RoundRecord:
-    """Return the record of a round.
-
-    Args:
-        line: A line of ``rounds.jsonl``.
-        where: What errors begin with.
-
-    Raises:
-        CheckpointError: If the line is no such record.
-    """
+    """Return the record of a round."""
     try:
         value = parse_json(line)
     except ValueError:

@@ -15,12 +15,12 @@ class Findings:
     """Changes to one round's uploads, and uploads that were left out.
 
     Attributes:
-        clipped: By client: how many vectors were shortened, and the smallest factor.
-        left_out: By client: why its upload was not used.
-        capped: By client: count fields, and sums over samples, that exceeded what it may weigh.
+        clipped: Number of shortened vectors and smallest factor, by client.
+        left_out: Reasons by client.
+        capped: Count fields, and sums over samples, that exceeded the client's weight, by client.
         alone: Classes that a single client reported: nothing can be compared there.
         out_of_proportion: Clients with a vector many times as long as the median that reached the method.
-        kept: Why the server kept its old state; ``""`` if it did not.
+        kept: Why the server kept its old state, if it did.
     """
 
     clipped: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -31,11 +31,7 @@ class Findings:
     kept: str = ""
 
     def shortened(self, client: str, vectors: int, factor: float) -> None:
-        """Add vectors of a client that were shortened.
-
-        Args:
-            factor: The smallest factor that any of them was multiplied by.
-        """
+        """Add vectors of a client that were shortened."""
         count, smallest = self.clipped.get(client, (0, 1.0))
         self.clipped[client] = count + vectors, min(smallest, factor)
 

@@ -19,10 +19,6 @@ def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]
     If runs differ in more than three options, as in a folder of all sorts of runs, the value that most of them have
     goes without saying.
 
-    Args:
-        labels: One per run.
-        configurations: Resolved, one per run.
-
     Example:
         >>> tell_apart(["a", "a"], [{"seed": 0, "method": {"lambda": 1}}, {"seed": 1, "method": {"lambda": 5}}])
         ['a, method.lambda=1', 'a, method.lambda=5']
@@ -47,11 +43,7 @@ def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]
 
 
 def _unusual(group: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return the options that tell a group of runs apart → representation of the value that goes without saying.
-
-    Args:
-        group: Options of runs of one label and recipe, by dotted name.
-    """
+    """Return the options that tell a group of runs apart → representation of the value that goes without saying."""
     first = group[0]
     differing = sorted({n for o in group for n in {**first, **o} if o.get(n) != first.get(n)})
     # What is an option of one partition and not of another goes without saying once the partitions are named.
@@ -65,10 +57,6 @@ def _unusual(group: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
 
 def flat(tree: Mapping[str, Any], without: Sequence[str] = (), prefix: str = "") -> dict[str, Any]:
     """Return dotted name → value, without some of the names of the top level.
-
-    Args:
-        without: Names of the top level that are left out.
-        prefix: What names begin with.
 
     Example:
         >>> flat({"seed": 0, "method": {"name": "gfpl", "lambda": 2.0}}, without=["seed"])

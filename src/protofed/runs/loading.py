@@ -29,7 +29,7 @@ def load_run(path: Path, border: Border | None = None) -> Run:
     """Read one run directory; a last line of ``rounds.jsonl`` that is still being written is left out.
 
     Args:
-        border: Folder that links must not leave; by default the directory itself.
+        border: Links must not leave it; by default the directory itself.
 
     Raises:
         CheckpointError: If a file is missing or damaged, or leads elsewhere.
@@ -43,14 +43,7 @@ def load_run(path: Path, border: Border | None = None) -> Run:
 
 
 def load_description(path: Path, border: Border | None = None) -> Run:
-    """Return what one run directory tells beside its rounds, which are left empty.
-
-    Args:
-        border: Folder that links must not leave; by default the directory itself.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged, or leads elsewhere.
-    """
+    """Return one run without reading its rounds, which are left empty."""
     border = border or Border(path)
     for name in ("config.toml", "federation.json", "summary.json", METRICS):
         border.signature(path / name)
@@ -63,11 +56,7 @@ def load_description(path: Path, border: Border | None = None) -> Run:
 
 
 def check_run(run: Run) -> None:
-    """Compute what is asked of a run, so that whatever is wrong with its files comes to light here.
-
-    Raises:
-        CheckpointError: If its rounds do not agree with each other or with its clients.
-    """
+    """Compute what is asked of a run, so that whatever is wrong with its files comes to light here."""
     where = run.directory / "rounds.jsonl"
     try:
         _ = run.seed, run.planned_rounds, run.outcome, run.rules, run.sent()
@@ -93,9 +82,6 @@ def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = No
 
     Args:
         left_out: Takes the errors of damaged runs inside a folder, whose others are then read; None raises them.
-
-    Raises:
-        CheckpointError: If a path holds no run, or a file is missing or damaged.
     """
     runs: dict[tuple[Path, str, tuple[str, ...]], Run] = {}
     for path in map(Path, paths):
@@ -123,8 +109,8 @@ class _Search:
 
     Attributes:
         border: Nothing beyond it is read.
-        faults: Takes the errors of damaged runs; None raises them.
-        visited: Folders that were looked at, by their real paths.
+        faults: Errors of damaged runs; None raises them.
+        visited: Real paths.
     """
 
     border: Border
@@ -192,11 +178,7 @@ def _comparison(path: Path, search: _Search) -> Iterator[Run]:
 
 
 def axes_of(path: Path) -> Mapping[str, Sequence[str]]:
-    """Return the names of the values along each axis of a comparison; empty where it has none.
-
-    Raises:
-        CheckpointError: If they are damaged.
-    """
+    """Return the names of the values along each axis of a comparison; empty where it has none."""
     where = Path(path) / "comparison.json"
     return read_comparison(where).axes if where.exists() else {}
 

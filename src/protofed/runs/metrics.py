@@ -33,8 +33,7 @@ class ClassMetrics:
     """Metrics of one class against all others, in fractions; None where one is not defined.
 
     Attributes:
-        label: Number of the class.
-        samples: Number of test samples of the class.
+        samples: Test samples of the class.
         recall: Share of them that is given the class: the sensitivity.
         specificity: Share of the other samples that is not given the class.
         precision: Share of the samples given the class that belong to it.
@@ -56,17 +55,16 @@ class SampleMetrics:
     """Metrics of some test samples, in fractions; None where one is not defined, with the reason in ``undefined``.
 
     Attributes:
-        samples: Number of samples.
         accuracy: Share of the samples given their class.
         balanced_accuracy: Mean recall over the classes that the samples have.
         macro_f1: Mean F1 over the classes that the samples have or are given.
         auroc: Mean over the classes that the samples have of one against all others; with two classes, the area of
             either.
-        classes: The classes that the samples have or are given.
+        classes: Those that the samples have or are given.
         confusion: ``(class, class given, number of samples)`` for all pairs that occur. Samples whose scores are
             not finite are given none, and are missing here.
         undefined: Why a metric is None, by name.
-        rule: Inference rule of a client that answers by another one than the others; ``""`` for theirs.
+        rule: Of a client that answers by another one than the others; ``""`` for theirs.
     """
 
     samples: Count
@@ -94,8 +92,8 @@ class Metrics:
     """Metrics of the models with which a run ended, on their clients' own test samples.
 
     Attributes:
-        rule: Inference rule, of all clients that name no other.
-        round: The run's last round.
+        rule: Of all clients that name no other.
+        round: The last one.
         overall: Of all clients' test samples together, each classified by its client's model.
         clients: Of each client's, by name.
     """
@@ -106,14 +104,7 @@ class Metrics:
     clients: Mapping[str, SampleMetrics]
 
     def over_clients(self, name: str) -> tuple[float, float, int] | None:
-        """Return mean and standard deviation (of the population) of a metric over clients, and their number.
-
-        Args:
-            name: Name of an attribute of :class:`SampleMetrics`.
-
-        Returns:
-            None if it is defined for no client.
-        """
+        """Return mean and (population) deviation of a metric over clients, and their number; None without any."""
         known = [value for each in self.clients.values() if (value := getattr(each, name)) is not None]
         return (statistics.fmean(known), statistics.pstdev(known), len(known)) if known else None
 
@@ -124,15 +115,7 @@ class Metrics:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str, clients: list[str], num_classes: int) -> Metrics:
-        """Return the metrics that :meth:`to_dict` wrote.
-
-        Args:
-            where: What errors begin with.
-            num_classes: Number of classes ``K``.
-
-        Raises:
-            CheckpointError: If a part of ``value`` is missing or of another kind, or belongs to another run.
-        """
+        """Return the metrics that :meth:`to_dict` wrote."""
         if value.get("version") != VERSION:
             raise CheckpointError(f"{where}: of another format: compute it again with protofed metrics")
         found = decoded(value, cls, where)

@@ -16,7 +16,7 @@ from protofed.runs.spent import Spent
 from protofed.untrusted.decoding import Count, Number, Ordinal, decoded
 
 if TYPE_CHECKING:
-    from protofed.visits import Missing, Trained
+    from protofed.visits.contract import Missing, Trained
 
 WAYS = ("up", "down")
 """Directions of traffic: from clients to the server, and back."""
@@ -62,7 +62,7 @@ class Accuracy:
 
     Attributes:
         weighted: Correct over all samples of all clients.
-        clients: One accuracy per client in their fixed order; None for a client without samples.
+        clients: In their fixed order; None for a client without samples.
         spreads: Unweighted mean over clients, and the (population) standard deviation.
     """
 
@@ -72,11 +72,7 @@ class Accuracy:
 
     @classmethod
     def of(cls, results: Sequence[tuple[Mapping[str, float], int]], rules: Sequence[str]) -> Accuracy:
-        """Return the accuracies of one evaluation.
-
-        Args:
-            results: For each client, correct answers per rule, and its number of samples.
-        """
+        """Return the accuracies of an evaluation, from each client's correct answers by rule and samples."""
         total = sum(samples for _, samples in results)
         weighted = {
             rule: sum(correct.get(rule, 0) for correct, _ in results) / total if total else 0.0 for rule in rules
@@ -111,10 +107,7 @@ class Refusal:
     """An upload that broke its schema.
 
     Attributes:
-        client: The sender.
-        field: The part that broke the schema.
-        reason: How it broke the schema.
-        diverged: Whether its numbers were not finite or too large.
+        diverged: Numbers were not finite or too large.
     """
 
     client: str
@@ -128,9 +121,7 @@ class Absence:
     """A client that gave no result.
 
     Attributes:
-        client: Its name.
         phase: ``training``, ``aggregation`` (of masked uploads) or ``evaluation``.
-        reason: Why there is no result.
     """
 
     client: str
@@ -143,9 +134,8 @@ class Attack:
     """Hostile clients of a simulation.
 
     Attributes:
-        clients: Their names.
         honest: Accuracy of the other clients, by rule.
-        success: By rule, how often a backdoor works; empty without one.
+        success: Success rate of a backdoor, by rule; empty without one.
     """
 
     clients: list[str]
@@ -158,25 +148,23 @@ class RoundRecord:
     """One round.
 
     Attributes:
-        round: Counted from 1.
-        participants: Clients that trained.
-        accuracy: On the test data, or None if not evaluated.
-        validation: On the validation data, or None.
-        union: Of every client on all clients' test samples, or None.
-        unseen: On those of them whose classes the client has no training samples of, or None.
-        newcomers: Of the clients that joined after training, on their own test data, or None.
+        round: From 1.
+        participants: Those that trained.
+        accuracy: On the test data, if evaluated.
+        validation: On the validation data.
+        union: Of every client on all clients' test samples.
+        unseen: On those of them whose classes the client has no training samples of.
+        newcomers: Of the clients that joined after training, on their own test data.
         losses: Mean per training sample, per term, and their ``total``; None where not finite.
-        not_finite: The terms that were not finite first, by client; only those clients.
+        not_finite: Terms that were not finite first, by client.
         bytes: Encoded size of all messages, ``up`` and ``down``.
         parameters: Numbers sent as the papers count them, ``up`` and ``down``.
-        seconds: Time of each of :data:`SECONDS`.
+        seconds: Of each of :data:`SECONDS`.
         refused: Uploads that broke their schema.
-        missing: Clients that gave no result.
-        attempts: How often the round was begun, because too few clients had answered.
-        robust: What the robust stage changed or left out.
-        attack: The hostile clients of a simulation that has any.
-        privacy: What differential privacy has cost so far, or None without it.
-        diagnostics: What the method measured.
+        attempts: Number of beginnings, more than one if too few clients had answered.
+        robust: Changes and omissions of the robust stage.
+        privacy: Cost of differential privacy so far.
+        diagnostics: Measurements of the method.
     """
 
     round: int
@@ -211,36 +199,22 @@ class RoundRecord:
 
         Args:
             direction: ``up`` or ``down``.
-            parameters: The numbers in it, as the papers count them.
+            parameters: Numbers as the papers count them.
         """
         self.bytes[direction] += bytes
         self.parameters[direction] += parameters
 
     def refuse(self, client: str, error: PayloadError) -> None:
-        """Note an upload that was left out.
-
-        Args:
-            error: Why; it reads ``field: reason``.
-        """
+        """Note an upload that was left out, by an error ``field: reason``."""
         name, _, reason = str(error).partition(": ")
         self.refused.append(Refusal(client, name, reason, isinstance(error, DivergedError)))
 
     def miss(self, missing: Missing, phase: str) -> None:
-        """Note a client that gave no result.
-
-        Args:
-            missing: The client, and why there is no result.
-            phase: ``training`` or ``evaluation``.
-        """
+        """Note a client that gave no result."""
         self.lose(missing.client, missing.reason, phase)
 
     def lose(self, client: str, reason: str, phase: str) -> None:
-        """Note a client that gave no result.
-
-        Args:
-            reason: Why there is no result.
-            phase: ``training``, ``aggregation`` or ``evaluation``.
-        """
+        """Note a client that gave no result in a phase: ``training``, ``aggregation`` or ``evaluation``."""
         self.missing.append(Absence(client, phase, reason))
 
     def set_losses(self, trained: Sequence[Trained]) -> None:
@@ -276,14 +250,7 @@ class RoundRecord:
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> RoundRecord:
-        """Return the record that :meth:`to_dict` wrote, in this version or an older one.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If ``value`` is no such record, or one of its parts is missing or of another kind.
-        """
+        """Return the record that :meth:`to_dict` wrote, in this version or an older one."""
         if not isinstance(value, dict) or "round" not in value:
             raise CheckpointError(f"{where} is not the record of a round")
         line: _Record = decoded(value, _Record, where)

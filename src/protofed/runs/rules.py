@@ -26,12 +26,12 @@ class Rule:
     Attributes:
         name: Key of its scores.
         title: Heading in reports and figures.
-        text: What a sample is given, as a clause.
+        text: Predicted class of a sample, as a clause.
         short: Heading of a narrow column; ``""`` for the name.
         colour: One of :data:`COLOURS`; ``""`` for any that is free.
         place: Tables show rules in ascending order of it.
-        open: Whether a client whose samples are all of one class can recognise the others by it: its network has
-            learned of all classes from other clients, and the client's own frequencies play no part.
+        open: A client whose samples are all of one class can recognise the others by it: its network has learned
+            of all classes from other clients, and the client's own frequencies play no part.
     """
 
     name: Text
@@ -140,13 +140,13 @@ def in_order(rules: Iterable[Rule]) -> dict[str, Rule]:
 
 
 def main_rule(names: Iterable[str], wanted: str = "") -> str:
-    """Return the rule that headline numbers are about.
+    """Return the rule of headline numbers.
 
     That is the wanted one if the method has it, and else the nearest global prototype, or without one whichever of
     head and global model the method names first.
 
     Args:
-        wanted: The option ``evaluation.rule``; ``""`` for the method's own.
+        wanted: ``evaluation.rule``; ``""`` for the method's own.
 
     Example:
         >>> main_rule(["head", "local", "global"]), main_rule(["global_model", "head"])

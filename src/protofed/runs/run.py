@@ -21,15 +21,12 @@ class Run:
     """One run, finished or not.
 
     Attributes:
-        directory: Where it lies.
-        config: The resolved configuration.
-        federation: Classes and clients.
-        rounds: One record per round, ascending.
-        summary: Content of ``summary.json``; None until the run has finished.
-        label: What the run's method is called in figures and tables; runs of one label differ in their seed.
-        values: Names of its values along the axes of its comparison.
-        listed: Name of its method or variant in its comparison; ``""`` outside one.
-        measured: Content of ``metrics.json``; None unless metrics were computed.
+        rounds: Ascending.
+        summary: None until the run has finished.
+        label: Name of the method in figures and tables; runs of one label differ in their seed.
+        values: Along the axes of its comparison.
+        listed: Method or variant in its comparison; ``""`` outside one.
+        measured: None unless metrics were computed.
     """
 
     directory: Path
@@ -69,7 +66,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were run."""
+        """Return whether all rounds were run."""
         return self.summary is not None
 
     @property
@@ -79,7 +76,7 @@ class Run:
 
     @property
     def planned_rounds(self) -> int:
-        """How many rounds were asked for."""
+        """Number of requested rounds."""
         return int(self.config.get("rounds", self.last_round))
 
     @property

@@ -25,21 +25,18 @@ else:
 
 @dataclass
 class Spent:
-    """What has been published so far, and the ε(δ) that follows from it.
+    """Noisy publications so far, and the ε(δ) that follows from them.
 
     Attributes:
-        mode: ``client`` or ``sample``: whose presence is hidden.
-        epsilon: ε of all rounds so far, the largest of any client; infinite without noise (None in files).
-        delta: δ.
-        noise: Noise multiplier.
+        mode: Hidden presence, of a ``client`` or ``sample``.
+        epsilon: Of all rounds so far, the largest of any client; infinite without noise (None in files).
         clip: Largest norm of a contribution.
         rate: Largest probability with which a contribution was drawn; 1 without amplification.
-        releases: Number of noisy sums: of contributions of clients, or of gradients of samples.
+        releases: Noisy sums of contributions of clients, or of gradients of samples.
         clipped: Contributions of the round that were shortened; for reading, not private. With secure aggregation
             nobody learns it, and it is 0.
-        means: Number of further noisy sums of all samples: of class means, and once of numbers of samples.
-        means_noise: Noise multiplier of those.
-        accountant: Accountant of ε: ``pld`` or ``rdp``.
+        means: Further noisy sums of all samples: of class means, and once of numbers of samples.
+        means_noise: Their noise multiplier.
     """
 
     mode: Literal["client", "sample"]

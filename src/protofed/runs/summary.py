@@ -14,7 +14,7 @@ from protofed.runs.spent import Spent
 from protofed.untrusted.decoding import Count, Large, Line, Number, Ordinal, decoded
 
 TOLERANCE = 0.01
-"""How far a mean accuracy may stay below the best one and count as converged: one percentage point."""
+"""Tolerance below the best mean accuracy that counts as converged: one percentage point."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Beyond:
         best: Over all clients' answers, in that of the rounds with such scores which is best on the clients' own
             test samples.
         final: The same of the last evaluated round.
-        client_mean: Unweighted mean over clients in that round.
-        client_std: Standard deviation over clients in that round.
+        client_mean: Unweighted, in that round.
+        client_std: Over clients, in that round.
     """
 
     best: Number
@@ -36,12 +36,7 @@ class Beyond:
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], part: str, rule: str) -> Beyond | None:
-        """Return the outcome of one inference rule; None if clients were not scored on such samples at last.
-
-        Args:
-            evaluated: Records of the rounds that were evaluated, ascending.
-            part: Name of their accuracy on such samples.
-        """
+        """Return the outcome of one inference rule; None if clients were not scored on such samples at last."""
         found = {r.round: getattr(r, part) for r in evaluated}
         parts: dict[int, Accuracy] = {t: a for t, a in found.items() if a and rule in a.weighted}
         if evaluated[-1].round not in parts:
@@ -58,10 +53,8 @@ class RuleOutcome:
 
     Attributes:
         best_validated: With a validation split, on the test data in the round that is best on the validation data.
-        best_validated_round: That round.
         best: Of the best round *on the test data*, which is what the papers print and is optimistic; weighted by
             test samples.
-        best_round: That round.
         best_client_mean: Unweighted mean over clients in that round.
         best_client_std: Standard deviation over clients (of the population) in that round.
         final: Of the last evaluated round, weighted by test samples.
@@ -91,12 +84,7 @@ class RuleOutcome:
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], rule: str) -> RuleOutcome:
-        """Return the outcome of one inference rule.
-
-        Args:
-            evaluated: Records of the rounds that were evaluated, ascending.
-            rule: The rule, by which all of them were.
-        """
+        """Return the outcome of one inference rule."""
         scored = {r.round: r.accuracy for r in evaluated if r.accuracy}
         weighted = {round: accuracy.weighted[rule] for round, accuracy in scored.items()}
         best, final = max(weighted, key=weighted.__getitem__), evaluated[-1]
@@ -151,7 +139,7 @@ class Traffic:
 
     Attributes:
         parameters_per_round: Mean over the rounds that sent any, counted as papers do.
-        bytes_total: Bytes of all encoded messages.
+        bytes_total: All encoded messages.
         parameters_over_all_rounds: Mean over all rounds; None in older files.
     """
 
@@ -193,11 +181,8 @@ class Outcome:
     """Accuracy, communication and time of a run, computed from its rounds.
 
     Attributes:
-        rounds: How many were run.
         accuracy: By inference rule, in the method's order; empty before the first evaluation.
-        communication: What was sent.
         seconds: Sum over the rounds of each of :data:`~protofed.runs.records.SECONDS`.
-        refused: How many uploads were refused.
     """
 
     rounds: int
@@ -235,18 +220,12 @@ class Summary:
     """The summary of a finished run.
 
     Attributes:
-        protofed: Version that ran it.
-        recipe: Name of the recipe.
-        method: Name of the method.
-        exchanges: What the method lets cross the network; ``""`` in files of the first version.
-        seed: The experiment's seed.
-        clients: How many there were.
-        outcome: Accuracy, communication and time.
-        peak_memory_bytes: The most memory that the process took; None if that is not known.
+        exchanges: In words; ``""`` in files of the first version.
+        peak_memory_bytes: None if unknown.
         environment: Versions, device and settings that numbers may depend on.
-        label: What figures and tables call the method; ``""`` for its name.
-        main_rule: Inference rule that headline numbers are about; ``""`` in older files.
-        privacy: What differential privacy has cost, or None without it.
+        label: Of figures and tables; ``""`` for the method's name.
+        main_rule: ``""`` in older files.
+        privacy: Cost of differential privacy.
     """
 
     protofed: str
@@ -281,14 +260,7 @@ class Summary:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> Summary:
-        """Return the summary that :meth:`to_dict` wrote, in this version or an older one.
-
-        Args:
-            where: What errors begin with.
-
-        Raises:
-            CheckpointError: If a part of ``value`` is missing or of another kind.
-        """
+        """Return the summary that :meth:`to_dict` wrote, in this version or an older one."""
         known = {name: part for name, part in value.items() if part is not None}
         if isinstance(rules := known.get("accuracy"), dict):
             known["accuracy"] = {

@@ -1,4 +1,4 @@
-"""What went wrong in a run's numbers: diverged models, lost rounds, and clients of whom nothing was used."""
+"""Faults in a run's numbers: diverged models, lost rounds, and clients of whom nothing was used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 3
 
 
 def trouble(record: RoundRecord) -> str:
-    """Return what is not finite in a round or was not used of it, and what helps; "" if all is well."""
+    """Describe a round's non-finite losses and refused uploads, with advice; "" if all is well."""
     diverged = [refusal.client for refusal in record.refused if refusal.diverged]
     clients = record.not_finite
     parts = ["losses are not finite"] if None in record.losses.values() else []

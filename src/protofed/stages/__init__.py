@@ -1,1 +1,1 @@
-"""What stands between validated uploads and a method: one package per purpose, with stages of one protocol."""
+"""Stages between validated uploads and a method: one package per purpose, one protocol."""

@@ -1,1 +1,1 @@
-"""What lies on disk: files written whole or not at all, streams of records, snapshots, scratch space."""
+"""Data on disk: files written whole or not at all, streams of records, snapshots, scratch space."""

@@ -31,9 +31,6 @@ PARTIAL = ".partial"
 def lock(file: IO[str] | int) -> bool:
     """Lock an open file or folder until it is closed, if no other process has; return whether this one may go on.
 
-    Args:
-        file: The file, or a descriptor.
-
     Raises:
         OSError: If its file system has no locks.
     """
@@ -49,7 +46,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically, creating its folder.
 
     Raises:
-        OutputError: If the file cannot be written; an existing file is left unchanged.
+        OutputError: An existing file is left unchanged.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     with writing(path):
@@ -67,11 +64,7 @@ def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
     """Check that there is room for files before they are written.
 
     Args:
-        folder: Folder that will hold them, or will be created for them.
-        needed: Their size in bytes.
-
-    Raises:
-        OutputError: If there is too little room.
+        needed: Bytes.
     """
     place = next((p for p in (folder, *folder.absolute().parents) if p.is_dir()), Path("/"))
     with writing(place):
@@ -84,18 +77,13 @@ def occupied(folder: Path, but: str = "") -> bool:
     """Return whether a folder holds anything that counts; what a killed process had half written does not.
 
     Args:
-        folder: The folder, which need not exist.
-        but: Name of a file that does not count either.
+        but: A file that does not count either.
     """
     return any(p.name != but and not p.name.endswith(PARTIAL) for p in folder.glob("*"))
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove the partially written files and folders of a killed process below ``folder``, without following links.
-
-    Raises:
-        OutputError: If one cannot be removed.
-    """
+    """Remove the partial files and folders of a killed process below ``folder``, without following links."""
     with writing(folder):
         for path in folder.rglob(f".*{PARTIAL}"):
             if path.is_dir() and not path.is_symlink():
@@ -105,42 +93,26 @@ def remove_partial(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, in UTF-8.
-
-    Raises:
-        OutputError: As :func:`write_bytes`.
-    """
+    """Write a text file atomically, in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def json_text(value: Any) -> str:
-    """Return the text of a JSON file.
-
-    Raises:
-        ValueError: If the value contains NaN or an infinity.
-    """
+    """Return the text of a JSON file."""
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON atomically.
 
-    Args:
-        value: A value without NaN or infinities.
-
     Raises:
-        OutputError: As :func:`write_bytes`.
-        ValueError: If the value contains NaN or an infinity.
+        ValueError: For NaN or an infinity.
     """
     write_text(path, json_text(value))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        CheckpointError: If the file is missing, damaged, or contains anything else.
-    """
+    """Read a JSON object."""
     try:
         value = parse_json(read_text(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
@@ -154,11 +126,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     """Write a safetensors file atomically.
 
     Args:
-        tensors: Tensors by name.
-        metadata: Text entries of the file's header.
-
-    Raises:
-        OutputError: As :func:`write_bytes`.
+        metadata: Text in the file's header.
     """
     write_bytes(path, save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata))
 
@@ -167,10 +135,7 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Te
     """Read a safetensors file.
 
     Args:
-        names: Names of the tensors to read, which may be missing; all by default.
-
-    Raises:
-        CheckpointError: If the file is missing or damaged.
+        names: Tensors to read, which may be missing; all by default.
     """
     check_tensors(path)
     try:
@@ -184,15 +149,7 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Te
 
 
 def check_format(path: Path, written: object, reads: int) -> None:
-    """Check that this version of the library reads a file's format.
-
-    Args:
-        written: Format version that the file states.
-        reads: Format version that this version of the library reads.
-
-    Raises:
-        CheckpointError: If they differ.
-    """
+    """Check that this version of the library reads a file's format."""
     if written != reads:
         raise CheckpointError(
             f"{path}: written in format {claims.clean(written, 20)} by another version of protofed; this one reads "
@@ -201,11 +158,7 @@ def check_format(path: Path, written: object, reads: int) -> None:
 
 
 def check_tensors(path: Path) -> None:
-    """Check before mapping a safetensors file that it is a regular file with a header of sensible length.
-
-    Raises:
-        CheckpointError: If it is not.
-    """
+    """Refuse to map a safetensors file that is no regular file or has a header of implausible length."""
     try:
         with open_ordinary(path) as file:
             length = int.from_bytes(file.read(8), "little")

@@ -49,13 +49,7 @@ class _Entry(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the tensors of a record lie.
-
-    Attributes:
-        header: The first bytes of the record.
-        entries: Places of the tensors, counted from the beginning of the record.
-        size: Number of bytes of the record.
-    """
+    """The header of a record, the places of its tensors from its beginning on, and its size in bytes."""
 
     header: bytes
     entries: tuple[_Entry, ...]
@@ -78,8 +72,7 @@ class Records:
         """Return tensors as a record, which is valid until the next call.
 
         Args:
-            tensors: Tensors by name, on any device.
-            version: Format version of the snapshot that they are part of.
+            version: Format of their snapshot.
         """
         key = version, *((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
         layout = self._made.get(key) or _remember(self._made, key, _layout(tensors, version))
@@ -94,14 +87,7 @@ class Records:
         return raw
 
     def unpack(self, record: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of a record, which share its memory.
-
-        Args:
-            record: ``(n,)`` uint8, the record.
-
-        Raises:
-            ValueError: If it is damaged.
-        """
+        """Return the tensors of a ``(n,)`` uint8 record, which share its memory; ValueError if it is damaged."""
         raw = record.numpy().data
         length = int.from_bytes(raw[:8], "little")
         if length > min(limits.TENSOR_HEADER_BYTES, len(raw) - 8):
@@ -116,12 +102,7 @@ class Records:
 def read_at(file: BinaryIO, offset: int, length: int) -> Tensor:
     """Return a part of a file, ``(length,)`` uint8.
 
-    Args:
-        file: The file, opened without a buffer.
-        length: Number of bytes.
-
     Raises:
-        OSError: If it cannot be read.
         ValueError: If the file ends before.
     """
     part = torch.empty(length, dtype=torch.uint8)
@@ -136,15 +117,7 @@ def read_at(file: BinaryIO, offset: int, length: int) -> Tensor:
 
 
 def write_at(file: BinaryIO, offset: int, data: memoryview) -> None:
-    """Write to a place in a file.
-
-    Args:
-        file: The file, opened without a buffer.
-        data: The bytes to write.
-
-    Raises:
-        OSError: If they cannot be written.
-    """
+    """Write to a place in a file."""
     file.seek(offset)
     while len(data):
         data = data[file.write(data) :]
@@ -171,11 +144,7 @@ def _layout(tensors: Mapping[str, Tensor], version: int) -> _Layout:
 
 
 def _parse(header: bytes) -> _Layout:
-    """Return the layout that a record's header describes.
-
-    Raises:
-        ValueError: If it describes none, or one that this class does not write.
-    """
+    """Return the layout that a record's header describes."""
     table = parse_json(header[8:])
     if not isinstance(table, dict) or len(header) % _ALIGNED:
         raise ValueError("its header is damaged")

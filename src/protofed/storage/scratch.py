@@ -40,11 +40,7 @@ _mine: tuple[int, Path, int] | None = None
 
 
 def folder() -> Path:
-    """Return this process's folder, below the system's folder for temporary files (``TMPDIR``).
-
-    Raises:
-        OutputError: If it cannot be created.
-    """
+    """Return this process's folder, below the system's folder for temporary files (``TMPDIR``)."""
     global _mine
     if _mine is None or _mine[0] != os.getpid() or not _mine[1].is_dir():
         with writing(Path("the folder for temporary files")):
@@ -59,11 +55,7 @@ def folder() -> Path:
 
 
 def subfolder(name: str) -> Path:
-    """Create and return a folder inside this process's folder.
-
-    Raises:
-        OutputError: If it cannot be created.
-    """
+    """Create and return a folder inside this process's folder."""
     above = folder()
     with writing(above):
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=above))

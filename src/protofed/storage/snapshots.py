@@ -32,11 +32,8 @@ class Snapshot(NamedTuple):
     """Everything about a client that persists between visits.
 
     Attributes:
-        model: The model's ``state_dict``.
-        state: The method's client state.
-        received: The result of the method's ``receive`` for the last broadcast; empty before the first one.
-        optimizer: State that optimisers keep between visits, by phase, update, loss, parameter and name, separated
-            by slashes; empty if they keep none.
+        received: Result of the method's ``receive`` for the last broadcast; empty before the first one.
+        optimizer: Names are phase, update, loss, parameter and name, separated by slashes.
     """
 
     model: dict[str, Tensor]
@@ -86,11 +83,7 @@ def pack(snapshot: Snapshot) -> bytes:
 
 
 def unpack(data: bytes) -> Snapshot:
-    """Return a snapshot from the bytes of a safetensors file; the inverse of :func:`pack`.
-
-    Raises:
-        PayloadError: If ``data`` is damaged.
-    """
+    """Return a snapshot from the bytes of a safetensors file; the inverse of :func:`pack`."""
     try:
         snapshot = unflatten(load(data))
     except (SafetensorError, KeyError, ValueError) as error:
@@ -102,7 +95,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
     """Write a snapshot to a new file.
 
     Raises:
-        OutputError: If the file cannot be written; a partial file is removed.
+        OutputError: A partial file is removed.
     """
     write_weights(path, flatten(snapshot), snapshot.version)
 
@@ -110,11 +103,8 @@ def write(path: Path, snapshot: Snapshot) -> None:
 def write_weights(path: Path, tensors: Mapping[str, Tensor], version: int = WITHOUT_OPTIMIZER) -> None:
     """Write named tensors, such as the weights of a model, to a new file.
 
-    Args:
-        tensors: Tensors by name.
-
     Raises:
-        OutputError: If the file cannot be written; a partial file is removed.
+        OutputError: A partial file is removed.
     """
     with writing(path):
         try:
@@ -129,11 +119,7 @@ def read(path: Path, weights: Path | None = None) -> Snapshot:
     """Read a snapshot.
 
     Args:
-        path: A file written by :func:`write`.
-        weights: File of the model's weights, if they are kept in a separate file.
-
-    Raises:
-        CheckpointError: If a file is missing, damaged or in another format.
+        weights: The model's, if kept separately.
     """
     try:
         snapshot = unflatten(read_weights(path))
@@ -143,11 +129,7 @@ def read(path: Path, weights: Path | None = None) -> Snapshot:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors in a file written by :func:`write_weights`.
-
-    Raises:
-        CheckpointError: If the file is missing, damaged or in another format.
-    """
+    """Read the tensors in a file written by :func:`write_weights`."""
     check_tensors(path)
     try:
         with safe_open(path, framework="pt") as file:

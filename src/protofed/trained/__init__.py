@@ -1,1 +1,1 @@
-"""What comes after training: models that answer, files of them, metrics, worth, and taking a client out."""
+"""After training: models that answer, exported files, metrics, worth, and taking a client out."""

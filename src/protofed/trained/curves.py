@@ -39,8 +39,7 @@ def curves(data: FederatedData, shrinkage: Shrinkage, seed: int) -> list[Curves]
     """Return the curves of each site, by closed forms of nested subsamples.
 
     Args:
-        data: The sites' samples as fixed features.
-        shrinkage: That of ``local_lda`` and ``fedlda``.
+        data: Fixed features.
     """
     K, d = data.num_classes, int(np.prod(data.input_shape))
     orders = [
@@ -80,11 +79,7 @@ def _accuracy(total: Sums, counts: Tensor, test: Samples, shrinkage: Shrinkage) 
 
 
 def fitted(shares: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
-    """Return ``a``, ``b`` and ``c`` of the power law ``a − b·s^−c`` by least squares, with ``a ≤ 1`` and ``b ≥ 0``.
-
-    Args:
-        shares: ``s``, shares of a site's samples.
-    """
+    """Return ``a``, ``b``, ``c`` of the power law ``a − b·s^−c`` by least squares, with ``a ≤ 1``, ``b ≥ 0``."""
     s, y = np.asarray(shares), np.asarray(values)
     found = []
     for c in EXPONENTS:
@@ -98,21 +93,13 @@ def fitted(shares: Sequence[float], values: Sequence[float]) -> tuple[float, flo
 
 
 def missed(shares: Sequence[float], values: Sequence[float]) -> float:
-    """Return by how much the curve through all but the last value misses the last: its error where it is known.
-
-    Args:
-        shares: As in :func:`fitted`.
-    """
+    """Return the error for the last value of the curve through all the others."""
     a, b, c = fitted(shares[:-1], values[:-1])
     return float(a - b * shares[-1] ** -c - values[-1])
 
 
 def multiple(values: Sequence[float], target: float) -> float:
-    """Return how many times as many samples an accuracy takes by the fitted curve; infinite beyond :data:`FAR`.
-
-    Args:
-        values: Accuracy at each of :data:`SHARES`.
-    """
+    """Return the multiple of samples for an accuracy, by the fitted curve; infinite beyond :data:`FAR`."""
     a, b, c = fitted(SHARES, values)
     if a <= target:
         return float("inf")

@@ -20,7 +20,7 @@ import protofed
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, ModelError, ProtofedError, unknown_name
 from protofed.models import SplitModel
-from protofed.runs import Run
+from protofed.runs.run import Run
 from protofed.storage.files import write_bytes
 from protofed.trained.inputs import from_files
 from protofed.trained.metrics import data_of
@@ -35,13 +35,9 @@ OUTPUTS = ("logits", "probabilities", "features")
 
 
 class Exported(nn.Module):
-    """What is exported: samples as they are in; scores, probabilities and features out.
+    """The exported module: samples as they are in; scores, probabilities and features out.
 
     Features are those of the first network on which the scores depend.
-
-    Args:
-        ruled: The client's model with its preprocessing and a rule.
-        samples: Some stored samples.
     """
 
     def __init__(self, ruled: Ruled, samples: Tensor) -> None:
@@ -73,9 +69,8 @@ class Written(NamedTuple):
     """An exported file.
 
     Attributes:
-        path: The file.
-        rule: The inference rule by which it classifies.
-        checked: On which samples it was compared with the client, in words.
+        rule: By which it classifies.
+        checked: Samples on which it was compared with the client, in words.
     """
 
     path: Path
@@ -97,18 +92,15 @@ def export(
     The file is read back and compared with the client's predictions of real samples and of random ones.
 
     Args:
-        run: The run; if its data are at hand, the real samples are the client's own test samples.
-        path: The file; replaced whole.
+        run: If its data are at hand, the real samples are the client's own test samples.
+        path: Replaced whole.
         format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
-        rule: Inference rule, as :meth:`TrainedClient.rule` takes it.
-        files: Files of samples to take instead, as :func:`~protofed.trained.inputs.from_files` reads them.
-        trust_code: Whether to import the code that the run's data name, if they name any.
+        rule: As :meth:`TrainedClient.rule` takes it.
+        files: Samples to take instead, as :func:`~protofed.trained.inputs.from_files` reads them.
+        trust_code: Import code that the run's data name.
 
     Raises:
-        ConfigError: If there is no such format or rule, or a package is not installed.
-        DataError: If a file of samples cannot be read.
         ModelError: If the rule cannot be exported, or the file gives other probabilities or classes.
-        OutputError: If the file cannot be written.
     """
     chosen = format or SUFFIXES.get(path.suffix, "")
     if chosen not in WRITERS:
@@ -151,11 +143,7 @@ def _real(run: Run, trained: TrainedClient, files: Sequence[Path], trust_code: b
 
 
 def _compare(trained: TrainedClient, rule: str, path: Path, read: Read, samples: Tensor) -> None:
-    """Compare a file's probabilities and classes of stored samples with the client's predictions.
-
-    Raises:
-        ModelError: If they differ.
-    """
+    """Compare a file's probabilities and classes of stored samples with the client's predictions."""
     labels, scores = trained.classify(samples if trained.table is None else trained.table.apply(samples), rule)
     expected = scores.softmax(-1)
     # Scores such as squared distances may be large: what their rounding does to a probability is no difference.
@@ -249,11 +237,7 @@ def _traces(trained: TrainedClient, rule: str, samples: Tensor) -> bool:
 
 
 def _traced(trained: TrainedClient, rule: str, samples: Tensor) -> nn.Module:
-    """Return a module of the operations and the tensors on which the outputs by a rule depend, and of no others.
-
-    Raises:
-        ModelError: If the rule has no scores, draws random numbers, or cannot be traced.
-    """
+    """Return a module of the operations and the tensors on which the outputs by a rule depend, and of no others."""
     try:
         own = replace(trained, classifier=copy.deepcopy(trained.classifier))
         model = Exported(own.model(rule), samples)

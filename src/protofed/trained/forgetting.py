@@ -16,8 +16,10 @@ from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Report, run_experiment
 from protofed.methods import Method, Task, Tensors
-from protofed.rounds import Checkpoint, ServerState
-from protofed.runs import Run, load_run
+from protofed.rounds.checkpoint import Checkpoint
+from protofed.rounds.state import ServerState
+from protofed.runs.loading import load_run
+from protofed.runs.run import Run
 from protofed.storage.files import read_json
 from protofed.trained.metrics import measure
 from protofed.untrusted import claims
@@ -38,17 +40,15 @@ def forget(
     the run as it was or the new one, which ``--resume`` or the same call completes.
 
     Args:
-        trust_code: Whether to import the code that the run's configuration names, if it names any.
-        report: Writes the HTML report; None for no report.
+        trust_code: Import code that the run's configuration names.
 
     Returns:
         The run without the client; None if the others are at the nodes of a network, where the server has yet to
         run the rounds.
 
     Raises:
-        ConfigError: If the client has sent nothing, or what it sent cannot be taken out.
+        ConfigError: If the client has sent nothing, or its uploads cannot be taken out.
         CheckpointError: If the run has not finished, or a file is missing or damaged.
-        ProtofedError: If the data of the other clients are gone.
     """
     run, files = load_run(directory), RunDirectory(directory)
     if (code := named_code(run.config, {})) and not trust_code:

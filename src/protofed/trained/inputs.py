@@ -40,13 +40,9 @@ def as_samples(given: Any, trained: TrainedClient, resize: int = 0) -> Tensor:
     """Return samples as a tensor ``(n, *input_shape)``, standardised if those of the run were.
 
     Args:
-        given: A tensor or array with or without a dimension of samples, images as ``(n, C, H, W)`` or ``(n, H, W)``
-            or ``(n, H, W, C)``; a pandas table; a picture of PIL; a path of a file; or a list of such things.
-        trained: The client whose model takes them.
+        given: A tensor or array with or without a dimension of samples, images as ``(n, C, H, W)`` or ``(n, H,
+            W)`` or ``(n, H, W, C)``; a pandas table; a PIL picture; a path; or a list of such things.
         resize: Side in pixels to which pictures are scaled and centre-cropped; 0 for none.
-
-    Raises:
-        DataError: If the samples do not suit the model, or cannot be read.
     """
     classifier = trained.classifier
     if isinstance(given, (str, Path)):
@@ -71,11 +67,7 @@ def from_files(
 
     Args:
         paths: Images, folders of images, tables (``.csv``, ``.parquet``), ``.npy``, and ``.npz`` as for training.
-        trained: The client whose model takes them.
         resize: Side in pixels to which images are scaled and centre-cropped; 0 for none.
-
-    Raises:
-        DataError: If a file cannot be read, or does not suit the model.
     """
     budget, classifier = Budget(_BUDGET_GB), trained.classifier
     for path in paths:

@@ -20,7 +20,8 @@ from protofed.errors import CheckpointError, DataError
 from protofed.experiments.ending import ModelsDescription
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import EncoderOptions
-from protofed.runs import HEADLINES, METRICS, ClassMetrics, Metrics, Run, SampleMetrics
+from protofed.runs.metrics import HEADLINES, METRICS, ClassMetrics, Metrics, SampleMetrics
+from protofed.runs.run import Run
 from protofed.samples import FederatedData, Samples
 from protofed.storage.files import read_json, write_json
 from protofed.trained.opening import open_client
@@ -36,14 +37,13 @@ def compute(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
     The models are those on disk, and they compute on a CPU: the engine of the run makes no difference.
 
     Args:
-        run: A finished run, whose data are at hand.
-        rule: Inference rule, as :meth:`~protofed.trained.opening.TrainedClient.rule` takes it.
-        trust_code: Whether to import the code that the run's configuration names, if it names any.
+        run: Finished, with data at hand.
+        rule: As :meth:`~protofed.trained.opening.TrainedClient.rule` takes it.
+        trust_code: Import code that the run's configuration names.
 
     Raises:
-        DataError: If the run's data are missing or not those it was run on, or it names code that is not trusted.
+        DataError: If the data are missing or others, or code is not trusted.
         CheckpointError: If the run has not finished, or left no models.
-        ConfigError: If the method has no such rule.
     """
     first = open_client(run, run.clients[0].name, trust_code)
     main = first.rule(rule or first.main_rule)
@@ -57,12 +57,11 @@ def compute(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
 
 
 class Answers(NamedTuple):
-    """What a trained client answers to its test samples.
+    """A trained client's answers for its test samples.
 
     Attributes:
-        rule: The inference rule.
         y: ``(n,)`` true classes.
-        labels: ``(n,)`` classes given; -1 for none.
+        labels: ``(n,)`` predicted classes; -1 for none.
         log_probabilities: ``(n, K)``.
     """
 
@@ -73,14 +72,7 @@ class Answers(NamedTuple):
 
 
 def answers(run: Run, rule: str = "", trust_code: bool = False) -> dict[str, Answers]:
-    """Return what the clients of a finished run answer to their own test samples, by name.
-
-    Args:
-        run: As in :func:`compute`.
-
-    Raises:
-        DataError, CheckpointError, ConfigError: As there.
-    """
+    """Return the answers of a finished run's clients for their own test samples, by name."""
     given = {}
     held: dict[str, Samples] = {}
     for name in [client.name for client in run.clients]:
@@ -93,11 +85,7 @@ def answers(run: Run, rule: str = "", trust_code: bool = False) -> dict[str, Ans
 
 
 def store(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
-    """Compute the metrics of a run as :func:`compute` does, and write them to its ``metrics.json``.
-
-    Raises:
-        OutputError: If the file cannot be written; and as :func:`compute`.
-    """
+    """Compute the metrics of a run as :func:`compute` does, and write them to its ``metrics.json``."""
     metrics = compute(run, rule, trust_code)
     write_json(Path(run.directory) / METRICS, metrics.to_dict())
     return metrics
@@ -112,10 +100,10 @@ def data_of(run: Run, trust_code: bool = False) -> FederatedData:
     """Return the data of a run, before any encoder.
 
     Args:
-        trust_code: Whether to import the code that its data name, if they name any.
+        trust_code: Import code that the data name.
 
     Raises:
-        DataError: If they are others now, or name code that is not trusted.
+        DataError: If the data are others now, or name code that is not trusted.
     """
     experiment = replace(resolve(run.config), encoder=EncoderOptions())
     if experiment.data.trust_code and not trust_code:
@@ -153,7 +141,7 @@ def of_samples(
 
     Args:
         y: ``(n,)`` classes.
-        labels: ``(n,)`` classes given; -1 for none.
+        labels: ``(n,)`` predictions; -1 for none.
         log_probabilities: ``(n, K)``; log-probabilities, because probabilities of 1 that are told apart by nothing
             would be ties.
     """

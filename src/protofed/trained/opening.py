@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from protofed import runs
 from protofed.config.architectures import Architecture, FederationSummary
 from protofed.config.schema import Experiment, resolve
 from protofed.data import DataOptions, Table
@@ -34,7 +33,9 @@ from protofed.models import Classifier
 from protofed.models.categories import CategoryEmbeddings
 from protofed.models.encoders import build_encoders
 from protofed.prototypes.inference import most_likely
-from protofed.runs import Border, Run
+from protofed.runs.border import Border
+from protofed.runs.rules import main_rule, prototype_rule
+from protofed.runs.run import Run
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.privacy import PrivacyOptions
 from protofed.storage.files import check_tensors, read_json, read_tensors
@@ -51,11 +52,9 @@ class Prediction:
     """The classes of some samples, by one inference rule.
 
     Attributes:
-        labels: ``(n,)`` int64 numbers of the classes; -1 where the model's output is not finite.
+        labels: ``(n,)`` int64; -1 where the model's output is not finite.
         probabilities: ``(n, K)`` float64: the softmax of the rule's scores, which are logits for classifiers and
             −‖f(x) − C_j‖² for prototypes.
-        class_names: Names of the ``K`` classes.
-        rule: The inference rule.
     """
 
     labels: NDArray[np.int64]
@@ -89,14 +88,9 @@ class Prediction:
 class Ruled(Classifier):
     """A trained client as a module that gives the scores of one inference rule.
 
-    Args:
-        classifier: The client's model with its preprocessing.
-        state: The method's state of the client.
-
     Attributes:
-        rule: The rule.
-        received: What the client received last, as buffers.
-        state: The method's state of the client, as buffers.
+        received: From the last broadcast, as buffers.
+        state: The method's, as buffers.
     """
 
     def __init__(
@@ -147,16 +141,13 @@ class TrainedClient:
     """A client at the end of a run, ready to classify.
 
     Attributes:
-        name: The client.
-        classifier: Its model with the preprocessing, in eval mode.
-        method: The run's method.
-        received: What the client received last.
-        state: The method's state of the client.
-        main_rule: Inference rule of the run's headline numbers.
-        only_class: Name of the class of all its training samples; ``""`` if they are of several classes.
-        resize: Side in pixels to which the run scaled its images; 0 for none.
-        table: Preparation of the client's samples, if they were a table or standardised; else None.
-        data: Data options of the run.
+        classifier: With the preprocessing, in eval mode.
+        received: From the last broadcast.
+        state: The method's.
+        main_rule: Of the run's headline numbers.
+        only_class: Class of all its training samples; ``""`` if they are of several classes.
+        resize: Side in pixels of the run's images; 0 if not scaled.
+        table: If its samples were a table or standardised.
     """
 
     name: str
@@ -172,7 +163,7 @@ class TrainedClient:
 
     @property
     def embeds(self) -> bool:
-        """Whether the model has a place for unknown categories."""
+        """Return whether the model has a place for unknown categories."""
         return any(isinstance(m, CategoryEmbeddings) for m in self.classifier.model.modules())
 
     @property
@@ -192,26 +183,16 @@ class TrainedClient:
             wanted: A rule of the method; ``prototypes`` for the nearest prototype (global if there are any, else
                 the client's own), ``""`` for the run's main rule, or the method's ``open_rule`` if all training
                 samples of the client are of one class.
-
-        Raises:
-            ConfigError: If the method has no such rule.
         """
         chosen = wanted or (self.only_class and self.open_rule) or self.main_rule
         if wanted == "prototypes":
-            chosen = runs.prototype_rule(self.rules) or wanted
+            chosen = prototype_rule(self.rules) or wanted
         if chosen not in self.rules:
             raise ConfigError(unknown_name(f"rule of {self.method.name}", chosen, self.rules))
         return chosen
 
     def model(self, rule: str = "") -> Ruled:
-        """Return the module that gives the scores of a rule.
-
-        Args:
-            rule: See :meth:`rule`.
-
-        Raises:
-            ConfigError: If the method has no such rule.
-        """
+        """Return the module that gives the scores of a rule."""
         return Ruled(self.classifier, self.method, self.received, self.state, self.rule(rule))
 
     def stored(self, samples: Tensor) -> Tensor:
@@ -223,11 +204,7 @@ class TrainedClient:
         return samples.to(self.classifier.input_dtype)
 
     def caution(self, rule: str) -> str:
-        """Return in one line what a client with samples of one class can answer; "" for any other client.
-
-        Args:
-            rule: The inference rule by which it answers.
-        """
+        """Return a warning in one line about a client with samples of one class; "" for any other client."""
         if not self.only_class:
             return ""
         start = f"{self.name} was trained on class {self.only_class} alone"
@@ -241,12 +218,7 @@ class TrainedClient:
         """Classify samples.
 
         Args:
-            samples: ``(n, *input_shape)`` as :meth:`Classifier.prepare` takes them.
-            rule: See :meth:`rule`.
-
-        Raises:
-            ConfigError: If the method has no such rule.
-            DataError: If the samples have another shape.
+            samples: ``(n, *input_shape)``, as :meth:`Classifier.prepare` takes them.
 
         Warns:
             UserWarning: As :meth:`caution`.
@@ -259,18 +231,7 @@ class TrainedClient:
 
     @torch.no_grad()
     def classify(self, samples: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-        """Return the classes of samples, and the scores whose softmax are the probabilities.
-
-        Args:
-            samples: As in :meth:`predict`.
-            rule: An inference rule of the method.
-
-        Returns:
-            ``(n,)`` int64 and ``(n, K)`` float64, as :class:`Prediction` has them.
-
-        Raises:
-            DataError: If the samples have another shape.
-        """
+        """Return ``(n,)`` int64 classes, and ``(n, K)`` float64 scores whose softmax are the probabilities."""
         model = Ruled(self.classifier, self.method, self.received, self.state, rule)
         K = len(model.class_names)
         labels, scores = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, K)]
@@ -287,12 +248,11 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
     """Rebuild a client with the weights and the state with which a run ended.
 
     Args:
-        trust_code: Whether to import the code that the run's configuration names, if it names any.
+        trust_code: Import code that the run's configuration names.
 
     Raises:
         DataError: If there is no such client, or the run names code that is not trusted.
         CheckpointError: If the run has not finished, or a file is missing or damaged.
-        ConfigError: If the configuration cannot be read by this version.
     """
     described = {client.name: client for client in run.clients}
     if name not in described:
@@ -339,7 +299,7 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
         builder.method,
         rest.received,
         rest.state,
-        runs.main_rule(builder.method.rules, builder.experiment.evaluation.rule),
+        main_rule(builder.method.rules, builder.experiment.evaluation.rule),
         "" if (only := described[name].only_class) is None else run.class_names[only],
         resize if type(resize) is int else 0,
         table,
@@ -404,11 +364,7 @@ def _builder(run: Run, name: str, stored: ModelsDescription, code: bool) -> Buil
 
 
 def _check_size(experiment: Experiment, federated: FederatedData, architecture: Architecture, path: Path) -> None:
-    """Check, before any memory is taken, that a model is as large as the weights that were stored.
-
-    Raises:
-        CheckpointError: If they differ.
-    """
+    """Check, before any memory is taken, that a model is as large as the weights that were stored."""
     check_tensors(path)
     with safe_open(path, framework="pt") as file:
         stored = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}  # noqa: SIM118

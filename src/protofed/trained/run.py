@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.experiments import shown
-from protofed.runs import HEADLINES, Metrics, Run, Summary
+from protofed.runs.metrics import HEADLINES, Metrics
+from protofed.runs.run import Run
+from protofed.runs.summary import Summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -21,7 +23,7 @@ class TrainedRun(Run):
     """A finished run, whose models classify and can be written to files.
 
     Attributes:
-        trusted: Whether code that the run's configuration names may be imported; a run of this process did so.
+        trusted: Code that the run's configuration names may be imported; a run of this process did so.
     """
 
     summary: Summary
@@ -35,11 +37,7 @@ class TrainedRun(Run):
     # Its models.
 
     def client(self, name: str) -> TrainedClient:
-        """Return a client as it was after the last round, ready to classify.
-
-        Raises:
-            ProtofedError: As :func:`~protofed.trained.opening.open_client`.
-        """
+        """Return a client as it was after the last round, ready to classify."""
         from protofed.trained.opening import open_client
 
         return open_client(self, name, self.trusted)
@@ -48,12 +46,6 @@ class TrainedRun(Run):
         """Return a client's model with its preprocessing, in eval mode: ``(n, *input_shape)`` to ``(n, K)`` scores.
 
         Their softmax are the probabilities of :meth:`predict` by the same rule.
-
-        Args:
-            rule: Inference rule, as for :meth:`predict`.
-
-        Raises:
-            ProtofedError: As :meth:`client`; or if there is no such rule.
         """
         return self.client(client).model(rule)
 
@@ -63,12 +55,12 @@ class TrainedRun(Run):
         Args:
             samples: An array or tensor with or without a dimension of samples, a pandas table, pictures of PIL, or
                 paths of images and tables; see :func:`~protofed.trained.inputs.as_samples`.
-            rule: Inference rule, e.g. ``head`` or ``global``; ``prototypes`` for the nearest prototype, ``""`` for
-                the client's own (see :meth:`~protofed.trained.opening.TrainedClient.rule`).
+            rule: E.g. ``head`` or ``global``; ``prototypes`` for the nearest prototype, ``""`` for the client's
+                own (see :meth:`~protofed.trained.opening.TrainedClient.rule`).
             resize: Side in pixels to which pictures are scaled and centre-cropped; None for that of the run.
 
         Raises:
-            ProtofedError: As :meth:`client`; or if the samples do not suit the model, or there is no such rule.
+            ProtofedError: If the samples do not suit the model, or there is no such rule.
         """
         from protofed.trained.inputs import as_samples
 
@@ -83,12 +75,8 @@ class TrainedRun(Run):
 
         Args:
             format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
-            rule: Inference rule, as for :meth:`predict`.
             samples: Files with samples on which to check; by default the client's own test samples, if the run's
                 data are at hand.
-
-        Raises:
-            ProtofedError: As :func:`~protofed.trained.exporting.export`.
         """
         from protofed.trained.exporting import export
 
@@ -104,10 +92,7 @@ class TrainedRun(Run):
         there, or else computed, for which the run's data must be at hand.
 
         Args:
-            rule: Inference rule; ``prototypes`` for the nearest prototype, "" for each client's own.
-
-        Raises:
-            ProtofedError: As :func:`~protofed.trained.metrics.compute`.
+            rule: ``prototypes`` for the nearest prototype, "" for each client's own.
         """
         stored = self.measured
         mixed = stored is not None and any(each.rule for each in stored.clients.values())

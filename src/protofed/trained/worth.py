@@ -1,4 +1,4 @@
-"""What joining is worth to each site: a closed form of all samples against that of its own, after one round."""
+"""The worth of joining to each site: a closed form of all samples against that of its own, after one round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from protofed.errors import ConfigError
 from protofed.experiments.comparing import Comparison
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import EncoderOptions, encoded_width
-from protofed.runs import GLOBAL_MODEL, HEAD, Run
+from protofed.runs.rules import GLOBAL_MODEL, HEAD
+from protofed.runs.run import Run
 from protofed.storage.files import write_json
 from protofed.trained.curves import FAR, SHARES, Curves, curves, missed, multiple
 from protofed.trained.metrics import answers
@@ -39,23 +40,21 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class SiteWorth:
-    """What joining is worth to one site.
+    """The worth of joining to one site.
 
     Attributes:
-        name: The site.
-        samples: Its training samples.
-        tested: Its test samples, with the first seed.
-        classes: Number of classes of its training samples.
-        lacks: Classes that it has no training samples of, and others have.
+        samples: For training.
+        tested: Test samples, with the first seed.
+        classes: Among its training samples.
+        lacks: Classes that only others have training samples of.
         alone: Accuracy on its own test samples with its own samples, mean over seeds.
-        together: The same with those of all sites.
+        together: Accuracy with the samples of all sites.
         gain: ``together - alone`` with the ends of its 95 % interval, by a bootstrap of seeds and test samples.
         everywhere: Accuracy on the test samples of all sites, alone and together.
         curves: Accuracy against shares of samples, mean over seeds; None beyond :data:`MANY` sites.
-        times: How many times its samples it would need to be as accurate alone, by its curve; infinite if more than
-            :data:`~protofed.trained.curves.FAR`, NaN where no gain is seen, test samples are few or its curve
+        times: Multiple of its samples with which it would be as accurate alone, by its curve; infinite if more
+            than :data:`~protofed.trained.curves.FAR`, NaN where no gain is seen, test samples are few or its curve
             is off by more than :data:`OFF`.
-        advice: A recommendation in one sentence.
     """
 
     name: str
@@ -74,20 +73,18 @@ class SiteWorth:
 
 @dataclass(frozen=True)
 class Worth:
-    """What joining is worth to the sites of a federation.
+    """The worth of joining to the sites of a federation.
 
     Attributes:
-        sites: The sites.
         gain: Mean gain over the test samples of all sites, each scored by its own classifier, with the ends of its
             95 % interval, as :attr:`SiteWorth.gain`.
         curves: As :attr:`SiteWorth.curves`, mean over the test samples of all sites.
         times: As :attr:`SiteWorth.times`, of these curves.
         missed: Accuracy at all samples by the curve through a half of them and fewer, minus the true one.
-        seeds: The seeds.
         sent: Bytes that a site sends, mean over sites and seeds.
         seconds: Seconds of the run of all sites in one process, without the features, mean over seeds.
-        revealed: What the others learn, in one sentence.
-        directory: Directory of the comparison that was run.
+        revealed: Knowledge that the others gain, in one sentence.
+        directory: Of the comparison that was run.
     """
 
     sites: tuple[SiteWorth, ...]
@@ -124,14 +121,7 @@ class Worth:
 
 
 def recipe_of(source: str) -> Tree:
-    """Return the recipe to measure.
-
-    Args:
-        source: A folder of data, or a recipe.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
+    """Return the recipe to measure: a folder of data, or a recipe."""
     path = Path(source).expanduser()
     if path.is_dir():
         return {"recipe": "worth", "data": {"source": "path", "path": str(path.resolve())}}
@@ -141,11 +131,7 @@ def recipe_of(source: str) -> Tree:
 
 
 def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overrides that make a recipe one of the closed form, unless it or the user says otherwise.
-
-    Raises:
-        ProtofedError: If the data cannot be read, or the encoder does not suit them.
-    """
+    """Return the overrides that make a recipe one of the closed form, unless it or the user says otherwise."""
     chosen = {"evaluation.on": "union", "rounds": 1, "method.name": TOGETHER, **given}
     if not tree.get("encoder", {}).get("name") and not given.keys() & {
         "encoder.name",
@@ -163,16 +149,7 @@ def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 
 
 def measure(comparison: Comparison[Any], runs: Sequence[Run]) -> Worth:
-    """Return what joining is worth, and write it beside the runs.
-
-    Args:
-        comparison: A finished comparison of :data:`TOGETHER` and :data:`ALONE`.
-        runs: Its runs, as :func:`protofed.load_runs` reads them.
-
-    Raises:
-        ConfigError: If a method has no finished run.
-        OutputError: If the file cannot be written; and as :func:`~protofed.trained.metrics.compute`.
-    """
+    """Return the worth of joining, by :data:`TOGETHER` and :data:`ALONE`, and write it beside the runs."""
     of = {name: {r.seed: r for r in runs if r.method == name and r.finished} for name in (TOGETHER, ALONE)}
     seeds = tuple(sorted(of[TOGETHER].keys() & of[ALONE].keys()))
     if not seeds:
@@ -266,11 +243,7 @@ def advice(
     """Return a recommendation in one sentence.
 
     Args:
-        gain: Mean gain on own test samples with the ends of its interval.
-        tested: Number of test samples.
-        lacks: Classes that the site lacks and others have.
-        everywhere: Accuracy on the test samples of all sites, alone and together.
-        times: Multiple of its samples that the gain is worth, if it is known.
+        times: Multiple of its samples that the gain is worth, if known.
     """
     mean, low, high = (100 * value for value in gain)
     more = f"{100 * (everywhere[1] - everywhere[0]):+.0f} points on the samples of all sites"
@@ -290,11 +263,7 @@ def advice(
 
 
 def revealed(held: NDArray[np.int64]) -> str:
-    """Return in one sentence what a site's sums tell.
-
-    Args:
-        held: ``(M, K)`` training samples of each site and class.
-    """
+    """Return in one sentence what a site's sums reveal, given ``(M, K)`` training samples."""
     single = int(((held > 0) & (held <= 3)).sum())
     told = "each site's class means, numbers of samples and second moment of its features, once"
     return f"Revealed: {told}; {single} class means are of one to three samples, and nearly samples themselves."
@@ -317,7 +286,7 @@ def _averaged(drawn: Sequence[Curves], weights: Sequence[int]) -> Curves | None:
 
 
 def _needed(curve: Curves | None, gain: tuple[float, float, float]) -> float:
-    """Return how many times as many samples a gain is worth; NaN if none is seen, or the curve does not tell."""
+    """Return the multiple of samples that a gain is worth; NaN if none is seen, or the curve does not tell."""
     told = curve and gain[1] > 0 and abs(missed(SHARES, curve.alone)) <= OFF
     return multiple(curve.alone, curve.together[-1]) if curve and told else float("nan")
 

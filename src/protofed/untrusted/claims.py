@@ -11,7 +11,7 @@ import unicodedata
 from protofed.untrusted import limits
 
 COUNTS = ("exact", "coarse", "none")
-"""How a client discloses its sample counts: exactly, as the next power of two, or only which classes it has."""
+"""Disclosures of sample counts: exactly, as the next power of two, or only the classes."""
 EVEN = "even"
 """Disclosure of a client whose samples are protected: their number, dealt evenly among all classes."""
 PRIVATE = "private"
@@ -22,12 +22,7 @@ _CALLABLE = re.compile(r"(?=.{3,256}$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*
 
 
 def clean(text: object, most: int = limits.REASON) -> str:
-    """Return a text as one printable line.
-
-    Args:
-        text: Any object; its ``str`` is used.
-        most: Maximum number of characters; longer text is truncated.
-    """
+    """Return the ``str`` of any object as one printable line, cut to ``most`` characters."""
     shown = str(text)[: 4 * most]
     visible = "".join(c if unicodedata.category(c)[0] not in "CZ" else " " for c in shown)
     line = " ".join(visible.split())
@@ -39,9 +34,6 @@ def client_name(value: object) -> str:
 
     A name may contain letters of any script, digits, inner spaces, dashes and underscores, because it becomes the
     name of a folder.
-
-    Raises:
-        ValueError: If the name is not text, is too long, or contains other characters.
 
     Example:
         >>> client_name("Köln 2")
@@ -65,11 +57,7 @@ def twin(name: str) -> str:
 
 
 def class_name(value: object) -> str:
-    """Return the name of a class.
-
-    Raises:
-        ValueError: If it is not printable text of bounded length.
-    """
+    """Return the name of a class: printable text of bounded length."""
     name = _text(value, "a class name", limits.CLASS_NAME)
     if not name or any(unicodedata.category(c)[0] == "C" for c in name):
         raise ValueError(f"class name {clean(name, 80)!r}: expected printable text")
@@ -77,10 +65,9 @@ def class_name(value: object) -> str:
 
 
 def withheld(count: int, kind: str) -> int:
-    """Return what a client discloses of a sample count.
+    """Return the disclosed form of a sample count.
 
     Args:
-        count: Number of samples.
         kind: One of :data:`COUNTS`, or :data:`EVEN`.
 
     Returns:
@@ -92,11 +79,7 @@ def withheld(count: int, kind: str) -> int:
 
 
 def model(value: object) -> str:
-    """Return the name of an architecture, or ``package.module:callable``, which is not imported.
-
-    Raises:
-        ValueError: If it has neither form.
-    """
+    """Return the name of an architecture, or ``package.module:callable``, which is not imported."""
     if isinstance(value, str) and (_ARCHITECTURE.fullmatch(value) or _CALLABLE.fullmatch(value)):
         return value
     raise ValueError(f"model {shown(value)}: expected the name of an architecture, or package.module:callable")

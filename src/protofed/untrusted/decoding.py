@@ -147,9 +147,9 @@ def decoded(
     """Return plain values as a record.
 
     Args:
-        kind: A dataclass or ``msgspec.Struct``; :func:`checked` gives types with rules of their own.
-        where: What the message begins with.
-        error: Its type.
+        kind: Dataclass or ``msgspec.Struct``; :func:`checked` gives types with rules of their own.
+        where: Beginning of the message.
+        error: Type of the error.
         exact: Whether records may have no other names than those of their fields.
 
     Raises:
@@ -178,11 +178,7 @@ def decoded(
 
 
 def take(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """Return a value of a message.
-
-    Raises:
-        PayloadError: If it is missing or of another type.
-    """
+    """Return a value of a message."""
     return decoded(values.get(name), kind, name, PayloadError)
 
 
@@ -233,7 +229,7 @@ _WORDS = {
 }
 _PLACE = re.compile(r" - at `([^`]*)`(?: in `([^`]*)`)?")
 _END = re.compile(rf"({_PLACE.pattern})*\Z")
-"""Where msgspec names places; before that, a message may quote what another party wrote."""
+"""The beginning of a place in msgspec's messages; before it, they may quote another party."""
 _STEP = re.compile(r"\.([^.[]+)|\[(\d+|\.\.\.)\]")
 _Steps = list[str | int | None]
 """The way to a value: names, positions in lists, and None for an entry of a table, which msgspec does not name."""
@@ -251,7 +247,7 @@ def _steps(message: str) -> _Steps:
 
 
 def _in_words(said: str, value: object, kind: Any, steps: _Steps) -> str:
-    """Return what msgspec says of a value in the words of files."""
+    """Return msgspec's verdict on a value in the words of files."""
     shown = "none" if value is None else claims.shown(value)
     if found := re.fullmatch(r"Expected `([^`]*)`, got `[^`]*`", said):
         return f"expected {' or '.join(_WORDS.get(name, name) for name in found[1].split(' | '))}, not {shown}"

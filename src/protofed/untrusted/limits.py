@@ -111,10 +111,7 @@ WEIGHTS_BYTES = 16 * GiB
 
 
 class Budget:
-    """A budget of memory from which loaded files take their share.
-
-    Args:
-        gigabytes: Size of the budget in GB.
+    """A budget of memory in GB from which loaded files take their share.
 
     Example:
         >>> budget = Budget(1.0)
@@ -130,15 +127,7 @@ class Budget:
         self.left = int(gigabytes * 10**9)
 
     def take(self, size: int, where: Any) -> None:
-        """Take memory from the budget.
-
-        Args:
-            size: Number of bytes.
-            where: File or data set named in the error message.
-
-        Raises:
-            DataError: If less is left.
-        """
+        """Take bytes from the budget for a file or data set."""
         if size > self.left:
             raise DataError(
                 f"{where}: needs {size / 1e9:.3g} GB of memory, but only {self.left / 1e9:.3g} of "

@@ -25,12 +25,8 @@ _LARGE = re.compile(rb"[eE]\+?[0-9]{3}")
 def open_ordinary(path: Path, most: int | None = None) -> BinaryIO:
     """Open an ordinary file for reading; a pipe or a device neither blocks nor is read.
 
-    Args:
-        most: Maximum size in bytes, or None.
-
     Raises:
-        OSError: If it cannot be opened.
-        ValueError: If it is not an ordinary file, or is larger than ``most``.
+        ValueError: If it is not an ordinary file, or is larger than ``most`` bytes.
     """
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
     try:
@@ -46,15 +42,7 @@ def open_ordinary(path: Path, most: int | None = None) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of an ordinary file.
-
-    Args:
-        most: Maximum size in bytes.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is not an ordinary file, or is larger than ``most``.
-    """
+    """Return the content of an ordinary file of at most ``most`` bytes; anything else is a ValueError."""
     with open_ordinary(path, most) as file:
         content = file.read(most + 1)
     if len(content) > most:  # the file has grown since it was opened
@@ -63,25 +51,12 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """Return the text of an ordinary file in UTF-8.
-
-    Args:
-        most: Maximum size in bytes.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is not an ordinary file, is larger than ``most``, or is not UTF-8.
-    """
+    """Return the text of an ordinary file in UTF-8, of at most ``most`` bytes; anything else is a ValueError."""
     return read_bytes(path, most).decode("utf-8")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is not an ordinary file, is too large or nested too deeply, or is not TOML.
-    """
+    """Return the tables of an ordinary TOML file; ValueError if it is too large, nested too deeply, or not TOML."""
     return parse_toml(read_text(path, limits.TOML_BYTES).replace("\r\n", "\n"))
 
 
@@ -105,7 +80,7 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     """Return the value of a JSON text.
 
     Args:
-        pairs: Function from the names and values of an object to the result; by default ``dict``.
+        pairs: From the names and values of an object to the result; by default ``dict``.
 
     Raises:
         ValueError: If it is not JSON, is nested too deeply, or contains NaN, an infinity, a number beyond 64 bits,
@@ -127,14 +102,7 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 
 def lines(file: BinaryIO, most: int) -> Iterator[bytes]:
-    """Yield the lines of a file, including line ends.
-
-    Args:
-        most: Maximum number of bytes per line.
-
-    Raises:
-        ValueError: If a line is longer.
-    """
+    """Yield the lines of a file, including line ends; ValueError if one is longer than ``most`` bytes."""
     while line := file.readline(most + 1):
         if len(line) > most:
             raise ValueError(f"is longer than {most} bytes")

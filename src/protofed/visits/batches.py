@@ -26,13 +26,10 @@ def epoch_rows(
     """Return the rows of each batch of an epoch.
 
     Args:
-        samples: Number of samples ``n``.
-        size: Batch size ``B``.
-        even: Whether batches differ by at most one row (see :func:`batch_rows`); a batch of a single sample, which
-            has no batch statistics, is then left out.
-        scope: Names that, with the seed, determine the order.
-        shuffle: Whether the order is random, or that of the samples.
-        drop_last: As for :func:`batch_rows`.
+        even: Batches differ by at most one row (see :func:`batch_rows`); a batch of a single sample, which has no
+            batch statistics, is then left out.
+        scope: Determines the order, with the seed.
+        shuffle: Random order, or that of the samples.
     """
     source = generator(seed, "shuffle", *scope)
     order = torch.randperm(samples, generator=source) if shuffle else torch.arange(samples)
@@ -44,12 +41,11 @@ def batch_rows(order: Tensor, size: int, *, even: bool, drop_last: bool = False)
     """Divide the rows of an epoch into ``⌈n/B⌉`` batches.
 
     Args:
-        order: ``(n,)`` rows.
-        size: Batch size ``B``.
-        even: Whether batch sizes differ by at most one; otherwise all but the last are ``B``. Deep networks with
-            BatchNorm need even batches: the variance of a last batch of two or three samples can be so small that
-            one step ruins the model.
-        drop_last: Whether a last batch of fewer than ``B`` rows is left out.
+        order: ``(n,)``.
+        even: Batch sizes differ by at most one; otherwise all but the last are ``B``. Deep networks with BatchNorm
+            need even batches: the variance of a last batch of two or three samples can be so small that one step
+            ruins the model.
+        drop_last: Leave out a last batch of fewer than ``B`` rows.
     """
     if drop_last:
         order = order[: whole(len(order), size)]
@@ -57,12 +53,7 @@ def batch_rows(order: Tensor, size: int, *, even: bool, drop_last: bool = False)
 
 
 def whole(samples: int, size: int) -> int:
-    """Return how many samples are in whole batches; all where there is none.
-
-    Args:
-        samples: Number of samples ``n``.
-        size: Batch size ``B``.
-    """
+    """Count the samples in whole batches; all where there is none."""
     return samples // size * size or samples
 
 
@@ -70,8 +61,7 @@ def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BAT
     """Yield normalised batches in order.
 
     Args:
-        model: Model whose dtype the inputs take.
-        size: Maximum number of samples per batch.
+        model: Its dtype is that of the inputs.
     """
     dtype = next(model.parameters()).dtype
     for start in range(0, len(samples), size):
@@ -80,21 +70,13 @@ def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BAT
 
 
 def add_up(total: Tensors, more: Tensors) -> None:
-    """Add the statistics of a batch to a running total, in place.
-
-    Args:
-        total: Running total by name; empty at first.
-    """
+    """Add the statistics of a batch to a running total, in place."""
     for name, tensor in more.items():
         total[name] = total[name] + tensor if name in total else tensor
 
 
 def normalise(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Normalise inputs: map uint8 images from ``0 … 255`` to ``-1 … 1``, and only convert other tensors.
-
-    Args:
-        x: Inputs of any shape.
-    """
+    """Normalise inputs: map uint8 images from ``0 … 255`` to ``-1 … 1``, and only convert other tensors."""
     if x.dtype == torch.uint8:
         return x.to(dtype).div_(127.5).sub_(1)
     return x.to(dtype)

@@ -29,8 +29,8 @@ class Schedule:
     """Schedule of learning rates over the rounds.
 
     Attributes:
-        kind: Name of the schedule; see :meth:`factor`.
-        decay: Factor of each decay, for ``step`` and ``exponential``.
+        kind: See :meth:`factor`.
+        decay: Factor, for ``step`` and ``exponential``.
         every: Rounds between two decays, for ``step``.
     """
 
@@ -42,8 +42,8 @@ class Schedule:
         """Return the factor of all learning rates in a round.
 
         Args:
-            round: The round ``t``, from 1.
-            rounds: Number of rounds ``R``.
+            round: ``t``, from 1.
+            rounds: ``R``.
 
         Returns:
             1 if constant, ``decay^⌊(t-1)/every⌋``, ``decay^(t-1)``, or ``(1 + cos(π(t-1)/R))/2``.
@@ -59,19 +59,19 @@ class LocalPlan:
     """Local training plan of a client.
 
     Attributes:
-        epochs: Local epochs ``E`` per round.
-        batch_size: Batch size ``B``; the last batch of an epoch may be smaller.
-        optimizer: Name of a class in ``torch.optim``; every round builds a new instance.
-        settings: Keyword arguments of the optimiser, including ``lr``.
-        clip: Largest Euclidean norm of a gradient, or None; see :class:`~protofed.methods.contract.Update`.
-        keep_state: Whether optimisers go on from their state in the client's last visit.
-        schedule: Schedule of the learning rates of local training, also of a method's own.
-        factor: Factor of the learning rates in the present round.
-        class_weights: Whether the cross-entropy of a client's own samples is weighted by :func:`balance`.
-        private: Protection of single samples by DP-SGD, or None.
-        least_samples: Least number of training samples of a class that is reported.
-        shuffle: Whether every epoch has a new order of samples.
-        drop_last: Whether the last batch of an epoch is left out if it is smaller, unless it is the only one.
+        epochs: ``E`` per round.
+        batch_size: ``B``; the last batch of an epoch may be smaller.
+        optimizer: A class in ``torch.optim``; every round builds a new instance.
+        settings: Keyword arguments, including ``lr``.
+        clip: Largest Euclidean norm of a gradient; see :class:`~protofed.methods.contract.Update`.
+        keep_state: Optimisers go on from their state in the client's last visit.
+        schedule: Of the learning rates of local training, also of a method's own.
+        factor: Of the learning rates in the present round.
+        class_weights: Weight the cross-entropy of a client's own samples by :func:`balance`.
+        private: Protection of single samples by DP-SGD.
+        least_samples: Least training samples of a class that is reported.
+        shuffle: Every epoch has a new order of samples.
+        drop_last: Leave out a smaller last batch of an epoch, unless it is the only one.
     """
 
     epochs: int = 1
@@ -96,14 +96,7 @@ class LocalPlan:
 
     @staticmethod
     def check(name: str, settings: Mapping[str, Any]) -> None:
-        """Check an optimiser and its settings.
-
-        Args:
-            name: Name of a class in ``torch.optim``.
-
-        Raises:
-            ConfigError: If there is no such class or it rejects the settings.
-        """
+        """Check the name of a class in ``torch.optim`` and its settings."""
         valid = [n for n in torch.optim.__all__ if inspect.isclass(getattr(torch.optim, n, None))]
         if name not in valid or name == "Optimizer":
             raise ConfigError(unknown_name("optimizer", name, valid))
@@ -124,7 +117,6 @@ class LocalPlan:
         """Build a new optimiser.
 
         Args:
-            parameters: Parameters to optimise, perhaps none.
             overrides: A method's own settings, and ``name`` for another class.
         """
         name, settings = self.chosen(overrides or {})
@@ -137,11 +129,7 @@ class LocalPlan:
         return result
 
     def at(self, round: int, rounds: int) -> LocalPlan:
-        """Return the plan of a round.
-
-        Args:
-            round: The round, from 1.
-        """
+        """Return the plan of a round."""
         factor = self.schedule.factor(round, rounds)
         return self if factor == self.factor else replace(self, factor=factor)
 
@@ -160,14 +148,7 @@ class LocalPlan:
 
 
 def check_optimizers(method: Method, clients: Mapping[str, Member], rounds: int) -> None:
-    """Check that the optimisers of all clients have the settings that a method overrides.
-
-    Args:
-        clients: The clients by name.
-
-    Raises:
-        ConfigError: If one lacks a setting.
-    """
+    """Check that the optimisers of all clients have the settings that a method overrides."""
     phases = [phase for round in range(1, rounds + 1) for phase in method.round(round).phases]
     wanted = {tuple(sorted(u.optimizer.items())) for phase in phases for u in phase.updates if u.optimizer}
     plans = {repr(m.plan): m.plan for m in clients.values()}
@@ -185,10 +166,10 @@ def balance(counts: Tensor) -> Tensor:
     1 (scikit-learn's ``balanced``).
 
     Args:
-        counts: ``(K,)`` int64 training samples per class.
+        counts: ``(K,)`` int64.
 
     Returns:
-        ``(K,)`` float64 factors; 0 for classes that the client does not have.
+        ``(K,)`` float64; 0 for classes that the client does not have.
     """
     present = counts > 0
     factors = counts.sum() / (present.sum() * counts.double())
@@ -200,9 +181,7 @@ class Member:
     """A client of a federation.
 
     Attributes:
-        data: Samples of the client, on the device.
-        plan: Local training plan.
-        architecture: Name of the model, for reports.
+        data: On the device.
         kind: Key shared by all clients whose models have the same modules and shapes.
     """
 

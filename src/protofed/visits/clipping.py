@@ -23,8 +23,8 @@ def clip(
     """Clip each network's gradient to a Euclidean norm of ``limit``.
 
     Args:
-        gradients: Their gradients, or None for parameters without one.
-        stacked: Whether the first dimension is that of clients, which are clipped separately.
+        gradients: None for parameters without one.
+        stacked: The first dimension is that of clients, which are clipped separately.
     """
     squares: dict[str, Tensor] = {}
     for name, gradient in zip(names, gradients, strict=True):

@@ -5,70 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from protofed.methods.contract import Phase
 from protofed.visits.batches import batch_rows
+from protofed.visits.contract import Evaluated, Executor, Messages, Trained
 from protofed.visits.plain import PlainSteps
 from protofed.visits.roster import Roster
 from protofed.visits.stacked import StackedSteps, bytes_per_client
 from protofed.visits.stacking import skeleton
-from protofed.visits.visit import Evaluated, LocalTrainer, Messages, Missing, Trained
+from protofed.visits.visit import LocalTrainer
 
 log = logging.getLogger("protofed")
 Result = TypeVar("Result", Trained, Evaluated)
-
-
-class Executor(Protocol):
-    """Runs visits and yields their results in the order of ``names``.
-
-    Attributes:
-        clients: All clients.
-        remote: Whether visits go over a network and may therefore fail.
-    """
-
-    clients: Roster
-    remote: bool
-
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
-        """Train clients.
-
-        Args:
-            messages: Encoded broadcast of each of them.
-            round: Number of the round, from 1.
-        """
-        ...
-
-    def announce(self, names: Iterable[str]) -> None:
-        """Announce the clients that train next, on the broadcasts that the following evaluation delivers.
-
-        Over a network they may begin at once, which saves an exchange; elsewhere this does nothing.
-
-        Args:
-            names: Names of the participants of the next round.
-        """
-        return
-
-    def evaluate(
-        self, names: Iterable[str], messages: Messages | None, round: int
-    ) -> Iterator[Evaluated | Missing]:
-        """Evaluate clients.
-
-        Args:
-            messages: Encoded broadcast of each of them; None to evaluate them as training left them.
-            round: Number of the round, from 1.
-        """
-        ...
-
-    def description(self) -> dict[str, str | int]:
-        """Return facts about the executor for reports."""
-        ...
-
-    def close(self) -> None:
-        """Free processes and files; the executor cannot be used afterwards."""
-        ...
 
 
 class Sequential(Executor):
@@ -107,7 +58,7 @@ class Fused(Executor):
     with a single warning; so are those whose first step with some loss differs from that of plain autograd.
 
     Args:
-        budget: Memory in bytes for the stack of a group; larger groups are divided.
+        budget: Bytes for the stack of a group; larger groups are divided.
     """
 
     remote = False

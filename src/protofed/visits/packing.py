@@ -28,8 +28,8 @@ class PackedData:
     """A federation whose samples are in a few shared tensors, so that passing it to a process copies nothing.
 
     Attributes:
-        federated: The federation without its samples.
-        places: Places of each client's training, test and validation samples.
+        federated: Without its samples.
+        places: Of each client's training, test and validation samples.
         tensors: One pair of x and y per type and shape of x, in shared memory.
     """
 
@@ -78,11 +78,7 @@ class PackedData:
 
 
 def _shared(parts: list[Tensor]) -> Tensor:
-    """Return the parts as one tensor in shared memory.
-
-    Raises:
-        OutputError: If there is too little shared memory.
-    """
+    """Return the parts as one tensor in shared memory."""
     whole = torch.cat(parts).cpu()
     try:
         result: Tensor = whole.share_memory_()

@@ -173,7 +173,7 @@ def gradients_of(total: Tensor, chosen: Sequence[Tensor]) -> Sequence[Tensor | N
     """Return the gradient of a loss for each of some parameters, None where it does not depend on it.
 
     Args:
-        chosen: The parameters, perhaps none.
+        chosen: May be empty.
     """
     if not chosen or not total.requires_grad:
         return [None] * len(chosen)

@@ -43,15 +43,15 @@ COUNTS = "private counts"
 
 @dataclass(frozen=True)
 class Private:
-    """How a client trains so that nobody can tell whether a single sample was there.
+    """Local training that hides whether a single sample was there.
 
     Attributes:
         clip: Largest norm ``C`` of a sample's gradient.
-        noise: Noise multiplier ``z`` of the steps.
-        features: Largest norm of what a sample adds to a statistic.
+        noise: Multiplier ``z`` of the steps.
+        features: Largest norm of a sample's contribution to a statistic.
         means: Noise multiplier of statistics and of the numbers of samples per class.
-        secret: Whether random numbers come from the operating system instead of the experiment's seed.
-        masked: Whether the noise of statistics is added later, under the mask of secure aggregation.
+        secret: Random numbers come from the operating system instead of the experiment's seed.
+        masked: The noise of statistics is added later, under the mask of secure aggregation.
     """
 
     clip: float
@@ -67,18 +67,14 @@ class Noise:
     """Random numbers of one client in one round, for a purpose.
 
     Args:
-        generator: Source of the numbers; None for the operating system.
+        generator: None for the operating system.
     """
 
     generator: torch.Generator | None
 
     @classmethod
     def of(cls, local: Local, private: Private, purpose: str) -> Noise:
-        """Return the numbers of a client in its present round.
-
-        Args:
-            purpose: What they are for.
-        """
+        """Return the numbers of a client in its present round."""
         return cls(None if private.secret else local.generator(f"private {purpose}"))
 
     def normal(self, like: Tensor) -> Tensor:
@@ -100,19 +96,14 @@ class Noise:
         """Return a sum with noise.
 
         Args:
-            total: The sum, of contributions on the grid of :meth:`step` if there is one.
+            total: Sum of contributions on the grid of :meth:`step`, if there is one.
         """
         noise = deviation * self.normal(total)
         step = self.step(deviation)
         return total + ((noise / step).round() * step if step else noise)
 
     def rows(self, samples: int, size: int) -> list[Tensor]:
-        """Return the rows of each batch of an epoch: ``⌈n/B⌉`` batches, each row in each with probability ``B/n``.
-
-        Args:
-            samples: Number of samples ``n``.
-            size: Expected batch size ``B``.
-        """
+        """Return the rows of the ``⌈n/B⌉`` batches of an epoch, each row in each with probability ``B/n``."""
         shape = -(-samples // size), samples
         if self.generator is None:
             coins = uniform_from_system(shape[0] * shape[1]).reshape(shape)
@@ -122,22 +113,12 @@ class Noise:
 
 
 def rate(samples: int, size: int) -> float:
-    """Return the probability with which a sample is in a batch: ``B/n``, at most 1.
-
-    Args:
-        samples: Number of samples ``n``.
-        size: Expected batch size ``B``.
-    """
+    """Return the probability with which a sample is in a batch: ``B/n``, at most 1."""
     return min(1.0, size / max(1, samples))
 
 
 def steps(phases: tuple[Phase, ...], epochs: int, samples: int, size: int) -> int:
-    """Return the number of noisy steps of a round.
-
-    Args:
-        samples: Number of samples ``n``.
-        size: Expected batch size ``B``.
-    """
+    """Return the number of noisy steps of a round."""
     private = [phase for phase in phases if not phase.stays]
     return sum(phase.passes(epochs) * len(phase.updates) for phase in private) * -(-samples // size)
 
@@ -166,9 +147,9 @@ def clipped_sum(
     """Return the sum of the clipped gradients of a batch's samples, and the means of their losses.
 
     Args:
-        chosen: The weights that are trained, by name; a gradient's norm is over all of them.
-        batch: The samples, perhaps none.
-        clip: Largest norm of a sample's gradient.
+        chosen: Trained weights by name; a gradient's norm is over all of them.
+        batch: May be empty.
+        clip: Largest norm.
         step: Step of the grid to which clipped gradients are rounded, towards zero and in float64; 0 for none.
 
     Raises:
@@ -231,10 +212,6 @@ def private_statistics(
     In a :attr:`Traits.vector <protofed.methods.traits.Traits.vector>` all bounds are 1, and each statistic is
     multiplied by its factor ``w`` before the noise and divided by it afterwards, so that a sample adds at most
     ``√Σw²``. No class becomes empty, since the sum over clients is to decide.
-
-    Args:
-        method: Has the statistics, sums over samples.
-        samples: Its training samples.
     """
     model.eval()
     totals: Tensors = {}
@@ -282,8 +259,7 @@ def private_counts(counts: Tensor, private: Private, generator: torch.Generator)
     any would have no weight.
 
     Args:
-        counts: ``(K,)`` true numbers, of which a sample changes one by 1.
-        generator: Source of the noise, unless it is secret.
+        generator: Of the noise, unless it is secret.
     """
     noise = Noise(None if private.secret else generator)
     noisy = counts.double() + private.means * noise.normal(counts.double())

@@ -22,9 +22,8 @@ def without_rare(payload: Payload, schema: Schema, counts: Tensor, least: int, r
     what the client received.
 
     Args:
-        counts: ``(K,)`` training samples of each class.
-        least: Least number of samples of a class that is reported.
-        received: Tensors that the client received, by name.
+        counts: ``(K,)`` training samples.
+        received: Tensors by name.
     """
     rare = (counts < least).cpu()
     if not bool(rare.any()):
@@ -45,11 +44,7 @@ def without_rare(payload: Payload, schema: Schema, counts: Tensor, least: int, r
 
 
 def notes(method: Method, least: Sequence[int]) -> list[str]:
-    """Return what becomes of rare classes, as a sentence for a report; nothing if all are reported.
-
-    Args:
-        least: ``least_samples`` of each client.
-    """
+    """Describe the treatment of rare classes in a sentence for a report, given each client's ``least_samples``."""
     schema, most = method.upload_schema, max(least, default=0)
     if most < 2 or schema is None:
         return []

@@ -50,7 +50,7 @@ class Store(Protocol):
         """Store a copy of a client's snapshot.
 
         Args:
-            model: Whether the model has changed; otherwise the stored one is kept.
+            model: The model has changed; otherwise the stored one is kept.
         """
         ...
 
@@ -58,7 +58,7 @@ class Store(Protocol):
         """Store a client that starts from the model of another one, without storing the model again.
 
         Args:
-            state: The method's state of the new client.
+            state: Of the new client.
         """
         ...
 
@@ -76,9 +76,9 @@ class StoreSnapshot:
 
     Args:
         parts: Handles of each client's model, the rest of its snapshot and what it received; some share them.
-        copy: Writes what a handle stands for as a record to a file, and returns the number of bytes.
+        copy: Writes the record of a handle to a file, and returns the number of bytes.
         release: Called with the handles of each client once they have been written.
-        size: Number of bytes of all of them.
+        size: Bytes of all of them.
     """
 
     def __init__(
@@ -95,9 +95,6 @@ class StoreSnapshot:
 
     def write(self, file: BinaryIO) -> dict[str, list[list[int]]]:
         """Write all clients to an empty file; any thread may do this, once.
-
-        Args:
-            file: The file, opened for writing.
 
         Returns:
             Position and length of each client's model, the rest of its snapshot and what it received, by name.
@@ -132,8 +129,7 @@ class Memory(Store):
 
     def __init__(self) -> None:
         self.snapshots: dict[str, Snapshot] = {}
-        self._records = Records()
-        self._received: tuple[bytes, dict[str, Tensor]] = b"", {}
+        self._received: dict[str, Tensor] = {}
 
     def read(self, name: str) -> Snapshot:
         """Return the client's snapshot."""
@@ -142,11 +138,10 @@ class Memory(Store):
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
         """Store a copy of a client's snapshot."""
         kept = _on_host(snapshot.model) if model else self.snapshots[name].model
-        content = self._records.pack(snapshot.received).tobytes()
-        if content != self._received[0]:  # often all clients receive the same, which is kept once
-            self._received = content, _on_host(snapshot.received)
+        if not _same(snapshot.received, self._received):  # often all clients receive the same, which is kept once
+            self._received = _on_host(snapshot.received)
         state, optimizer = map(_on_host, (snapshot.state, snapshot.optimizer))
-        self.snapshots[name] = Snapshot(kept, state, self._received[1], optimizer)
+        self.snapshots[name] = Snapshot(kept, state, self._received, optimizer)
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
         """Store a client that starts from the model of another one."""
@@ -223,10 +218,9 @@ class Files(Store):
     them. Clients that received the same share a record of it.
 
     Args:
-        owner: Whether this process keeps account of the places, and removes the folder.
+        owner: This process keeps account of the places, and removes the folder.
 
     Attributes:
-        addresses: Places of the clients.
         free: Places that may be written over, by their room.
     """
 
@@ -244,11 +238,7 @@ class Files(Store):
         self._received: tuple[Place, bytes] | None = None
 
     def read(self, name: str) -> Snapshot:
-        """Return the client's snapshot.
-
-        Raises:
-            CheckpointError: If it cannot be read.
-        """
+        """Return the client's snapshot."""
         with self._readable():
             return joined(*(self._records.unpack(self._load(p, self._files)) for p in self.addresses[name]))
 
@@ -301,7 +291,7 @@ class Files(Store):
         """Take as many free places as another process needs to write the snapshots of clients.
 
         Returns:
-            Places by their room; it lacks those that there are none of.
+            By room.
         """
         lent: dict[int, list[Place]] = {}
         with self._lock:
@@ -311,11 +301,7 @@ class Files(Store):
         return lent
 
     def take_back(self, places: Mapping[int, list[Place]]) -> None:
-        """Take back the places that another process has not used.
-
-        Args:
-            places: Places by their room.
-        """
+        """Take back the places that another process has not used."""
         with self._lock:
             for room, free in places.items():
                 self.free.setdefault(room, []).extend(free)
@@ -347,9 +333,9 @@ class Files(Store):
         rest = snapshot._replace(received={})
         place = self._write(self._records.pack(flatten(rest), rest.version))
         record = self._records.pack(snapshot.received)
-        content, last = record.tobytes(), self._received
-        if last is None or last[1] != content or (self.owner and last[0] not in self._users):
-            last = self._received = self._write(record), content
+        last = self._received
+        if last is None or last[1] != record or (self.owner and last[0] not in self._users):
+            last = self._received = self._write(record), record.tobytes()
         self.adopt(name, Address(model, place, last[0]))
 
     def _write(self, record: memoryview) -> Place:
@@ -371,8 +357,8 @@ class Roster(Mapping[str, Member]):
     """All clients by name, in a fixed order.
 
     Args:
-        models: One working model per kind, on the device.
-        store: Store of their snapshots; None if each client rests on its own node of a network.
+        models: By kind, on the device.
+        store: None if each client rests on its own node of a network.
     """
 
     def __init__(
@@ -411,7 +397,7 @@ class Roster(Mapping[str, Member]):
 
     @property
     def rests_here(self) -> bool:
-        """Whether the clients rest in a store of this process rather than on nodes of a network."""
+        """Return whether the clients rest in a store of this process rather than on nodes of a network."""
         return self._store is not None
 
     @property
@@ -439,8 +425,8 @@ class Roster(Mapping[str, Member]):
         """Replace the first snapshot of a client by one that was written to a file.
 
         Raises:
-            KeyError, RuntimeError: As for :meth:`replace`, and if the snapshot lacks a part of the method's state,
-                as one of an older version may.
+            KeyError, RuntimeError: If the snapshot does not fit, or lacks a part of the method's state, as one of
+                an older version may.
         """
         if lacking := self.snapshot(name).state.keys() - snapshot.state.keys():
             raise RuntimeError(f"its state lacks {', '.join(sorted(lacking))}")
@@ -454,10 +440,10 @@ class Roster(Mapping[str, Member]):
         """Load a client's weights into the working model of its kind and return it.
 
         Args:
-            weights: Its weights, where they have been read already.
+            weights: Where they have been read already.
 
         Returns:
-            The model, which is valid until the next call for a client of the same kind.
+            Valid until the next call for a client of the same kind.
         """
         model = self.models[self[name].kind]
         weights = self.snapshot(name).model if weights is None else weights
@@ -479,6 +465,16 @@ class Roster(Mapping[str, Member]):
     def in_bfloat16(self) -> list[str]:
         """Kinds of models whose layers are computed in bfloat16."""
         return [kind for kind, model in self.models.items() if model.in_bfloat16]
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Return whether tensors are equal to the bit."""
+    return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    alike = one.dtype == other.dtype and one.shape == other.shape and one.device == other.device
+    return alike and torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -50,8 +50,8 @@ class StackedSteps(Steps):
     """Steps of a group of clients; see :class:`~protofed.visits.visit.Steps`.
 
     Args:
-        model: Working model of the architecture, on the device.
-        bare: Skeleton of the model (see :func:`~protofed.visits.stacking.skeleton`).
+        model: Of the architecture, on the device.
+        bare: Skeleton of the model (:func:`~protofed.visits.stacking.skeleton`).
         compared: Losses whose first step has been compared with plain autograd, to which this object adds.
 
     Every method raises RuntimeError (from ``vmap``, or a StackingError) if something cannot be vectorised.
@@ -471,9 +471,6 @@ def faster_alone(model: nn.Module) -> bool:
     Stacked, a convolution has a group per client, for which CPUs have no fast kernel. In steps of a few samples
     that may cost less than separate steps do; a pass over hundreds takes four times as long
     (``docs/performance.md``).
-
-    Args:
-        model: Model of the clients, on their device.
     """
     convolutions = [m for m in model.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))]
     return bool(convolutions) and all(m.weight.device.type == "cpu" for m in convolutions)
@@ -482,11 +479,8 @@ def faster_alone(model: nn.Module) -> bool:
 def evaluation_batches(parts: Sequence[Samples], dtype: torch.dtype) -> Iterator[tuple[Batch, list[int]]]:
     """Yield batches of several clients in order.
 
-    Args:
-        parts: Samples of each client.
-
     Yields:
-        A ``(C, B)`` batch, and the number of each client's rows that are not padding.
+        A ``(C, B)`` batch, and each client's rows that are not padding.
     """
     pool = PooledSamples(parts)
     rows = [list(torch.arange(n).split(EVALUATION_BATCH)) if n else [] for n in pool.lengths]
@@ -498,11 +492,7 @@ def evaluation_batches(parts: Sequence[Samples], dtype: torch.dtype) -> Iterator
 
 
 def bytes_per_client(model: SplitModel, shape: Sequence[int], batch_size: int) -> int:
-    """Estimate the bytes that a client adds to a stack: weights, gradients, optimiser state, activations.
-
-    Args:
-        batch_size: Batch size ``B``.
-    """
+    """Estimate the bytes that a client adds to a stack: weights, gradients, optimiser state, activations."""
     weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     networks = [model, *(e for e in model.extras.values() if isinstance(e, type(model)))]
     activations = sum(output.nbytes for network in networks for _, output in network.trace(shape))

@@ -26,11 +26,7 @@ class StackingError(RuntimeError):
 
 
 def stack(parts: Sequence[Mapping[str, Tensor]]) -> Tensors:
-    """Return ``(C, …)`` tensors from C dictionaries of the same names and shapes.
-
-    Raises:
-        StackingError: If names or shapes differ.
-    """
+    """Return ``(C, …)`` tensors from C dictionaries of the same names and shapes."""
     first = parts[0]
     for part in parts:
         if part.keys() != first.keys() or any(part[n].shape != first[n].shape for n in first):
@@ -39,20 +35,12 @@ def stack(parts: Sequence[Mapping[str, Tensor]]) -> Tensors:
 
 
 def unstack(tensors: Mapping[str, Tensor], index: int) -> Tensors:
-    """Return the tensors of one client of a stack.
-
-    Args:
-        tensors: ``(C, …)`` tensors.
-    """
+    """Return the tensors of one client of a stack."""
     return {name: tensor[index] for name, tensor in tensors.items()}
 
 
 def first(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
-    """Return views of the tensors of the first clients of a stack.
-
-    Args:
-        tensors: ``(C, …)`` tensors.
-    """
+    """Return views of the tensors of the first clients of a stack."""
     return {name: tensor[:clients] for name, tensor in tensors.items()}
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -29,81 +29,17 @@ from protofed.samples import Samples
 from protofed.storage.snapshots import Snapshot
 from protofed.visits.batches import batches, epoch_rows
 from protofed.visits.client import LocalPlan, Member
+from protofed.visits.contract import Evaluated, Messages, On, Scores, Trained
 from protofed.visits.private import COUNTS, RELEASE, Noise, private_statistics
 from protofed.visits.rare import without_rare
 from protofed.visits.roster import Roster, versions
-from protofed.wire import Codec, cast
+from protofed.wire.codec import Codec, cast
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
-Messages = Mapping[str, bytes | None]
-"""Encoded broadcast of each client."""
 Augment = Callable[[Samples, torch.Generator], Samples]
 """Returns as many samples with the same labels."""
-
-Scores = tuple[Mapping[str, float], int]
-"""Correct answers by rule, and the number of samples."""
-
-On = Literal["own", "union", "balanced", "shifted"]
-"""Whose test samples clients are scored on."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Result of a training visit.
-
-    Attributes:
-        client: Name of the client.
-        message: Encoded upload; None if the round does not communicate.
-        losses: Mean per sample over the round, by loss term.
-        samples: Number of training samples ``n_i``.
-        seconds: Wall time of the visit.
-        failure: Reason why a communicating round has no upload: the model has diverged. Empty otherwise.
-    """
-
-    client: str
-    message: bytes | None
-    losses: dict[str, float]
-    samples: int
-    seconds: float
-    failure: str = ""
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """Result of an evaluation visit.
-
-    Attributes:
-        client: Name of the client.
-        correct: Number of correctly classified samples per rule; estimated if the client withholds its counts.
-        samples: Number of evaluated samples.
-        seconds: Wall time of the visit.
-        validation: The same for the validation split, as ``(correct, samples)``.
-        union: The same for the test samples of all clients together, if they are scored on them.
-        unseen: The part of ``union`` whose classes the client has no training samples of.
-    """
-
-    client: str
-    correct: Mapping[str, float]
-    samples: int
-    seconds: float
-    validation: Scores = field(default_factory=lambda: ({}, 0))
-    union: Scores = field(default_factory=lambda: ({}, 0))
-    unseen: Scores = field(default_factory=lambda: ({}, 0))
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Placeholder for the result of a client that is late or gone, or whose visit failed.
-
-    Attributes:
-        client: Name of the client.
-        reason: Reason, as one line.
-    """
-
-    client: str
-    reason: str
 
 
 class Steps(Protocol):
@@ -128,10 +64,8 @@ class Steps(Protocol):
         """Begin a phase of training with new optimisers.
 
         Args:
-            plan: Training plan that all clients of the group share.
-            data: Training samples of each client.
-            locals_: The clients as their method sees them.
-            kept: State of each client's optimisers from which they go on; empty to start anew.
+            plan: Shared by all clients of the group.
+            kept: State of each client's optimisers; empty to start anew.
         """
         ...
 
@@ -143,10 +77,10 @@ class Steps(Protocol):
         """Run the steps of an epoch.
 
         Args:
-            rows: Rows of each batch, per client.
+            rows: Of each batch, per client.
 
         Returns:
-            The ``during`` statistics of each client; empty if the phase collects none.
+            ``during`` statistics of each client; empty if the phase collects none.
         """
         ...
 
@@ -170,8 +104,7 @@ class Steps(Protocol):
         """Count correctly classified samples.
 
         Args:
-            data: Samples of each client; the same object for several clients is held in memory once.
-            locals_: The clients as their method sees them.
+            data: The same object for several clients is held in memory once.
 
         Returns:
             Numbers per client, rule of the method, and class: ``(K,)`` int64 on the CPU.
@@ -184,12 +117,11 @@ class _Visit:
     """A client during its visit.
 
     Attributes:
-        client: Data and training plan.
-        local: Working copies, as the method sees them.
-        train: Training samples of its steps: the client's, augmented for this round if the experiment says so.
-        kept: State of its optimisers by name, with the number of the phase in front.
-        stream: Random state of torch for this client's training.
-        changed: Whether the model differs from the stored one.
+        local: Working copies.
+        train: Augmented for this round if the experiment says so.
+        kept: Optimiser state, with the number of the phase in front of names.
+        stream: Random state of torch for training.
+        changed: The model differs from the stored one.
     """
 
     client: Member
@@ -205,15 +137,11 @@ class LocalTrainer:
     """Runs the visits of clients.
 
     Attributes:
-        method: The method.
-        codec: Encoding of messages.
-        seed: Seed of the experiment.
-        augment: Transforms a client's training samples for the steps of a round, with random numbers from the
-            generator; None to take them as they are. Statistics and predictions never see its results.
-        on: Whose test samples clients are scored on, besides their own.
-        on_every: In which rounds: in its multiples, and in the ``last``.
-        last: Number of the last round.
-        secret: Whether random numbers that protect samples come from the operating system: at a node.
+        augment: Transforms training samples for the steps of a round; statistics and predictions never see the
+            results.
+        on: Test samples to score on, besides clients' own.
+        on_every: Rounds of such scores: multiples of it, and the ``last``.
+        secret: Draw random numbers that protect samples from the operating system: at a node.
     """
 
     method: Method
@@ -228,17 +156,7 @@ class LocalTrainer:
     def train(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round: int
     ) -> list[Trained]:
-        """Train a group of clients of one architecture and plan.
-
-        Args:
-            steps: Computation for the group.
-            names: Names of the clients to train.
-            messages: Encoded broadcast of each of them.
-            round: Number of the round, from 1.
-
-        Raises:
-            PayloadError: If a broadcast violates its schema, or an upload does not fit the codec.
-        """
+        """Train a group of clients of one architecture and plan."""
         start = time.perf_counter()
         visits = self._open(steps, clients, names, messages, round, training=True)
         sends = self.method.sends(round)
@@ -297,14 +215,7 @@ class LocalTrainer:
         """Score the test and validation samples of a group of clients by every rule of the method.
 
         Args:
-            steps: Computation for the group.
-            names: Names of the clients to score.
-            messages: Encoded broadcast of each of them, which it receives and stores first; None to score the
-                clients as they are.
-            round: Number of the round, from 1.
-
-        Raises:
-            PayloadError: If a broadcast violates its schema.
+            messages: Received and stored first; None to score the clients as they are.
         """
         start = time.perf_counter()
         visits = self._open(steps, clients, names, messages, round, training=False)
@@ -350,11 +261,7 @@ class LocalTrainer:
         return found
 
     def _weights(self, clients: Roster, local: Local, held: Tensor) -> Tensor:
-        """Return the weight of each class in a client's score, ``(K,)`` int64.
-
-        Args:
-            held: ``(K,)`` test samples of all clients per class.
-        """
+        """Return the weights ``(K,)`` int64 of each class in a client's score."""
         if self.on == "shifted":
             return clients.after(local.name).train.counts(len(held)).cpu() * (held > 0)
         return held if self.on == "union" else (held > 0).long()
@@ -362,12 +269,8 @@ class LocalTrainer:
     def open(self, clients: Roster, name: str, round: int) -> Local:
         """Load a client onto the device.
 
-        Args:
-            clients: All clients; the working model of the client's kind receives its weights.
-            round: Number of the round, from 1.
-
         Returns:
-            The client with copies of its state and of the last received tensors; changes to them are not stored.
+            With copies of state and last received tensors; changes to them are not stored.
         """
         return self._load(clients, name, round)[0]
 
@@ -398,11 +301,8 @@ class LocalTrainer:
         """Let the method unpack a broadcast.
 
         Args:
-            message: Encoded broadcast; None if the server has nothing to send yet.
-            deliver: Whether a broadcast is due; otherwise the client keeps the tensors received last, if any.
-
-        Raises:
-            PayloadError: If the message violates the schema of broadcasts.
+            message: None if the server has nothing to send yet.
+            deliver: A broadcast is due; otherwise the client keeps the tensors received last, if any.
         """
         if local.received and not deliver:
             return
@@ -419,15 +319,12 @@ class LocalTrainer:
     def compose(self, local: Local, statistics: Tensors, client: Member) -> tuple[bytes | None, str]:
         """Encode a client's upload.
 
-        Args:
-            client: Its training samples and plan.
-
         Returns:
             The message, and an empty text; or None, and the reason, if the model has diverged.
 
         Raises:
             ProtofedError: If the upload violates the schema or does not fit the codec although the model has not
-                diverged; the message names the client.
+                diverged; names the client.
         """
         schema = self.method.upload_schema
         assert schema is not None

@@ -27,10 +27,9 @@ from protofed.compute import numerics
 from protofed.errors import ProtofedError
 from protofed.samples import FederatedData
 from protofed.storage import scratch
-from protofed.visits.executor import Executor
+from protofed.visits.contract import Evaluated, Executor, Messages, Trained
 from protofed.visits.packing import PackedData
 from protofed.visits.roster import Address, Files, Place, Roster
-from protofed.visits.visit import Evaluated, Messages, Trained
 
 Build = Callable[[FederatedData, Files, int], Executor]
 """Builds the executor of a process from the data, the store and the number of the process."""
@@ -59,12 +58,11 @@ class Workers(Executor):
     """Runs visits in parallel processes.
 
     Args:
-        build: Picklable function that builds the executor of a process.
-        federated: Data of all clients, shared with the processes.
-        clients: All clients; their store must be a :class:`Files`.
-        threads: Number of threads per process.
-        together: Whether each process takes its share of the clients at once rather than one client at a time.
-        preload: Name of a module that imports what ``build`` needs, once for all processes.
+        build: Picklable; builds the executor of a process.
+        clients: Their store must be a :class:`Files`.
+        threads: Per process.
+        together: Each process takes its share of the clients at once rather than one client at a time.
+        preload: Module that imports what ``build`` needs, once for all processes.
     """
 
     remote = False
@@ -222,8 +220,8 @@ def process_context(preload: str = __name__) -> BaseContext:
     server process that has only imported what they need, which takes milliseconds instead of seconds.
 
     Args:
-        preload: Name of the module that the server imports; the first one given, since there is one server. It must
-            not compute with torch, or threads would begin in the server.
+        preload: Module that the server imports; the first one given, since there is one server. It must not
+            compute with torch, or threads would begin in the server.
     """
     scratch.hold_multiprocessing()
     if "forkserver" not in multiprocessing.get_all_start_methods():
@@ -269,8 +267,7 @@ def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Q
     """Initialise a worker process.
 
     Args:
-        data: Data of all clients.
-        numbers: Queue from which the process takes its number.
+        numbers: From which the process takes its number.
     """
     global _bench
     numerics.prepare()

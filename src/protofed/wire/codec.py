@@ -37,7 +37,7 @@ class Codec:
     """Codec that encodes real numbers as ``dtype``; a lossy codec overrides the three ``real`` methods.
 
     Args:
-        compression: ``none`` or ``zstd``; with ``zstd``, fields are compressed if that makes the message smaller.
+        compression: With ``zstd``, fields are compressed if that makes the message smaller.
 
     Class attributes:
         number: Number of the codec in the header, below 128.
@@ -58,12 +58,6 @@ class Codec:
     def encode(self, payload: Payload, schema: Schema) -> bytes:
         """Encode a payload.
 
-        Args:
-            payload: Tensors by field name.
-
-        Returns:
-            The message.
-
         Raises:
             PayloadError: If names, kinds or shapes do not match the schema, or the codec cannot represent a number.
         """
@@ -78,12 +72,6 @@ class Codec:
 
     def decode(self, message: bytes, schema: Schema) -> Payload:
         """Decode and validate a message.
-
-        Args:
-            message: The message as received.
-
-        Returns:
-            The payload.
 
         Raises:
             PayloadError: If the message is damaged or violates the schema.
@@ -134,21 +122,11 @@ class Codec:
         return math.prod(shape) * np.dtype(self.dtype).itemsize
 
     def encode_real(self, name: str, tensor: Tensor) -> bytes:
-        """Encode the real numbers of one field.
-
-        Args:
-            name: Name of the field in error messages.
-        """
+        """Encode the real numbers of one field."""
         return self.array(tensor).astype(self.dtype, copy=False).tobytes()
 
     def decode_real(self, name: str, data: memoryview, shape: tuple[int, ...]) -> Tensor:
-        """Decode the real numbers of one field; the inverse of :meth:`encode_real`.
-
-        Args:
-            name: Name of the field in error messages.
-            data: Its bytes.
-            shape: Its shape.
-        """
+        """Decode the real numbers of one field; the inverse of :meth:`encode_real`."""
         return torch.from_numpy(np.frombuffer(data, self.dtype).copy()).to(self.memory).reshape(shape)
 
     def array(self, tensor: Tensor) -> np.ndarray:
@@ -184,13 +162,7 @@ class Codec:
 
 
 def cast(payload: Payload, dtype: torch.dtype, device: torch.device | str = "cpu") -> Payload:
-    """Convert a decoded payload for its receiver.
-
-    Args:
-        payload: Tensors by field name.
-        dtype: Type to which real numbers are converted.
-        device: Device to which all tensors are moved.
-    """
+    """Convert a decoded payload for its receiver."""
     return {n: t.to(device, dtype) if t.is_floating_point() else t.to(device) for n, t in payload.items()}
 
 
@@ -217,10 +189,7 @@ def get_codec(name: str, compression: str = "none") -> Codec:
     """Return the codec called ``name``.
 
     Args:
-        compression: Compression of the message body, ``none`` or ``zstd``.
-
-    Raises:
-        ConfigError: If the codec or compression is unknown, or the package for the compression is not installed.
+        compression: Of the message body, ``none`` or ``zstd``.
     """
     return codecs.get(name)(compression)
 

@@ -14,11 +14,7 @@ bytes could otherwise claim a gigabyte at the receiver. Bodies that shrink more 
 
 
 def require(compression: str) -> None:
-    """Check that ``compression`` can be used.
-
-    Raises:
-        ConfigError: If it is unknown or its package is not installed.
-    """
+    """Check that ``compression`` can be used."""
     if compression not in COMPRESSIONS:
         raise ConfigError(unknown_name("compression", compression, COMPRESSIONS))
     if compression == "zstd":
@@ -37,11 +33,8 @@ def compress(body: bytes) -> bytes:
 def decompress(frame: memoryview, length: int) -> bytes:
     """Decompress a frame.
 
-    Args:
-        length: Expected length of the result in bytes.
-
     Raises:
-        PayloadError: If the frame is damaged, has another length, or exceeds the allowed expansion.
+        PayloadError: If the frame is damaged, has another length than ``length``, or exceeds the allowed expansion.
     """
     if length > (most := FREE + EXPANSION * len(frame)):
         raise PayloadError(f"message: {len(frame)} bytes announce {length}, at most {most} are allowed")

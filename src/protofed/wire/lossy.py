@@ -84,15 +84,10 @@ class Integers(Codec):
         """Return packed integers.
 
         Args:
-            name: Field named in errors.
-            data: What :meth:`pack` returned, of the right length.
-            numbers: Numbers per row.
+            data: From :meth:`pack`, of the right length.
 
         Returns:
             ``(rows, numbers)`` float32.
-
-        Raises:
-            PayloadError: If an integer is out of range.
         """
 
     def real_size(self, shape: tuple[int, ...]) -> int:
@@ -111,12 +106,7 @@ class Integers(Codec):
         return scales.tobytes() + self.pack(np.rint(steps, out=steps).astype("i1"))
 
     def decode_real(self, name: str, data: memoryview, shape: tuple[int, ...]) -> Tensor:
-        """Return the numbers as float32.
-
-        Raises:
-            PayloadError: If a scale is negative, or an integer out of range.
-            DivergedError: If a scale is not finite.
-        """
+        """Return the numbers as float32."""
         rows, numbers = _rows(shape)
         scales = np.frombuffer(data, "<f4", rows)
         if not (usable := np.isfinite(scales) & (scales >= 0)).all():
@@ -169,11 +159,7 @@ class Int4(Integers):
         return (even[:, ::2] | even[:, 1::2] << 4).tobytes()
 
     def unpack(self, name: str, data: memoryview, rows: int, numbers: int) -> Floats:
-        """Return the integers as float32.
-
-        Raises:
-            PayloadError: If an integer is -8, which no client sends.
-        """
+        """Return the integers as float32; refuse -8, which no client sends."""
         both = np.frombuffer(data, "u1").reshape(rows, self.width(numbers))
         found = np.stack([both & 15, both >> 4], axis=2).reshape(rows, 2 * self.width(numbers))
         if not found.all():
@@ -187,16 +173,10 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _scales(largest: Floats, most: int) -> Floats:
-    """Return the scales of rows.
+    """Return the ``(r,)`` scales of rows, of which ``largest`` has the magnitudes.
 
     Scales are rounded down to 17 of float32's 24 bits. Each product with an integer up to 127 is then exact, so a
     decoded row encodes to the same bytes again and exceeds neither the magnitudes nor the limit of the original.
-
-    Args:
-        largest: ``(r,)`` largest magnitude of each row.
-
-    Returns:
-        ``(r,)`` scales.
     """
     scales = largest.astype("<f4") / np.float32(most)
     scales[scales < np.finfo(np.float32).tiny] = 0

@@ -18,21 +18,21 @@ class Field:
     """One named tensor.
 
     Attributes:
-        shape: Sizes as numbers or symbols, e.g. ``("k", "d")``.
+        shape: Numbers or symbols, e.g. ``("k", "d")``.
         kind: ``real``: finite floating-point numbers (the codec chooses their width); ``label``: int64 classes in
             ``[0, K)``, two bytes each on the wire; ``count``: int64 in ``[0, 2**32)``, four bytes each.
-        parameter: Whether the papers count it as a communicated parameter (they do not count labels and counts).
-        unique: For labels, whether each class occurs at most once, in ascending order.
-        minimum: Smallest allowed value, or None.
+        parameter: The papers count it as a communicated parameter (they do not count labels and counts).
+        unique: For labels: each class occurs at most once, in ascending order.
+        minimum: Smallest allowed value.
         limit: Largest allowed magnitude, so that one diverged client cannot overflow the numbers of all others.
-        sums: Whether each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so
-            that rows of different clients are comparable only after division by ``n_ij``. The first dimension is
-            that of the labels, or ``K``.
-        by_class: Whether each of K rows without labels describes the sender's samples of a class, as ``sums`` do.
+        sums: Each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so that
+            rows of different clients are comparable only after division by ``n_ij``. The first dimension is that
+            of the labels, or ``K``.
+        by_class: Each of K rows without labels describes the sender's samples of a class, as ``sums`` do.
         weight: For real numbers in an upload, the count by which the server weights them in its mean over clients;
             ``""`` for the plain mean, and for the plain sum of a field of sums over samples.
-        described: For counts in an upload, whether they are numbers of the sender's training samples, which the
-            server caps at the numbers the client described before training.
+        described: For counts in an upload: they are numbers of the sender's training samples, which the server
+            caps at the numbers the client described before training.
 
     A field with bounds of its own is ``exact``.
     """
@@ -50,7 +50,7 @@ class Field:
 
     @property
     def exact(self) -> bool:
-        """Whether lossy codecs send it in float32.
+        """Return whether lossy codecs send it in float32.
 
         Rounding could move a number beyond its bound. Besides, bounded fields are variances or mixture weights, and
         small ones must not become 0.
@@ -63,9 +63,8 @@ class Schema:
     """The tensors of one message, in the order in which they are encoded.
 
     Attributes:
-        fields: Fields by name.
-        num_classes: Number of classes ``K``, which bounds labels.
-        sizes: Value of each symbol known to both sides, e.g. ``{"d": 512}``.
+        num_classes: ``K``, which bounds labels.
+        sizes: Of symbols known to both sides, e.g. ``{"d": 512}``.
         limits: Largest value of each symbol that varies between messages, e.g. ``{"k": 10}``.
     """
 
@@ -91,10 +90,9 @@ def prototype_schema(
     """Return the schema of ``k`` class prototypes, i.e. their labels and ``(k, width)`` values.
 
     Args:
-        num_classes: Number of classes ``K``.
-        width: Size or symbol of the second dimension of the values, e.g. ``"d"``.
-        sums: Whether prototypes are multiplied by the sender's number of samples of the class.
-        counted: Whether that number is sent as well, by which the server weights them.
+        width: Size or symbol of the second dimension, e.g. ``"d"``.
+        sums: Prototypes are multiplied by the sender's number of samples of the class.
+        counted: That number is sent as well; the server weights prototypes by it.
     """
     fields = {
         "classes": Field(("k",), "label", parameter=False),
@@ -106,12 +104,7 @@ def prototype_schema(
 
 
 def weight_schema(weights: Mapping[str, Tensor], num_classes: int, **more: Field) -> Schema:
-    """Return the schema of a set of weights.
-
-    Args:
-        weights: Tensors with the names and shapes of the weights.
-        num_classes: Number of classes ``K``.
-    """
+    """Return the schema of a set of weights."""
     fields = {
         # BatchNorm divides by the root of its running variances.
         name: Field(tuple(tensor.shape), minimum=0.0 if name.endswith("running_var") else None)

@@ -16,14 +16,8 @@ COUNT_LIMIT = 2**32
 def check_structure(payload: Payload, schema: Schema) -> dict[str, int]:
     """Check the names, kinds and shapes of tensors.
 
-    Args:
-        payload: Tensors by field name.
-
     Returns:
-        The value of every symbol.
-
-    Raises:
-        PayloadError: If a field is missing, unknown or malformed.
+        Values of all symbols.
     """
     for name in schema.fields:
         if name not in payload:
@@ -39,9 +33,6 @@ def check_structure(payload: Payload, schema: Schema) -> dict[str, int]:
 
 def check_values(payload: Payload, schema: Schema) -> None:
     """Check the values of tensors whose structure is valid.
-
-    Args:
-        payload: Tensors by field name.
 
     Raises:
         DivergedError: If a number is not finite or too large.

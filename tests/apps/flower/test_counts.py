@@ -22,7 +22,7 @@ from protofed.experiments.running import Run
 from protofed.methods.contract import Upload
 from protofed.stages.robust.vectors import cap_counts
 from protofed.untrusted import claims
-from protofed.visits import Evaluated
+from protofed.visits.contract import Evaluated
 from protofed.wire.schema import Field, Schema
 from support import client, federated, ordinary
 

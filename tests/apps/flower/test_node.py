@@ -27,7 +27,7 @@ from protofed.config.architectures import FederationSummary
 from protofed.data.federation import load_client
 from protofed.errors import CheckpointError, ConfigError, ModelError, PayloadError
 from protofed.storage.snapshots import Snapshot, pack
-from protofed.visits import Trained
+from protofed.visits.contract import Trained
 from support import experiment, ordinary
 
 

@@ -21,9 +21,9 @@ from protofed.config.architectures import FederationSummary
 from protofed.config.schema import resolve
 from protofed.errors import CheckpointError, ConfigError, DataError, PayloadError
 from protofed.models import SplitModel
-from protofed.visits import Trained
+from protofed.visits.contract import Trained
 from protofed.visits.rare import LEAST_SAMPLES
-from protofed.wire import get_codec
+from protofed.wire.codec import get_codec
 from support import ordinary
 
 

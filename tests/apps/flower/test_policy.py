@@ -20,7 +20,7 @@ from protofed.apps.flower.sources import Folder
 from protofed.apps.flower.summary import client_summaries
 from protofed.config.architectures import FederationSummary
 from protofed.errors import ConfigError, FederationError
-from protofed.wire import get_codec
+from protofed.wire.codec import get_codec
 from support import few, ordinary
 
 SAMPLE = {"privacy": "sample", "epsilon": 8, "delta": 1e-5}

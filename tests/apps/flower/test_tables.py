@@ -26,7 +26,7 @@ from protofed.data.federation import load_federation
 from protofed.data.local import PathOptions
 from protofed.data.tables import SiteColumn
 from protofed.errors import ConfigError, DataError, FederationError, PayloadError
-from protofed.runs import load_run as read_run
+from protofed.runs.loading import load_run as read_run
 from support import experiment
 
 MODEL = {"model__name": "mlp", "model__options": {"hidden": [7]}}

@@ -16,7 +16,9 @@ from protofed.apps.ui.runs import library as library_module
 from protofed.apps.ui.runs.following import Follower, RoundsFile, State
 from protofed.apps.ui.runs.library import Library, places
 from protofed.errors import CheckpointError, ConfigError
-from protofed.runs import Border, RoundRecord, load_run
+from protofed.runs.border import Border
+from protofed.runs.loading import load_run
+from protofed.runs.records import RoundRecord
 from protofed.untrusted import limits
 from rundirs import make_comparison, make_run
 

@@ -11,7 +11,7 @@ from protofed.analysis import load_run, load_runs
 from protofed.analysis.style import PALETTE
 from protofed.apps.ui.runs import lines
 from protofed.apps.ui.runs.lines import Feed, Line, Look
-from protofed.runs import known
+from protofed.runs.rules import known
 from rundirs import make_comparison, make_run
 
 LOOKS = st.builds(Look, st.integers(0, 7), st.sampled_from("o^s"))

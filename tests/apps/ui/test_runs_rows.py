@@ -8,7 +8,7 @@ import pytest
 
 from protofed.apps.ui.runs import rows
 from protofed.apps.ui.runs.following import State
-from protofed.runs import load_run
+from protofed.runs.loading import load_run
 from rundirs import make_run
 
 

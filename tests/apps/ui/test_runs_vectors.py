@@ -12,7 +12,7 @@ from protofed.apps.ui.runs.following import Border
 from protofed.errors import CheckpointError
 from protofed.prototypes.geometry import margins
 from protofed.storage.snapshots import Snapshot
-from protofed.visits import Memory
+from protofed.visits.roster import Memory
 from rundirs import make_run
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from protofed.rounds import Federation
-from protofed.runs import RoundRecord
+from protofed.rounds.loop import Federation
+from protofed.runs.records import RoundRecord
 from support import build
 
 OPTIONS: dict[str, dict[str, Any]] = {"tinyproto": {"method__mu": 0.2}}

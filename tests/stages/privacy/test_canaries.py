@@ -26,7 +26,7 @@ pytest.importorskip("dp_accounting", reason="uv pip install '.[privacy]'")
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.visits.rare import without_rare
 from stages.privacy.auditing import lower_bound
 from support import build, client, command, experiment, federated, few, uploads

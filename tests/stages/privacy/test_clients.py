@@ -19,8 +19,11 @@ from protofed.errors import ConfigError
 from protofed.experiments.running import run_experiment
 from protofed.methods import Method, Upload, methods
 from protofed.methods.contract import Task, Traits
-from protofed.rounds import Opened, RoundRecord, load_checkpoint, loop, save_checkpoint
-from protofed.runs import Spent
+from protofed.rounds import loop
+from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.stage import Opened
+from protofed.runs.records import RoundRecord
+from protofed.runs.spent import Spent
 from protofed.stages.privacy import ClientPrivacy, PrivacyOptions
 from protofed.stages.privacy.accounting import ORDERS
 from protofed.stages.privacy.noise import from_seed, from_system

@@ -16,7 +16,8 @@ pytest.importorskip("dp_accounting", reason="uv pip install '.[privacy]'")
 from protofed import methods
 from protofed.errors import ConfigError
 from protofed.methods.contract import Batch, Upload
-from protofed.rounds import Federation, RoundRecord
+from protofed.rounds.loop import Federation
+from protofed.runs.records import RoundRecord
 from protofed.samples import Samples
 from protofed.stages.privacy import ClientPrivacy
 from protofed.stages.privacy import clients as client_privacy

@@ -13,7 +13,8 @@ pytest.importorskip("dp_accounting", reason="uv pip install '.[privacy]'")
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.methods.parts.moments import Sums
-from protofed.rounds import Federation, Opened
+from protofed.rounds.loop import Federation
+from protofed.rounds.stage import Opened
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.privacy import SamplePrivacy
 from protofed.stages.privacy.accounting import Release, epsilon

@@ -16,7 +16,7 @@ from protofed.methods import methods
 from protofed.stages.secure.options import SecureOptions
 from protofed.stages.secure.stage import SecureSum
 from protofed.stages.secure.sums import SumLayout
-from protofed.visits import Missing
+from protofed.visits.contract import Missing
 
 SECURE = {"secure__aggregation": True}
 BITS = SecureOptions().fraction_bits

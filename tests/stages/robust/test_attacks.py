@@ -16,8 +16,9 @@ from protofed import methods
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Aggregate
-from protofed.rounds import Federation, RoundRecord
+from protofed.rounds.loop import Federation
 from protofed.rounds.state import unsound
+from protofed.runs.records import RoundRecord
 from protofed.stages.attack.attacks import ATTACKS, Kind, Knowledge
 from protofed.stages.robust import Guard
 from protofed.wire.schema import Schema

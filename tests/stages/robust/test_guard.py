@@ -14,7 +14,8 @@ from protofed import methods
 from protofed.errors import ConfigError
 from protofed.methods import Field, Method, Schema, Task, Upload
 from protofed.options import build_options
-from protofed.rounds import Opened, RoundRecord
+from protofed.rounds.stage import Opened
+from protofed.runs.records import RoundRecord
 from protofed.stages.robust import Findings, Guard, RobustOptions
 from protofed.stages.robust import spool as spooling
 from protofed.stages.robust.believed import believed

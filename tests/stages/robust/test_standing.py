@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from protofed.rounds.standing import Standing
-from protofed.runs import Absence, Findings, Refusal, RoundRecord
+from protofed.runs.findings import Findings
+from protofed.runs.records import Absence, Refusal, RoundRecord
 
 NAMES = ["a", "b", "c", "d"]
 

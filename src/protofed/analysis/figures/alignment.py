@@ -10,7 +10,7 @@ from protofed.analysis.figures.base import counting_axis, figure, legend_below, 
 from protofed.analysis.figures.lines import band, recorded
 from protofed.analysis.style import INK, method_styles
 from protofed.errors import DataError
-from protofed.runs import Run, by_label, settled
+from protofed.runs.run import Run, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def _distances(run: Run) -> list[list[float]]:
 
 
 def _classes(run: Run) -> int:
-    """Return how many classes were aligned in that round."""
+    """Return the number of classes aligned in that round."""
     record = next(r for r in run.rounds if r.diagnostics.get("alignment_distances"))
     return int(record.diagnostics.get("classes") or len(run.class_names))
 

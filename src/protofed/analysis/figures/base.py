@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from protofed.analysis.style import LineStyle, method_styles, theme
 from protofed.errors import DataError
 from protofed.registry import Registry
-from protofed.runs import Run, by_label, rule_of, settled
+from protofed.runs.run import Run, by_label, rule_of, settled
 from protofed.text import size
 
 if TYPE_CHECKING:
@@ -50,24 +50,13 @@ def themed(draw: Draw) -> Draw:
 
 
 def canvas(width: float = WIDTH, height: float = HEIGHT) -> tuple[Figure, Axes]:
-    """Return a new figure of one panel; its size is in inches.
-
-    Args:
-        width: Of the panel, in inches.
-        height: Of the panel, in inches.
-    """
+    """Return a new figure of one panel; its size is in inches."""
     fig, axes = panels(1, width, height)
     return fig, axes[0]
 
 
 def panels(count: int, width: float = WIDTH, height: float = HEIGHT, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """Return a new figure of ``count`` panels of the given size each, in rows of up to ``columns``.
-
-    Args:
-        width: Of a panel, in inches.
-        height: Of a panel, in inches.
-        columns: Panels in a row, at most.
-    """
+    """Return a new figure of ``count`` panels of the given size each, in inches, in rows of up to ``columns``."""
     from matplotlib.figure import Figure
 
     columns = min(columns, count)
@@ -89,11 +78,7 @@ def write_title(ax: Axes, text: str) -> None:
 
 
 def legend_below(fig: Figure, axes: Sequence[Axes]) -> None:
-    """Put one legend under the axes, where it covers no data, and make room for it.
-
-    Args:
-        axes: Its panels, whose entries are collected.
-    """
+    """Put one legend under the axes, where it covers no data, and make room for it."""
     entries = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     if not entries:
         return
@@ -106,12 +91,7 @@ def legend_below(fig: Figure, axes: Sequence[Axes]) -> None:
 
 
 def inner_labels_off(axes: Sequence[Axes], columns: int) -> None:
-    """Keep axis labels at the left and lower rim of a grid of panels that all show the same quantities.
-
-    Args:
-        axes: The panels, row by row.
-        columns: Panels in a row.
-    """
+    """Keep axis labels at the left and lower rim of a grid of panels that all show the same quantities."""
     for i, ax in enumerate(axes):
         if i % columns:
             ax.set_ylabel("")
@@ -120,11 +100,7 @@ def inner_labels_off(axes: Sequence[Axes], columns: int) -> None:
 
 
 def percent_axis(ax: Axes, values: Sequence[float], what: str = "Test accuracy (%)") -> None:
-    """Label the vertical axis and let it show ``values`` with room around, within 0 to 100 %.
-
-    Args:
-        values: Percentages that must be visible.
-    """
+    """Label the vertical axis and let it show ``values`` with room around, within 0 to 100 %."""
     known = [v for v in values if not math.isnan(v)] or [0.0, 100.0]
     # At least five points high, or else noise would look like a trend.
     room = max(0.06 * (max(known) - min(known)), 1.0, 2.5 - (max(known) - min(known)) / 2)
@@ -149,9 +125,6 @@ def log_axis(
     """Give an axis a logarithmic scale with ticks in plain figures, more of them where it covers less.
 
     matplotlib writes powers of ten as mathematics, which the theme does not parse: names of runs may contain ``$``.
-
-    Args:
-        span: Smallest and largest value of the axis, both above 0.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -176,12 +149,6 @@ def name_ticks(
     """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one.
 
     Names are cut to a number of ``letters``.
-
-    Args:
-        axis: ``"x"`` or ``"y"``.
-        names: One name per place.
-        limit: Names written at most.
-        letters: Characters of a name that are kept.
     """
     step = math.ceil(len(names) / limit) if names else 1
     places = range(0, len(names), step)
@@ -223,14 +190,7 @@ class Series(NamedTuple):
 
 
 def series(runs: Sequence[Run], rule: str | None = None) -> list[Series]:
-    """Return the methods' runs that were scored by ``rule`` (each method's main rule if None).
-
-    Args:
-        rule: Inference rule; None for each method's main rule.
-
-    Raises:
-        DataError: If there are none.
-    """
+    """Return the methods' runs that were scored by ``rule`` (each method's main rule if None)."""
     styles = method_styles(run.label for run in runs)
     lines: list[Series] = []
     for label, group in by_label(runs).items():
@@ -251,9 +211,5 @@ def series(runs: Sequence[Run], rule: str | None = None) -> list[Series]:
 
 
 def shortened(name: str, length: int) -> str:
-    """Return ``name`` cut to ``length`` letters.
-
-    Args:
-        length: Characters that are kept, at most.
-    """
+    """Return ``name`` cut to ``length`` letters."""
     return name if len(name) <= length else f"{name[: length - 1]}…"

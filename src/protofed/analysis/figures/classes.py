@@ -26,13 +26,7 @@ def class_styles(K: int) -> list[LineStyle]:
 
 
 def dots(ax: Axes, at: Any, style: LineStyle, *, size: float, alpha: float = 1.0, edge: str = "none") -> None:
-    """Draw ``(n, 2)`` points of one class; ``size`` is a diameter in points.
-
-    Args:
-        at: ``(n, 2)`` places.
-        size: Diameter in points.
-        alpha: Opacity, from 0 to 1.
-    """
+    """Draw ``(n, 2)`` points of one class; ``size`` is a diameter in points."""
     ax.scatter(
         at[:, 0],
         at[:, 1],
@@ -48,11 +42,9 @@ def dots(ax: Axes, at: Any, style: LineStyle, *, size: float, alpha: float = 1.0
 
 
 def class_legend(fig: Figure, ax: Axes, names: Sequence[str], shown: Sequence[int], kinds: dict[str, Any]) -> None:
-    """Put the ``kinds`` of points and the classes ``shown`` into a legend at the right.
+    """Put the ``kinds`` of points and the classes ``shown`` into a legend at the right, which widens the figure.
 
     Args:
-        fig: The figure; it grows by the legend's width.
-        names: Of all ``K`` classes.
         kinds: Label → arguments of ``Axes.plot`` for an example in grey.
     """
     styles = class_styles(len(names))

@@ -19,7 +19,7 @@ from protofed.analysis.figures.base import (
 )
 from protofed.analysis.style import INK, rule_colours
 from protofed.errors import DataError
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,13 +54,8 @@ def draw_split(
     """Return a client × class heat map.
 
     Args:
-        counts: ``(M, K)`` numbers of samples: a tensor, an array or lists.
-        client_names: ``M`` row labels.
-        class_names: ``K`` column labels.
+        counts: ``(M, K)``: a tensor, an array or lists.
         architectures: ``M`` labels for the right-hand side.
-
-    Raises:
-        DataError: If the counts do not fit the names.
     """
     import numpy as np
     from matplotlib.colors import PowerNorm

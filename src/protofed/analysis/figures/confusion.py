@@ -8,7 +8,8 @@ from protofed.analysis.figures.base import figure, name_ticks, panels, titled, w
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import INK
 from protofed.errors import DataError
-from protofed.runs import Run, SampleMetrics
+from protofed.runs.metrics import SampleMetrics
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from protofed.analysis.figures.base import (
 from protofed.analysis.figures.lines import Curve, band, recorded, scalars
 from protofed.analysis.style import BLACK, PALETTE, method_styles, rule_colours
 from protofed.errors import DataError
-from protofed.runs import Run, by_label, rules_of, settled
+from protofed.runs.run import Run, by_label, rules_of, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from protofed.analysis.figures.base import figure, panels, titled, write_title
 from protofed.analysis.figures.classes import GLOBAL, LOCAL, SAMPLE, class_legend, class_styles, dots
 from protofed.analysis.figures.geometry import final_prototypes, global_prototypes
 from protofed.errors import ConfigError, DataError
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +30,7 @@ class Points(NamedTuple):
 
     Attributes:
         at: ``(n, d)``.
-        labels: ``(n,)`` classes.
-        kinds: ``(n,)`` places in ``KINDS``: 0 a test sample, 1 a local prototype, 2 a global one.
+        kinds: Places in ``KINDS``: 0 a test sample, 1 a local prototype, 2 a global one.
     """
 
     at: NDArray[Any]
@@ -43,13 +42,7 @@ def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool
     """Return test features of some clients, their local prototypes, and the global prototypes as clients use them.
 
     Args:
-        samples: At most so many test samples, the same number of each client.
-        seed: Decides which samples.
-        trust_code: Import the code that the run's configuration names, if it names any.
-
-    Raises:
-        ConfigError: If no samples are asked for.
-        DataError: If the run has no models, or its clients' features differ in length.
+        samples: At most so many, the same number of each client, drawn with ``seed``.
     """
     import torch
 
@@ -83,11 +76,7 @@ def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool
 
 
 def chosen_clients(run: Run, clients: int, seed: int) -> list[str]:
-    """Draw clients that have test samples; return their names in the fixed order.
-
-    Raises:
-        ConfigError: If ``clients`` is less than 1.
-    """
+    """Draw clients that have test samples; return their names in the fixed order."""
     import numpy as np
 
     tested = [c.name for c in run.clients if sum(c.test)]
@@ -100,12 +89,7 @@ def chosen_clients(run: Run, clients: int, seed: int) -> list[str]:
 
 
 def draw_points(ax: Axes, at: NDArray[Any], points: Points, K: int) -> None:
-    """Draw, at ``(n, 2)`` places, test samples small, local prototypes larger, and global ones large, outlined.
-
-    Args:
-        at: ``(n, 2)`` places.
-        points: The ``n`` points, with their kinds and labels.
-    """
+    """Draw, at ``(n, 2)`` places, test samples small, local prototypes larger, and global ones large, outlined."""
     # Few points may be larger.
     larger = 1.4 if (points.kinds == 0).sum() < 600 else 1.0
     for j, style in enumerate(class_styles(K)):

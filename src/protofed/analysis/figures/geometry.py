@@ -17,7 +17,7 @@ from protofed.analysis.figures.base import (
 from protofed.analysis.restore import prototypes
 from protofed.analysis.style import FAINT, method_styles
 from protofed.errors import CheckpointError, DataError
-from protofed.runs import Run, by_label, settled
+from protofed.runs.run import Run, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def global_prototypes(run: Run) -> Prototypes | None:
-    """Return the global prototypes a run ended with; only finite ones count as present.
-
-    Raises:
-        CheckpointError: If the file is damaged or holds something else.
-    """
+    """Return the global prototypes a run ended with; only finite ones count as present."""
     return final_prototypes(run, "global")
 
 
@@ -39,9 +35,6 @@ def final_prototypes(run: Run, whose: str) -> Prototypes | None:
 
     Args:
         whose: ``global``, or ``local.`` and a client's name.
-
-    Raises:
-        CheckpointError: If the file is damaged or holds something else.
     """
     from protofed.prototypes.table import Prototypes
 
@@ -147,11 +140,7 @@ def margins(runs: list[Run], sort: bool = False) -> Figure:
 
 
 def _tables(runs: Sequence[Run]) -> dict[str, list[Prototypes]]:
-    """Return label → the global prototypes of its runs.
-
-    Raises:
-        DataError: If there are none.
-    """
+    """Return label → the global prototypes of its runs."""
     groups = {
         label: [table for run in settled(group) if (table := global_prototypes(run)) is not None]
         for label, group in by_label(runs).items()

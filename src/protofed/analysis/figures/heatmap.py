@@ -12,11 +12,11 @@ from protofed.analysis.figures.geometry import final_prototypes, global_prototyp
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import BLUE, FAINT
 from protofed.errors import ConfigError, DataError
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 ZERO = "#F1F3F5"
 MISSING: dict[str, Any] = {"color": FAINT, "hatch": "/////", "edgecolor": "#C3CAD2", "linewidth": 0}
-"""How a row without a prototype looks."""
+"""The look of a row without a prototype."""
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,10 +35,8 @@ class _Sheet:
     """The rows of one panel.
 
     Attributes:
-        rows: Top to bottom.
-        kind: What a row stands for.
-        subject: What all rows have in common, if anything.
-        last_apart: Whether the last row is set apart.
+        subject: Common to all rows, if anything.
+        last_apart: Set the last row apart.
     """
 
     rows: Rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,11 +15,7 @@ Curve = Mapping[int, float]
 
 
 def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out.
-
-    Args:
-        prefix: What names begin with.
-    """
+    """Return the single numbers among (nested) diagnostics, under dotted names; lists are left out."""
     numbers: dict[str, float] = {}
     for name, value in diagnostics.items():
         if isinstance(value, Mapping):
@@ -33,9 +29,6 @@ def recorded(run: Run, part: str, name: str) -> dict[int, float]:
     """Return round → a number among its ``losses`` or ``diagnostics``: NaN where a round lacks it, or nothing.
 
     Nothing is returned if every round lacks it.
-
-    Args:
-        part: ``losses`` or ``diagnostics``.
     """
     values = {r.round: scalars(getattr(r, part)).get(name) for r in run.rounds}
     known = any(v is not None for v in values.values())
@@ -47,8 +40,7 @@ def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *,
 
     Args:
         curves: One per seed.
-        line: Keyword arguments for ``Axes.plot``.
-        ring: Whether to mark the highest point.
+        line: Arguments of ``Axes.plot``.
     """
     import numpy as np
 
@@ -57,7 +49,7 @@ def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *,
         return []
     values = np.array([[curve[t] for t in rounds] for curve in curves], dtype=float)
     mean = values.mean(0)
-    ax.plot(rounds, mean, label=label, markevery=_every(len(rounds)), **line)
+    ax.plot(rounds, mean, label=label, markevery=max(1, len(rounds) // 12), **line)
     if ring:
         best = int(mean.argmax())
         ax.plot(rounds[best], mean[best], "o", ms=9, mfc="none", mec=line["color"], mew=1.3)
@@ -67,8 +59,3 @@ def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *,
     spread = values.std(0, ddof=1)
     ax.fill_between(rounds, mean - spread, mean + spread, color=line["color"], alpha=0.16, linewidth=0)
     return [*(mean - spread).tolist(), *(mean + spread).tolist()]
-
-
-def _every(points: int, most: int = 12) -> int:
-    """Return the step between markers: not so many that they hide the line."""
-    return max(1, points // most)

@@ -11,31 +11,19 @@ from typing import TYPE_CHECKING, Any
 from protofed.analysis.figures.base import Draw, figures
 from protofed.errors import ConfigError, unknown_name
 from protofed.options import build_options, option, option_rows
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def figure_rows(name: str) -> list[tuple[str, Any, str]]:
-    """Return ``(option, default, description)`` for every option of a figure.
-
-    Raises:
-        ConfigError: If there is no such figure.
-    """
+    """Return ``(option, default, description)`` for every option of a figure."""
     return option_rows(_options(figures.get(name)))
 
 
 def draw_figure(name: str, runs: Sequence[Run], values: Mapping[str, Any]) -> Figure:
-    """Return the figure ``name`` of ``runs``, with options as users write them.
-
-    Args:
-        values: Options by name.
-
-    Raises:
-        ConfigError: If there is no such figure, or it has no such option.
-        DataError: If the runs do not hold what it shows.
-    """
+    """Return the figure ``name`` of ``runs``, with options as users write them."""
     draw = figures.get(name)
     options = build_options(_options(draw), values, f"figure {name}")
     return draw(list(runs), **{f.name: getattr(options, f.name) for f in dataclasses.fields(options)})
@@ -43,12 +31,6 @@ def draw_figure(name: str, runs: Sequence[Run], values: Mapping[str, Any]) -> Fi
 
 def place_of(names: Sequence[str], wanted: str | int | None, kind: str) -> int:
     """Return the place of a class or client that is given by name, or else by number; the first if None.
-
-    Args:
-        wanted: A name or a number; None for the first.
-
-    Raises:
-        ConfigError: If there is none.
 
     Example:
         >>> place_of(["3", "1", "4"], 1, "class"), place_of(["cat", "dog"], 1, "class")

@@ -10,7 +10,7 @@ from protofed.analysis.figures.embedding import Points, draw_points, kinds_shown
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import INK, LineStyle
 from protofed.errors import DataError
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,12 +14,9 @@ if TYPE_CHECKING:
 
 
 def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
-    """Write ``fig`` as PNG and SVG at ``path_stem`` with the suffix added; return both paths.
+    """Write ``fig`` as PNG and SVG beside ``path_stem``, replacing its suffix; return both paths.
 
     Files are replaced whole, and the same figure gives the same bytes.
-
-    Args:
-        path_stem: Path without suffix; ``.png`` and ``.svg`` are left off.
     """
     from protofed.storage.files import write_bytes
 
@@ -38,11 +35,7 @@ def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
 
 
 def inline_svg(fig: Figure, prefix: str, description: str) -> str:
-    """Return ``fig`` as an ``<svg>`` element for an HTML page.
-
-    Args:
-        prefix: Put before every id, so that figures on one page cannot refer to each other's parts.
-    """
+    """Return ``fig`` as an ``<svg>`` element for an HTML page, with ids that ``prefix`` makes unique on it."""
     from html import escape
 
     text = _rendered(fig, "svg").decode()

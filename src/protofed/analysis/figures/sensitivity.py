@@ -18,7 +18,8 @@ from protofed.analysis.figures.base import (
 )
 from protofed.analysis.style import GREY, method_styles
 from protofed.errors import DataError, unknown_name
-from protofed.runs import NOT_THE_METHODS, Run, flat, rule_of, settled, tell_apart
+from protofed.runs.labels import NOT_THE_METHODS, flat, tell_apart
+from protofed.runs.run import Run, rule_of, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +29,7 @@ SPAN = 30
 """Values further apart than this factor go on a logarithmic axis."""
 
 BEST: dict[str, Any] = {"linestyle": (0, (1.2, 1.4)), "linewidth": 1.2, "mfc": "white", "mew": 1.1, "ms": 4.5}
-"""How the best round differs from the last one."""
+"""Note on the difference between the best round and the last one."""
 
 
 class _Point(NamedTuple):
@@ -90,11 +91,7 @@ def sensitivity(runs: list[Run], option: str | None = None, rule: str | None = N
 
 
 def _varied(runs: Sequence[Run], wanted: str | None) -> str:
-    """Return the option to show.
-
-    Raises:
-        DataError: If the runs do not differ in it, or differ in several and none is asked for.
-    """
+    """Return the option to show."""
     configurations = [flat(run.config, (*NOT_THE_METHODS, "recipe")) for run in runs]
     names = list(dict.fromkeys(name for options in configurations for name in options if name != "method.name"))
     varied = [n for n in names if len({str(options[n]) for options in configurations if n in options}) > 1]
@@ -126,7 +123,7 @@ def _over(values: Sequence[float]) -> _Point:
 
 
 def _bytes_per_round(run: Run) -> float:
-    """Return what all parties send in both directions, on average over all rounds."""
+    """Return the traffic of all parties in both directions, on average over all rounds."""
     return run.sent()[run.last_round] / len(run.rounds)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from protofed.analysis.figures.base import figure, name_ticks, panels, write_title
 from protofed.analysis.style import INK
 from protofed.errors import DataError, unknown_name
-from protofed.runs import Run, flat, settled
+from protofed.runs.labels import flat
+from protofed.runs.run import Run, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from protofed.analysis.report.tables import (
 )
 from protofed.analysis.style import method_styles
 from protofed.analysis.table import TextCell, TextTable
-from protofed.runs import Run, by_label, rule_of, rules_of, settled
+from protofed.runs.run import Run, by_label, rule_of, rules_of, settled
 from protofed.text import duration, size
 
 __all__ = ["methods", "remarks", "rules"]

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from protofed.analysis.one_class import one_class
-from protofed.runs import TOLERANCE, Run, read_text, rule_of, settled
+from protofed.runs.files import read_text
+from protofed.runs.run import Run, rule_of, settled
+from protofed.runs.summary import TOLERANCE
 from protofed.runs.trouble import first_trouble, ruin
 from protofed.text import area, duration, mean_std, number, percent, size
 
@@ -31,7 +33,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def status(run: Run) -> str:
-    """Return how far a run has come."""
+    """Describe the progress of a run."""
     if run.finished:
         early = f" of {run.planned_rounds}, stopped early" if run.last_round < run.planned_rounds else ""
         return f"finished, {plural(run.last_round, 'round')}{early}"
@@ -39,7 +41,7 @@ def status(run: Run) -> str:
 
 
 def warnings(runs: Sequence[Run]) -> list[tuple[str, bool]]:
-    """Return what readers must know first, each with whether a run is worth nothing.
+    """Return the first remarks for readers, each with whether the run is worthless.
 
     Those are numbers that are not finite, and clients with training samples of one class.
     """
@@ -54,7 +56,7 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, bool]]:
 
 
 def progress(runs: Sequence[Run]) -> str:
-    """Return how far several runs have come."""
+    """Describe the progress of several runs."""
     done = sum(run.finished for run in runs)
     if done == len(runs):
         return f"all {done} runs finished"
@@ -62,7 +64,7 @@ def progress(runs: Sequence[Run]) -> str:
 
 
 def about(run: Run) -> str:
-    """Return what the method does and its reference, as far as they are known."""
+    """Return the method's summary and reference, as far as they are known."""
     from protofed.methods import methods
 
     known = methods()
@@ -128,7 +130,7 @@ def cards(run: Run) -> list[Card]:
 
 
 def _privacy_cards(run: Run) -> list[Card]:
-    """Return what differential privacy has cost; nothing without it."""
+    """Return the cost of differential privacy; empty without it."""
     spent = next((r.privacy for r in reversed(run.rounds) if r.privacy), None)
     if spent is None:
         return []
@@ -163,7 +165,7 @@ def _accuracy_cards(run: Run) -> list[Card]:
 
 
 def beyond(runs: Sequence[Run]) -> str:
-    """Return what it means to be scored on everyone's samples; empty if no run was."""
+    """Explain scores on everyone's samples; empty if no run has any."""
     if not any(outcome.union for run in runs for outcome in run.outcome.accuracy.values()):
         return ""
     how = {"balanced": ", every class counting alike", "shifted": ", weighted as the next client’s classes"}
@@ -202,11 +204,7 @@ def seeds(runs: Sequence[Run]) -> str:
 
 
 def bytes_per_round(run: Run, way: str) -> float:
-    """Return the mean number of bytes over the rounds that sent any ``up`` or ``down``, of all clients together.
-
-    Args:
-        way: ``up`` or ``down``.
-    """
+    """Return the mean number of bytes over the rounds that sent any ``up`` or ``down``, of all clients together."""
     sent = [r.bytes[way] for r in run.rounds if r.bytes[way]]
     return statistics.fmean(sent) if sent else 0.0
 
@@ -217,7 +215,7 @@ def silent(runs: Sequence[Run]) -> bool:
 
 
 def elsewhere(run: Run) -> str:
-    """Return what it takes to repeat a run of a network."""
+    """Describe the repetition of a run of a network."""
     if _of_node(run):
         return "This folder holds what the node of one client knows of a run; only the server can repeat that."
     secret = str(run.config.get("privacy", {}).get("mode", "none")) != "none"
@@ -229,11 +227,7 @@ def elsewhere(run: Run) -> str:
 
 
 def again(run: Run, *, resume: bool = False) -> str:
-    """Return the command that repeats a run of a network, or goes on with it; ``""`` at a node.
-
-    Args:
-        resume: Whether to go on in its directory.
-    """
+    """Return the command that repeats a run of a network, or goes on with it; ``""`` at a node."""
     if _of_node(run):
         return ""
     config = {"recipe": str(run.directory / "config.toml"), "overrides": "", "clients": len(run.clients)}

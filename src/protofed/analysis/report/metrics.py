@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from protofed.analysis.metrics import overall_text, spread_text, writer
 from protofed.analysis.report import facts
 from protofed.analysis.table import TextCell, TextTable
-from protofed.runs import HEADLINES, Run, SampleMetrics, by_label
+from protofed.runs.metrics import HEADLINES, SampleMetrics
+from protofed.runs.run import Run, by_label
 from protofed.text import number
 
 BY_CLASS = {

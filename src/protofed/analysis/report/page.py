@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from protofed.analysis import grid
 from protofed.analysis.report import comparison, facts, metrics, tables
 from protofed.errors import CheckpointError, DataError
-from protofed.runs import Run, axes_of, by_label, flat, load_runs, rules_of
+from protofed.runs.labels import flat
+from protofed.runs.loading import axes_of, load_runs
+from protofed.runs.run import Run, by_label, rules_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -21,7 +23,7 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
 
     Args:
         paths: Run directories, comparison directories, or folders with either inside.
-        out: The page; replaced whole.
+        out: Replaced whole.
         left_out: Takes the errors of damaged runs in folders, which the page then names; None raises them.
 
     Raises:
@@ -64,11 +66,7 @@ def _along(axes: Mapping[str, Sequence[str]], runs: list[Run]) -> list[PageFigur
 
 
 def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
-    """Return the page: about one run, or a comparison of several, and why others were ``left_out``.
-
-    Args:
-        left_out: Why other runs are not shown.
-    """
+    """Return the page: about one run, or a comparison of several, and why others were ``left_out``."""
     template = environment().get_template("report.html")
     return template.render(
         runs=list(runs),
@@ -98,12 +96,7 @@ def environment() -> Environment:
 
 
 class PageFigure(NamedTuple):
-    """A figure of the page.
-
-    Attributes:
-        svg: The drawing; None if the runs do not hold what it shows.
-        missing: Why there is none.
-    """
+    """A figure of the page."""
 
     svg: Markup | None
     missing: str = ""

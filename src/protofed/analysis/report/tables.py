@@ -11,19 +11,21 @@ from protofed.analysis.metrics import writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.facts import bytes_per_round
 from protofed.analysis.table import TextCell, TextTable
-from protofed.runs import HEADLINES, Beyond, ClientDescription, Findings, Run, rule_of, settled
+from protofed.runs.description import ClientDescription
+from protofed.runs.findings import Findings
+from protofed.runs.metrics import HEADLINES
+from protofed.runs.run import Run, rule_of, settled
+from protofed.runs.summary import Beyond
 from protofed.text import duration, mean_std, number, percent, size
 
 
 class OutcomeColumn(NamedTuple):
-    """A column of :class:`~protofed.runs.RuleOutcome` in tables.
+    """A column of :class:`~protofed.runs.summary.RuleOutcome` in tables.
 
     Attributes:
-        group: Heading above several columns.
-        heading: Its own heading.
-        name: Name of the attribute.
-        spread: Name of the attribute with the standard deviation over clients, which is written below.
-        mean: Name of the attribute with the mean over clients, which is written before the spread, if any.
+        name: Attribute.
+        spread: Attribute with the standard deviation over clients, which is written below.
+        mean: Attribute with the mean over clients, which is written before the spread, if any.
     """
 
     group: str
@@ -33,11 +35,7 @@ class OutcomeColumn(NamedTuple):
     mean: str = ""
 
     def cell(self, runs: Sequence[Run], rule: str) -> TextCell:
-        """Return the mean over runs, with the standard deviation over several.
-
-        Args:
-            runs: Runs that differ in their seed.
-        """
+        """Return the mean over runs, with the standard deviation over several."""
         values = accuracies(runs, rule, self.name)
         if self.name == CONVERGED:
             some = f"{len(values)} of {len(runs)} runs" if 0 < len(values) < len(runs) else ""
@@ -134,7 +132,7 @@ def _client_metrics(run: Run, client: str) -> list[TextCell]:
 
 
 def _samples(client: ClientDescription, per_class: Sequence[int]) -> str:
-    """Return how many samples a client has, as far as it says."""
+    """Return the number of a client's samples, as far as it is stated."""
     told = number(sum(per_class))
     return {"none": "withheld", "coarse": f"≤ {told}"}.get(client.counts, told)
 
@@ -145,7 +143,7 @@ def _extras(sizes: Mapping[str, int]) -> str:
 
 
 def communication(runs: Sequence[Run]) -> TextTable:
-    """Return what is sent up, down and in both directions: parameters as papers count them, and real bytes."""
+    """Return the traffic up, down and in both directions: parameters as papers count them, and real bytes."""
     chosen = settled(runs)
     table = TextTable(
         [
@@ -232,7 +230,7 @@ STEPS = 20
 
 
 def privacy(run: Run) -> TextTable | None:
-    """Return what differential privacy had cost after each round, of many rounds after some; None without noise."""
+    """Return the cost of differential privacy after each round, of many rounds after some; None without noise."""
     spent = [(record.round, record.privacy) for record in run.rounds if record.privacy and record.privacy.noise]
     if not spent:
         return None
@@ -259,7 +257,7 @@ def _incidents(runs: Sequence[Run], kind: str, fields: tuple[str, ...]) -> TextT
 def _counted(
     columns: list[str], text_columns: int, rounds: Mapping[tuple[str, ...], list[int]]
 ) -> TextTable | None:
-    """Return how often and in which rounds something happened, the most frequent first; None if nothing did."""
+    """Count events and list their rounds, the most frequent first; None without any."""
     if not rounds:
         return None
     table = TextTable([*columns, "Times", "Rounds"], text_columns=text_columns)
@@ -273,7 +271,7 @@ NAMED = 20
 
 
 def robust(runs: Sequence[Run]) -> TextTable | None:
-    """Return what the robust rule did to which client's uploads; None if it did nothing.
+    """Return the interventions of the robust rule, by client; None without any.
 
     Classes that one client alone reported stand in a row of their own: nothing protects them.
     """
@@ -327,11 +325,10 @@ def environment(runs: Sequence[Run]) -> TextTable | None:
 
 
 def accuracies(runs: Sequence[Run], rule: str, name: str) -> list[Any]:
-    """Return one attribute of :class:`~protofed.runs.RuleOutcome` for every run that has it.
+    """Return one attribute of :class:`~protofed.runs.summary.RuleOutcome` for every run that has it.
 
     Args:
-        rule: Inference rule; runs without it are left out.
-        name: Name of the attribute; of a :class:`~protofed.runs.Beyond`, its ``final`` is returned.
+        name: Of a :class:`~protofed.runs.summary.Beyond`, its ``final`` is returned.
     """
     outcomes = [run.outcome.accuracy[rule] for run in runs if rule in run.outcome.accuracy]
     values = [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]

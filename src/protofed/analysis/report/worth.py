@@ -24,11 +24,7 @@ PANELS = 24
 
 
 def write_worth(worth: Worth, out: Path) -> None:
-    """Write one self-contained page: table, advice and learning curves.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
+    """Write one self-contained page: table, advice and learning curves."""
     from markupsafe import Markup
 
     drawing = _drawn(worth)

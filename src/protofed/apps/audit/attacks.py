@@ -35,11 +35,8 @@ HALVES = 12
 def network(sender: Sender, stranger: SplitModel) -> tuple[SplitModel, bool]:
     """Return the network that an attacker looks through: a stranger's, with the weights that the upload brings.
 
-    Args:
-        stranger: A model of the same architecture that the client has not trained.
-
     Returns:
-        The network, and whether all its weights are the sender's.
+        And whether all its weights are the sender's.
     """
     candidates = [m for m in stranger.extras.values() if isinstance(m, SplitModel)] + [stranger]
 
@@ -74,11 +71,7 @@ def strangers(seen: Seen, shadow: Seen) -> dict[str, SplitModel]:
 
 
 def public(shadow: Seen, but: str, most: int = 2**62) -> Samples:
-    """Return training samples of all shadow clients but one, which are public to the attacker.
-
-    Args:
-        most: Largest number of samples, which are then taken at equal distances.
-    """
+    """Return training samples of all shadow clients but one, at most ``most`` at equal distances."""
     parts = [s.train for s in shadow.senders if s.name != but] or [s.train for s in shadow.senders]
     x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
     step = -(-len(y) // most)
@@ -94,11 +87,8 @@ def evidence(sender: Sender, num_classes: int) -> tuple[Tensor, bool]:
     They are the logarithms of the lengths of its vectors (0 without one), of the numbers of samples that it states,
     and the change of each class's row of a head.
 
-    Args:
-        num_classes: ``K``.
-
     Returns:
-        The figures, and whether the upload names its classes.
+        And whether the upload names its classes.
     """
     columns: list[Tensor] = []
     named = False
@@ -138,7 +128,8 @@ def classes(seen: Seen, shadow: Seen) -> Finding:
     right = float(((scores > limit) == held).double().mean())
     value = auc(scores[held], scores[~held])
     note = f"AUC {value:.2f} over {len(seen.senders)} clients × {K} classes"
-    return Finding(attack, SERVER, "share of pairs right", right, guess, _error_of_share(guess, len(x)), note, key)
+    error = math.sqrt(max(guess * (1 - guess), 1e-4) / len(x))
+    return Finding(attack, SERVER, "share of pairs right", right, guess, error, note, key)
 
 
 def _evidence(seen: Seen, shadow: Seen) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -148,10 +139,6 @@ def _evidence(seen: Seen, shadow: Seen) -> tuple[Tensor, Tensor, Tensor, Tensor]
         result.append(torch.cat([evidence(s, one.num_classes)[0] for s in one.senders]))
         result.append(torch.cat([s.train.counts(one.num_classes) > 0 for s in one.senders]))
     return result[0], result[1], result[2], result[3]
-
-
-def _error_of_share(share: float, number: int) -> float:
-    return math.sqrt(max(share * (1 - share), 1e-4) / number)
 
 
 def counts(seen: Seen, shadow: Seen) -> list[Finding]:
@@ -198,10 +185,6 @@ def participation(seen: Seen, shadow: Seen, seed: int, halves: int = HALVES) -> 
 
     Random halves of the clients are aggregated. For each client, the attacker compares what the broadcast has in
     excess of the usual one with what the upload of the client's namesake has in excess of the usual upload.
-
-    Args:
-        shadow: The shadow federation, whose uploads are what the attacker knows of the clients.
-        halves: Number of halves; each is aggregated once.
     """
     attack, key = "Did a client take part?", "participation"
     names = f"every upload arrives under its sender's name; {len(seen.senders)} clients"

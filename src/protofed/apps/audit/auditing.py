@@ -15,19 +15,15 @@ from protofed.apps.audit.seen import Seen, observe, reopened, shadow
 from protofed.apps.audit.sums import sums
 from protofed.config.architectures import traits_of
 from protofed.config.schema import Experiment
-from protofed.runs import Run, load_run
+from protofed.runs.loading import load_run
+from protofed.runs.run import Run
 
 
 def audit_run(directory: Path, trust_code: bool = False) -> Audit:
-    """Attack a finished run with what its parties saw.
+    """Attack a finished run, whose data must be at hand, with what its parties saw.
 
     Args:
-        directory: The run directory; its data must be at hand.
-        trust_code: Whether to import code that the run's configuration names.
-
-    Raises:
-        CheckpointError: If there is no finished run.
-        ProtofedError: If its data are gone, or it names code that is not trusted.
+        trust_code: Import code that the run's configuration names.
     """
     run = load_run(Path(directory))
     experiment, seen, other, verbatim = compared(run, trust_code)
@@ -50,12 +46,6 @@ def compared(run: Run, trust_code: bool = False) -> tuple[Experiment, Seen, Seen
     """Return a run's experiment, one more round as its server sees it, and the same of a shadow federation.
 
     The findings are those of a server that does more than look on.
-
-    Args:
-        trust_code: Whether to import code that the run's configuration names.
-
-    Raises:
-        ProtofedError: As :func:`reopened` and :func:`shadow`.
     """
     experiment, federation, federated = reopened(run, trust_code)
     with closing(federation.executor):
@@ -71,11 +61,7 @@ def compared(run: Run, trust_code: bool = False) -> tuple[Experiment, Seen, Seen
 def attack(
     seen: Seen, shadow: Seen, class_names: tuple[str, ...], seed: int
 ) -> tuple[list[Finding], list[Reconstruction]]:
-    """Return the findings of all attacks, and the pictures; neither where nothing is sent.
-
-    Args:
-        class_names: Names of the ``K`` classes.
-    """
+    """Return the findings of all attacks, and the pictures; neither where nothing is sent."""
     if not seen.senders:
         return [], []
     made, pictures = reconstruct(seen, shadow, class_names, seed)
@@ -95,7 +81,7 @@ def attack(
 
 
 def sent(seen: Seen) -> str:
-    """Return what an upload holds, in words."""
+    """Describe the content of an upload."""
     schema = seen.method.upload_schema
     if schema is None or not seen.senders:
         return "nothing"
@@ -105,10 +91,10 @@ def sent(seen: Seen) -> str:
 
 
 def protections(experiment: Experiment, *, noisy: bool) -> tuple[str, ...]:
-    """Return what stood between clients and observers, as sentences.
+    """Describe the protections between clients and observers, in sentences.
 
     Args:
-        noisy: Whether noise was added: ``privacy.mode`` alone shortens vectors, which hides nothing.
+        noisy: ``privacy.mode`` alone shortens vectors, which hides nothing.
     """
     sentences = []
     if experiment.wire.codec not in ("float32", "float64"):

@@ -1,4 +1,4 @@
-"""What an audit found, as data for the report and for ``audit.json``."""
+"""The findings of an audit, as data for the report and for ``audit.json``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from protofed.runs import Spent
+from protofed.runs.spent import Spent
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,12 @@ class Finding:
     """The result of one attack by one observer.
 
     Attributes:
-        attack: What the observer wanted to know.
+        attack: The observer's question.
         observer: Who attacks, and with what.
-        measure: The figure, in words.
-        value: The figure; None if the attack has nothing to work on.
-        baseline: The same figure for a guess that saw nothing of the run.
-        error: Standard error of the figure; None if none is known.
-        note: What the figure rests on, or why there is none, as a sentence.
-        key: Name of the attack in tables of several runs.
+        value: None if the attack has nothing to work on.
+        baseline: The figure of a guess that saw nothing of the run.
+        error: Standard error; None if unknown.
+        note: The basis of the figure, or why there is none, as a sentence.
     """
 
     attack: str
@@ -37,7 +35,7 @@ class Finding:
 
     @property
     def learned(self) -> bool | None:
-        """Whether the attack beats its guess by more than two standard errors; None if it has nothing to say."""
+        """Return whether the attack beats its guess by more than two standard errors; None without a figure."""
         if self.value is None or self.baseline is None:
             return None
         margin = 2 * self.error if self.error is not None else 0.05 * abs(self.baseline)
@@ -58,8 +56,6 @@ class Reconstruction:
     """An input that an attack made of one class of one client.
 
     Attributes:
-        client: The client.
-        label: The class.
         found: ``(*input_shape)`` the reconstruction, in [0, 1].
         nearest: The most similar one of the client's training samples of the class.
         guess: The mean of public samples of the class.
@@ -85,14 +81,8 @@ class Audit:
     """All findings on one run.
 
     Attributes:
-        method: Name of the method.
-        round: The round whose messages were attacked.
-        clients: Number of clients whose uploads were attacked.
-        sent: Names of the fields of an upload, in words.
-        protections: What stood between the clients and the observers, as sentences.
-        spent: What differential privacy has cost over the run, without the attacked round; None without noise.
-        findings: Results of the attacks.
-        pictures: Reconstructions.
+        sent: Fields of an upload, in words.
+        spent: Cost of differential privacy over the run, without the attacked round; None without noise.
     """
 
     method: str

@@ -19,10 +19,11 @@ from protofed.apps.audit.seen import told
 from protofed.compute.seeding import generator
 from protofed.methods.contract import Tensors
 from protofed.models import SplitModel
-from protofed.rounds import Federation
+from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData
-from protofed.visits import Roster, Sequential
 from protofed.visits.batches import normalise
+from protofed.visits.executor import Sequential
+from protofed.visits.roster import Roster
 
 SERVER = "A server that crafts the weights it sends"
 CLOSE = 0.01
@@ -35,8 +36,8 @@ class Door(NamedTuple):
     """The first two layers of a network whose weights are sent down and come back.
 
     Attributes:
-        first: Name of a linear layer on the inputs, with ReLU.
-        second: Name of the linear layer that follows.
+        first: A linear layer on the inputs, with ReLU.
+        second: The linear layer that follows.
     """
 
     first: str
@@ -88,12 +89,7 @@ def crafted(weights: Tensors, at: Door, known: Tensor, step: float, random: torc
 
 
 def readings(before: Tensors, after: Tensors, at: Door) -> Tensor:
-    """Return ``(r, D)`` inputs that explain how the first layer changed, one per pair of neighbouring units.
-
-    Args:
-        before: The weights that were sent.
-        at: The layers that were crafted.
-    """
+    """Return ``(r, D)`` inputs that explain how the first layer changed, one per pair of neighbouring units."""
     weight, bias = ((after[n] - before[n]).double() for n in (f"{at.first}.weight", f"{at.first}.bias"))
     weight, bias = (t - torch.cat([t[1:], torch.zeros_like(t[:1])]) for t in (weight, bias))
     moved = bias.abs() > 1e-4 * bias.abs().max().clamp(min=1e-30)
@@ -101,11 +97,10 @@ def readings(before: Tensors, after: Tensors, at: Door) -> Tensor:
 
 
 def read_verbatim(federation: Federation, federated: FederatedData, round: int, *, free: bool) -> Finding:
-    """Let all clients train a round on crafted weights, and count the training samples that can be read.
+    """Train a round on crafted weights, and count the training samples that can be read; only models change.
 
     Args:
-        federation: The federation; the clients' models change, the server's state stays as it is.
-        free: Whether the server chooses the batch size and the number of epochs as well.
+        free: The server chooses the batch size and the number of epochs as well.
     """
     question, key = "Which training samples can be read?", "verbatim" if free else "verbatim_pinned"
     measure = "share read to 1 %"

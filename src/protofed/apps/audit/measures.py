@@ -1,4 +1,4 @@
-"""How well an attack tells two groups apart, and the two small models that attacks are fitted with."""
+"""Measures of attacks that tell two groups apart, and the two small models that attacks are fitted with."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ STEPS = 25
 
 
 def auc(positive: Tensor, negative: Tensor) -> float:
-    """Return the probability that a positive scores higher than a negative; ties count one half.
-
-    Args:
-        positive: ``(m,)`` scores.
-        negative: ``(n,)`` scores.
-
-    Returns:
-        The area under the ROC curve; NaN if a group is empty.
-    """
+    """Return the area under the ROC curve of ``(m,)`` and ``(n,)`` scores; NaN if a group is empty."""
     if not len(positive) or not len(negative):
         return math.nan
     ordered = negative.double().sort().values
@@ -40,13 +32,7 @@ def auc_error(value: float, positive: int, negative: int) -> float:
 
 
 def caught(positive: Tensor, negative: Tensor, most: float = 0.01) -> float:
-    """Return the share of positives that score above all but a share of the negatives.
-
-    Args:
-        positive: ``(m,)`` scores.
-        negative: ``(n,)`` scores.
-        most: Share of negatives that may be mistaken for positives.
-    """
+    """Return the share of positives that score above all but the share ``most`` of the negatives."""
     if not len(positive) or not len(negative):
         return math.nan
     allowed = int(most * len(negative))
@@ -55,12 +41,7 @@ def caught(positive: Tensor, negative: Tensor, most: float = 0.01) -> float:
 
 
 class Logistic:
-    """Logistic regression on standardised features, with a small ridge.
-
-    Args:
-        features: ``(n, p)``.
-        labels: ``(n,)`` bool.
-    """
+    """Logistic regression of ``(n,)`` bool on standardised ``(n, p)`` features, with a small ridge."""
 
     def __init__(self, features: Tensor, labels: Tensor) -> None:
         x = features.double()
@@ -85,12 +66,7 @@ class Logistic:
 
 
 class LeastSquares:
-    """Least squares on standardised features, with a small ridge.
-
-    Args:
-        features: ``(n, p)``.
-        targets: ``(n,)``.
-    """
+    """Least squares of ``(n,)`` numbers on standardised ``(n, p)`` features, with a small ridge."""
 
     def __init__(self, features: Tensor, targets: Tensor) -> None:
         x = features.double()
@@ -114,10 +90,10 @@ def similarity(a: Tensor, b: Tensor, window: int = 7) -> Tensor:
 
     Args:
         a: ``(n, C, H, W)`` images, or ``(n, D)`` vectors.
-        window: Side of the window in pixels.
+        window: Side in pixels.
 
     Returns:
-        ``(n,)`` values in [-1, 1], 1 for equal images.
+        ``(n,)`` in [-1, 1], 1 for equal images.
     """
     if a.dim() != 4 or min(a.shape[2:]) < window:
         a, b = (t.flatten(1).unsqueeze(1) for t in (a, b))

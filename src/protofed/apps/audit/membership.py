@@ -39,13 +39,13 @@ Look = Callable[[Sender], SplitModel | None]
 
 @dataclass(frozen=True)
 class Observed:
-    """What an attacker observes of samples of the clients' classes, with the truth.
+    """An attacker's observations of samples of the clients' classes, with the truth.
 
     Attributes:
         figures: ``(n, p)`` figures that may tell training samples from others; see :func:`_figures`.
         ratio: ``(n,)`` logarithms of :func:`likelihood_ratio`; 0 where the upload has no prototype.
-        member: ``(n,)`` bool, whether it is a training sample.
-        size: ``(n,)`` number of training samples of its class at its client.
+        member: ``(n,)`` bool: training samples.
+        size: ``(n,)`` training samples of its class at its client.
         client: ``(n,)`` number of its client.
     """
 
@@ -87,12 +87,11 @@ def membership(seen: Seen, shadow: Seen) -> list[Finding]:
 
 
 def observed(seen: Seen, shadow: Seen, look: Look, *, upload: bool = True) -> Observed:
-    """Return what is observed of all clients' training samples, and of their other samples of the same classes.
+    """Observe all clients' training samples, and their other samples of the same classes.
 
     Args:
-        shadow: The shadow federation, whose training samples are public to the attacker.
-        look: The network that the attacker looks through; None to leave a client out.
-        upload: Whether uploads are compared with samples.
+        look: The network that the attacker looks through; None leaves a client out.
+        upload: Compare uploads with samples.
     """
     K = seen.num_classes
     counts = {s.name: s.train.counts(K) for s in seen.senders}
@@ -118,12 +117,7 @@ def observed(seen: Seen, shadow: Seen, look: Look, *, upload: bool = True) -> Ob
 
 
 def outputs(model: SplitModel, samples: Samples) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``(n, d)`` features, ``(n, K)`` logits and ``(n, D)`` normalised inputs of samples, in float64.
-
-    Args:
-        model: The network, in eval mode.
-        samples: At least one sample.
-    """
+    """Return ``(n, d)`` features, ``(n, K)`` logits and ``(n, D)`` normalised inputs of samples, in float64."""
     with torch.no_grad():
         found = [(model(batch.x), batch.x.flatten(1)) for batch in batches(samples, model)]
     parts = ([o.features for o, _ in found], [o.logits for o, _ in found], [x for _, x in found])
@@ -199,21 +193,16 @@ def _ratio(
 
 
 def likelihood_ratio(x: Tensor, prototypes: Tensor, number: float, mean: Tensor, covariance: Tensor) -> Tensor:
-    """Return how much more likely a prototype is if a sample is among those of which it is the mean.
+    """Return the ``(m,)`` log-likelihood ratios of a prototype with and without each of ``(m, d)`` samples.
 
     With features of normal distribution ``N(µ, Σ)``, the mean of n of them has ``N(µ, Σ/n)``, and if one of them is
     x, ``N(µ + (x − µ)/n, (n − 1)/n²·Σ)``: for n = 1 it is x. The ratio of such densities is Homer et al.'s question
     (2008) as Sankararaman et al. (2009) answer it for means of genotypes.
 
     Args:
-        x: ``(m, d)`` features.
         prototypes: ``(r, d)``; entries that are 0 for all were not sent. The most likely counts.
-        number: ``n``.
         mean: ``(d,)``, ``µ``.
         covariance: ``(d, d)``, ``Σ``.
-
-    Returns:
-        ``(m,)`` logarithms.
     """
     sent = (prototypes != 0).any(0)
     root = torch.linalg.cholesky(covariance[sent][:, sent])
@@ -256,11 +245,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def strongest(known: Observed) -> str:
-    """Return the name of the attack with the largest AUC on clients of the shadow federation that it did not see.
-
-    Args:
-        known: What is observed of the shadow federation.
-    """
+    """Return the attack with the largest AUC on clients of the shadow federation that it did not see."""
     if not bool(known.ratio.any()):
         return next(iter(ATTACKS))
     clients = known.client.unique()
@@ -286,13 +271,7 @@ def _both_kinds(o: Observed) -> bool:
 def _findings(
     observer: str, known: Observed, wanted: Observed, alone: dict[str, float | None] | None = None
 ) -> list[Finding]:
-    """Fit the strongest attack where the truth is known, and judge it, over all samples and by size of the class.
-
-    Args:
-        known: What is observed of the shadow federation.
-        wanted: What is observed of the run.
-        alone: Figures that are reached without the upload, by key, which are the guess; None for 0.5.
-    """
+    """Fit the strongest attack where the truth is known, and judge it over all samples and by class size."""
     question = "Was a sample used for training?"
     key = "membership" if observer == SERVER else "membership_informed"
     if not (_both_kinds(known) and _both_kinds(wanted)):

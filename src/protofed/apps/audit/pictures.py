@@ -30,13 +30,11 @@ def reconstruct(
     """Make typical inputs of clients' largest classes from their uploads (Fredrikson et al. 2015).
 
     Args:
-        shadow: The shadow federation, whose training samples are public to the attacker.
-        class_names: Names of the ``K`` classes.
-        seed: Seed of the optimisation's start.
-        clients: Number of clients; those with the most samples are attacked.
+        seed: Of the optimisation's start.
+        clients: Those with the most samples are attacked.
 
     Returns:
-        The findings, through a stranger's model and through the sender's, and the pictures of the latter, if any.
+        Findings through a stranger's model and through the sender's, and the pictures of the latter, if any.
     """
     unknown = strangers(seen, shadow)
     targets = sorted((s for s in seen.senders if s.name in unknown), key=lambda s: -len(s.train))[:clients]
@@ -82,7 +80,7 @@ def reconstruct(
 
 
 def _goal(sender: Sender, labels: Tensor, model: SplitModel) -> tuple[str, Tensor] | None:
-    """Return which of the model's outputs the upload describes, and its ``(n, width)`` values of some classes."""
+    """Return the model's output that an upload describes, and its ``(n, width)`` values of some classes."""
     for rows in sender.rows:
         kind = {model.feature_dim: "features", model.num_classes: "logits"}.get(rows.values.shape[1])
         if kind:
@@ -104,18 +102,13 @@ def optimise(
     public: Samples,
     random: torch.Generator,
 ) -> Tensor:
-    """Return inputs whose outputs are as an upload says, starting from the mean of public samples of the class.
+    """Return ``(n, *input_shape)`` inputs with the outputs of an upload, starting from public class means.
 
     Args:
-        model: The network that the attacker looks through.
         labels: ``(n,)`` classes to make.
         goal: Output of the network and ``(n, width)`` values that it should have, up to their length; None to make
             the class as certain as possible.
-        public: Samples that tell the range of inputs.
-        random: Generator of the noise that breaks the start's symmetries.
-
-    Returns:
-        ``(n, *input_shape)`` normalised inputs.
+        public: Tell the range of inputs.
     """
     dtype = next(model.parameters()).dtype
     known = normalise(public.x[:512], dtype)

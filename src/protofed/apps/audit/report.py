@@ -19,11 +19,7 @@ WORDS = {True: "yes", False: "no", None: "–"}
 
 
 def write_audit(audit: Audit, out: Path) -> Path:
-    """Write one page about an audit, and ``audit.json`` beside it.
-
-    Raises:
-        OutputError: If a file cannot be written.
-    """
+    """Write one page about an audit, and ``audit.json`` beside it."""
     write_text(out.with_suffix(".json"), json.dumps(audit.to_dict(), indent=1, allow_nan=False) + "\n")
     template = environment().get_template("audit.html")
     pictures = [
@@ -76,7 +72,7 @@ def guarantee(audit: Audit) -> str:
 
 
 def summary(audit: Audit) -> list[str]:
-    """Return what was learned, one sentence per finding that beats its guess."""
+    """Describe in one sentence each finding that beats its guess."""
     if not audit.findings:
         return ["Clients send nothing, so there is nothing to attack."]
     sentences = [
@@ -89,11 +85,7 @@ def summary(audit: Audit) -> list[str]:
 
 
 def picture(image: Tensor) -> str:
-    """Return an image as a PNG in base64.
-
-    Args:
-        image: ``(C, H, W)`` in [0, 1].
-    """
+    """Return a ``(C, H, W)`` image in [0, 1] as a PNG in base64."""
     from PIL import Image
 
     pixels = (image.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8)

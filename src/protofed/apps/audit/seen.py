@@ -1,4 +1,4 @@
-"""What a server sees: one more round of a finished run, and of a federation trained to compare it with.
+"""A server's view: one more round of a finished run, and of a federation trained to compare it with.
 
 A run keeps no uploads. Its end does keep everything that a next round starts from, so the next round that
 communicates shows what the server is sent, through the same codec and the same stages as in the run.
@@ -20,8 +20,8 @@ from protofed.experiments.ending import ModelsDescription, forgotten, named_code
 from protofed.experiments.loading import load_data
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.models import SplitModel
-from protofed.rounds import Federation
-from protofed.runs import Run
+from protofed.rounds.loop import Federation
+from protofed.runs.run import Run
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.robust.vectors import parts_of
 from protofed.wire.schema import Payload
@@ -37,7 +37,7 @@ class Rows:
     Attributes:
         values: ``(k, width)``; entries that were not sent are 0.
         classes: ``(k,)`` int64.
-        sums: Whether each is a sum over the sender's samples.
+        sums: Each is a sum over the sender's samples.
     """
 
     values: Tensor
@@ -50,17 +50,13 @@ class Sender:
     """A client whose upload is attacked, with the truth by which attacks are judged.
 
     Attributes:
-        name: The client.
-        model: Its model as it was when it sent the upload.
-        kind: Key of the clients whose models have the same modules and shapes.
-        train: Its training samples.
-        others: Samples of the same client that it was not trained on.
+        model: As it was when it sent the upload.
+        others: Samples that it was not trained on.
         upload: The upload. With secure aggregation the server sees nothing of it but the following, from the sum.
-        payload: What is seen of it.
-        weights: Weights in the upload, by name in the network they belong to.
-        rows: Vectors in the upload, by class.
-        counts: Numbers of samples in the upload: ``(K,)`` per class, and of all classes; None if they are not sent.
-        opening: Weights that the client was sent at the start of the round, by name; empty if it was sent none.
+        payload: The part that is seen.
+        weights: By name in the network they belong to.
+        counts: Sent numbers of samples, ``(K,)`` per class, and of all classes; None where not sent.
+        opening: Weights sent at the start of the round, by name; may be empty.
     """
 
     name: str
@@ -81,15 +77,10 @@ class Seen:
     """One round of a federation as its server sees it.
 
     Attributes:
-        method: The method.
-        round: The round.
-        server: The server's state before the round.
-        senders: The clients that sent something.
-        num_classes: ``K``.
-        federation: The federation.
-        summed: Whether it is sent the clients' mean or sum alone.
-        outside: The same round as those see it who are given the server's state, if noise keeps single uploads from
-            them and not from the server; None if they see the same.
+        server: State before the round.
+        summed: The server is sent the clients' mean or sum alone.
+        outside: The same round for those who are given the server's state, if noise hides single uploads from them
+            and not from the server; otherwise None.
     """
 
     method: Method
@@ -106,12 +97,11 @@ def reopened(run: Run, trust_code: bool = False) -> tuple[Experiment, Federation
     """Return the federation of a finished run as the run left it; the caller closes its executor.
 
     Args:
-        trust_code: Whether to import code that the run's configuration names.
+        trust_code: Import code that the run's configuration names.
 
     Raises:
         CheckpointError: If the run has not finished, or kept no state to go on from.
-        DataError: If it names code that is not trusted.
-        ProtofedError: If its data are gone.
+        DataError: If the run names code that is not trusted.
     """
     if not run.finished:
         raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
@@ -139,11 +129,7 @@ def reopened(run: Run, trust_code: bool = False) -> tuple[Experiment, Federation
 
 
 def observe(federation: Federation, federated: FederatedData) -> Seen:
-    """Train the next round that communicates, and return what the server receives.
-
-    Args:
-        federation: The federation; its server's state stays as it is.
-    """
+    """Train the next round that communicates, and return what the server receives."""
     method, first = federation.method, federation.round + 1
     round = next((r for r in range(first, first + SILENCE) if method.sends(r)), 0)
     names = federation.participation.able
@@ -167,11 +153,9 @@ def observe(federation: Federation, federated: FederatedData) -> Seen:
 
 
 def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: int | None = 0) -> list[Upload]:
-    """Return what those see of some uploads from whom single ones are hidden: what has their sum, or the same.
+    """Return the view of some uploads for those from whom single ones are hidden: equal sums, or the same.
 
     Args:
-        uploads: At least one upload.
-        round: Number of the round, from 1.
         draw: Number of the noise, 0 for that of the round; None for no noise.
     """
     seed = derive(federation.seed, "audit", draw) if draw else federation.seed
@@ -228,12 +212,6 @@ def shadow(experiment: Experiment, federated: FederatedData) -> tuple[Federation
 
     An attacker that knows what data are like trains one of its own and learns from it what uploads give away. The
     numbers of samples per client and class stay. The caller closes its executor.
-
-    Args:
-        federated: The clients' data in the run.
-
-    Raises:
-        ConfigError: If the experiment starts from another run, whose clients have seen all these samples.
     """
     if experiment.model.start:
         raise ConfigError("model.start: its clients have seen the samples of every draw: audit that run instead")

@@ -37,9 +37,7 @@ class Admission:
     """Clients that are compatible with each other.
 
     Attributes:
-        clients: Descriptions of the clients, in the order of the federation.
-        classes: Names of all classes, in order.
-        left_out: Reason for each client that cannot take part, by name.
+        left_out: Reason for each client that cannot take part.
     """
 
     clients: list[Description]
@@ -53,17 +51,10 @@ class Admission:
 
 
 def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: Sequence[str] = ()) -> Admission:
-    """Return the clients that can take part together.
+    """Return the clients that can take part together, in order of arrival.
 
     Args:
-        descriptions: Descriptions of all clients, in order of arrival.
-        chosen: Names of the classes in order, if the operator of the server sets them; else empty.
-
-    Returns:
-        The clients that take part, their classes, and the reasons for the others.
-
-    Raises:
-        ConfigError: If the experiment itself does not suit the method, whatever the clients are.
+        chosen: Class names in order, if the operator of the server sets them.
     """
     admission = Admission(list(descriptions))
     for check in (_settings, _counts, partial(_sites, chosen=chosen), _shapes, _encoders):
@@ -83,13 +74,13 @@ def class_order(
     """Determine the order of the classes and the clients that do not fit it.
 
     Args:
-        descriptions: Descriptions of all clients, in order of arrival.
-        chosen: Names of the classes in order, if the operator of the server sets them; else empty.
+        descriptions: In order of arrival.
+        chosen: Class names in order, if the operator of the server sets them.
 
     Returns:
-        The names of the classes in order, and the reason for each client that does not fit, by name. The names are
-        ``chosen`` if given; the clients' common list if they all have the same; otherwise the longest list of
-        numbered classes, or the sorted union of named ones, as for a federation folder with the same clients.
+        The class names in order, and the reason for each client that does not fit. The names are ``chosen`` if
+        given; the clients' common list if they all have the same; otherwise the longest list of numbered classes,
+        or the sorted union of named ones, as for a federation folder with the same clients.
     """
     unfit: dict[str, str] = {}
     holding = [d for d in descriptions if any(d.train) or any(d.test)]

@@ -20,16 +20,10 @@ IGNORED = """# Flower does not bundle ignored files: `flwr run` sends only pypro
 
 
 def create_app(directory: Path) -> list[Path]:
-    """Write a Flower app.
-
-    Args:
-        directory: A directory that is empty or does not exist yet.
+    """Write a Flower app into a directory that is empty or new.
 
     Returns:
-        Paths of ``pyproject.toml``, with the defaults of a run's configuration, and ``.gitignore``.
-
-    Raises:
-        ConfigError: If the directory is not empty or cannot be created.
+        ``pyproject.toml``, with the defaults of a run's configuration, and ``.gitignore``.
     """
     check_new(directory, "an app is never overwritten")
     text = resources.files("protofed.apps.flower").joinpath("app.toml").read_text(encoding="utf-8")

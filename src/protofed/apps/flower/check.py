@@ -39,16 +39,12 @@ class CheckRequest:
     """Inputs of the checks; a check is skipped if its input is None.
 
     Attributes:
-        client_dir: Folder of one client, with ``train``, ``test`` and optionally ``client.toml``.
-        classes: Names of all classes of the federation in order; may be empty.
-        recipe: Recipe of the experiment in which the node will take part.
-        overrides: Overrides of the recipe, as ``NAME=VALUE``.
-        state_dir: Folder in which the node keeps its model between rounds.
-        superlink: Address of the SuperLink, as ``HOST:PORT``.
-        root_certificates: File with the certificate of the authority that signed the SuperLink's.
-        key: File with the node's private key.
-        roster: File with the signed list of clients, for secure aggregation.
-        authority: File with the certificate of the authority that signed the roster.
+        client_dir: With ``train``, ``test`` and optionally ``client.toml``.
+        classes: Of the federation in order; may be empty.
+        state_dir: Keeps the node's model between rounds.
+        superlink: As ``HOST:PORT``.
+        root_certificates: The certificate of the authority that signed the SuperLink's.
+        authority: The certificate of the authority that signed the roster.
     """
 
     client_dir: Path | None = None

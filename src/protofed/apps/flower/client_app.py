@@ -42,8 +42,7 @@ def query(message: Message, context: Context) -> Message:
     """Describe the node's clients to the server, or state the size of one client's model or that its state is here.
 
     Args:
-        message: The server's question: a job if it is about one client, else the experiment's configuration.
-        context: Flower's context, with the node's configuration.
+        message: A job if it is about one client, else the experiment's configuration.
     """
 
     def act(values: Values) -> Values:
@@ -66,11 +65,7 @@ def query(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train one client.
-
-    Args:
-        context: Flower's context, with the node's configuration.
-    """
+    """Train one client."""
     return _visit(message, context, partial(_train, context))
 
 
@@ -79,7 +74,7 @@ def secure(message: Message, context: Context) -> Message:
     """Answer a stage of secure aggregation for one client.
 
     Args:
-        context: Flower's context, in which the client's secrets rest between the stages of a round.
+        context: The client's secrets rest here between the stages of a round.
     """
     known = partial(held.peers_of, context.node_config)
     return _answer(message, lambda values: held.answer(context.state, values, _node(context).state, known))
@@ -87,11 +82,7 @@ def secure(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate one client, and train it for the next round if the message has a job for that as well.
-
-    Args:
-        context: Flower's context, with the node's configuration.
-    """
+    """Evaluate one client, and train it for the next round if the message has a job for that as well."""
     anew: dict[str, str] = {}  # clients that start afresh in this message do so once
 
     def work(node: Node, job: Job) -> Values:

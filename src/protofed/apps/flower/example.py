@@ -21,14 +21,8 @@ HOSPITALS = {
 def create_example(directory: Path) -> list[str]:
     """Write a folder for each hospital with its share of scikit-learn's 1,797 digits; at most two share a class.
 
-    Args:
-        directory: A directory that is empty or does not exist yet.
-
     Returns:
-        One line of description for each hospital.
-
-    Raises:
-        ConfigError: If the directory is not empty or cannot be created.
+        A line about each hospital.
     """
     check_new(directory, "data are never overwritten")
     images, labels = read_digits()

@@ -15,10 +15,7 @@ def check_new(directory: Path, never: str) -> None:
     """Refuse a folder that is neither new nor empty.
 
     Args:
-        never: The rule that protects existing files, for the message, e.g. ``"keys are never overwritten"``.
-
-    Raises:
-        ConfigError: If it is a file or a folder that is not empty.
+        never: Rule that protects existing files, e.g. ``"keys are never overwritten"``.
     """
     target = directory.expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -33,14 +30,7 @@ def write_folder(directory: Path, files: Mapping[str, tuple[bytes, int]]) -> lis
     ``directory`` has received files in the meantime.
 
     Args:
-        directory: A directory that is empty or does not exist yet.
-        files: Content and mode of each file by name, which may contain slashes.
-
-    Returns:
-        The paths of the files.
-
-    Raises:
-        ConfigError: If the files cannot be written.
+        files: Content and mode by name, which may contain slashes.
     """
     target = directory.expanduser().resolve()
     try:

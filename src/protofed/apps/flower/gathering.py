@@ -35,14 +35,12 @@ class Gathering:
     """Conditions for the clients before the first round.
 
     Attributes:
-        clients: Number of clients to wait for; 0 for as many as a round needs and any others that have arrived by
-            then.
-        wait_s: Seconds to wait.
-        classes: Names of all classes in order; empty to take them from the clients.
+        clients: 0 for as many as a round needs and any others that have arrived by then.
+        classes: In order; empty to take them from the clients.
         roster: File with the clients' public keys (see :func:`~protofed.apps.flower.identity.read_roster`); "" to
             bind each name to the first key that uses it.
         identity: ``key``, or ``name`` to trust the names that nodes state, if these are not authenticated.
-        clients_per_node: Maximum number of clients per node.
+        clients_per_node: Maximum.
     """
 
     clients: int = 0
@@ -69,10 +67,7 @@ class Gathering:
         """Return the most samples that clients are believed to have, by name.
 
         Args:
-            stated: Those of ``robust.admitted``, over which the roster has precedence.
-
-        Raises:
-            ConfigError: If a client in ``stated`` is missing from the roster.
+            stated: Those of ``robust.admitted``, which yield to the roster.
         """
         if not self.roster:
             return dict(stated)
@@ -95,14 +90,9 @@ class Party:
     """The clients of a run.
 
     Attributes:
-        run: Identifier of the run.
-        clients: Descriptions of the clients, in the order of the federation.
-        classes: Names of all classes, in order.
-        sizes: Sizes of the models that the server does not build, by client.
-        left_out: Reason for each node or client that does not take part, by name.
-        keys: Fingerprint of each client's key, by name.
-        order: Number of the server's latest start, with which the numbers of its requests begin.
-        anew: Client and round of each fresh start of a client whose node had lost its state.
+        sizes: Of models that the server does not build, by client.
+        left_out: Reason by node or client.
+        anew: Client and round of each fresh start after a node had lost the state.
     """
 
     run: RunName
@@ -120,11 +110,7 @@ class Party:
 
     @classmethod
     def of(cls, tree: object, experiment: Experiment) -> Party:
-        """Return a party from plain values; the inverse of :meth:`to_tree`.
-
-        Raises:
-            ValueError: If a value is missing, of another type, or out of range.
-        """
+        """Return a party from plain values; the inverse of :meth:`to_tree`."""
         found = decoded(tree, cls, error=ValueError, exact=True)
         dims = {d.name: d.settings.get("d", experiment.model.d) for d in found.clients}
         return replace(
@@ -138,12 +124,6 @@ class Party:
 
 def meet(nodes: Nodes, experiment: Experiment, gathering: Gathering) -> Party:
     """Wait for clients and admit those that can take part together.
-
-    Args:
-        gathering: Conditions for the clients.
-
-    Returns:
-        The clients of a new run.
 
     Raises:
         FederationError: If too few clients arrive or are compatible.
@@ -185,17 +165,7 @@ def recall(
     """Wait until enough clients of a resumed run are connected.
 
     Args:
-        path: The file that records the run's clients.
-        gathering: Conditions for the clients.
-        generations: Name of the state with which each client ended, by name, if the run had finished; enough nodes
-            must still have theirs.
-
-    Returns:
-        The clients of the run, connected or not.
-
-    Raises:
-        CheckpointError: If the file is damaged.
-        FederationError: If too few clients connect, or have the state with which they ended.
+        generations: Last states by client, if the run had finished; enough nodes must still have theirs.
     """
     try:
         party = Party.of(read_json(path), experiment)

@@ -15,10 +15,11 @@ from protofed.apps.flower.messages import Job, Scored, Values, VisitOutcome, rea
 from protofed.apps.flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of, values_of
 from protofed.compute.optimizers import check_kept
 from protofed.errors import PayloadError
-from protofed.rounds import ServerState
+from protofed.rounds.state import ServerState
 from protofed.storage.snapshots import Snapshot, pack, unpack
 from protofed.untrusted import claims
-from protofed.visits import Evaluated, Messages, Missing, Roster, Trained
+from protofed.visits.contract import Evaluated, Messages, Missing, Trained
+from protofed.visits.roster import Roster
 
 if TYPE_CHECKING:
     from protofed.stages.secure.protocol import Stage
@@ -41,13 +42,10 @@ class GridExecutor:
     Nodes of a deployment keep their clients; the server knows the name of the state that each of them holds.
 
     Args:
-        order: Number of the first request, higher than all earlier ones of the run.
-        clients: The clients as the server knows them.
-        state: The server's state, with the names of the client states that nodes have confirmed.
-        summaries: Summary of the federation for each client, as JSON, by name.
-        scored: Numbers of samples that each client counts for, by name.
-        deadline: Seconds to wait for the answers of a round; 0 for no limit.
-        began_anew: Called with the name of a client that started afresh because its state was lost, and the round.
+        order: Of the first request, higher than all earlier ones of the run.
+        summaries: By client, as JSON.
+        scored: Numbers of samples that each client counts for.
+        began_anew: Called with a client that started afresh because its state was lost, and the round.
     """
 
     remote = True
@@ -81,15 +79,7 @@ class GridExecutor:
         self.early: dict[str, tuple[Job, Trained, VisitOutcome]] = {}
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
-        """Train the named clients at their nodes.
-
-        Args:
-            messages: Encoded broadcast for each client, or None, by name.
-            round: Number of the round, from 1.
-
-        Yields:
-            Results in the order of ``names``; ``Missing`` for a client without a usable answer.
-        """
+        """Train clients at their nodes, in this order; ``Missing`` stands for one without a usable answer."""
         if round != self.round:  # a repeated round starts from the same states
             self.round, self.origins = round, dict(self.state.generations)
         jobs = [self._job(name, messages[name], round, self.origins) for name in names]
@@ -108,15 +98,10 @@ class GridExecutor:
     def evaluate(
         self, names: Iterable[str], messages: Messages | None, round: int
     ) -> Iterator[Evaluated | Missing]:
-        """Evaluate the named clients at their nodes.
+        """Evaluate clients at their nodes, in this order; ``Missing`` stands for one without a usable answer.
 
         Args:
-            messages: Encoded broadcast to deliver to each client first, by name; None to evaluate clients as
-                training left them.
-            round: Number of the round, from 1.
-
-        Yields:
-            Results in the order of ``names``; ``Missing`` for a client without a usable answer.
+            messages: Delivered first; None to evaluate clients as training left them.
         """
         jobs, further = [], {}
         for name in names:
@@ -173,10 +158,7 @@ class GridExecutor:
         """Send jobs; yield each answer in the order of the jobs, as soon as those before it are there.
 
         Args:
-            jobs: The jobs, one per client.
-            done: Answers that exist, by name of the client; these jobs are not sent.
-            further: Jobs to train, by name of the client, sent with those of these clients. Usable answers are
-                kept for the next call of :meth:`train`.
+            further: Training jobs to send along; usable answers are kept for the next call of :meth:`train`.
         """
         self.nodes.refresh()
         sent = [job for job in jobs if job.client in self.nodes.node_of and job.client not in done]
@@ -220,12 +202,7 @@ class GridExecutor:
         return replace(job, state=pack(self.clients.snapshot(job.client))) if self.clients.rests_here else job
 
     def _groups(self, jobs: Sequence[Job], further: Mapping[str, Job]) -> list[list[Job]]:
-        """Divide jobs into those of one message each: in a simulation, several visits to the same node.
-
-        Args:
-            jobs: The jobs, one per client.
-            further: A second job for some clients, by name, in the same message.
-        """
+        """Divide jobs into those of one message each: in a simulation, several visits to the same node."""
         most = self._together() if self.clients.rests_here else 1
         by_node: dict[int, list[Job]] = {}
         for job in jobs:
@@ -252,11 +229,7 @@ class GridExecutor:
         return int(max(1, *sizes))
 
     def _left(self, job: Job, values: Values) -> tuple[VisitOutcome, Snapshot | None]:
-        """Read the outcome of a visit for its client, with the client's state if it travels and has changed.
-
-        Raises:
-            PayloadError: If the outcome is missing or invalid, or the client does not fit its model.
-        """
+        """Read the outcome of a visit for its client, with the client's state if it travels and has changed."""
         left = VisitOutcome.of(values)
         if not self.clients.rests_here:
             if left.state is not None:

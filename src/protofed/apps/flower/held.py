@@ -34,14 +34,7 @@ SETTINGS = ("roster", "authority", "key")
 
 
 def check_agreement(config: Mapping[str, Any], name: str, secure: bool) -> None:
-    """Check that a node and a run agree on secure aggregation, before any training.
-
-    Args:
-        secure: Whether the run has secure aggregation.
-
-    Raises:
-        ConfigError: If they do not.
-    """
+    """Check that a node and a run agree on secure aggregation, before any training."""
     if secure:
         peers_of(config, name)
     elif "roster" in config:
@@ -52,11 +45,7 @@ def check_agreement(config: Mapping[str, Any], name: str, secure: bool) -> None:
 
 
 def peers_of(config: Mapping[str, Any], name: str) -> Peers:
-    """Return what a node takes for true about the other clients of a round.
-
-    Raises:
-        ConfigError: If a node of a deployment has no roster, or its roster, authority, key and settings do not fit.
-    """
+    """Return a node's knowledge of the other clients of a round."""
     if not {"client-dir", "state-dir"} & config.keys():
         return TRUSTING  # a simulation, whose nodes and server are one program
     missing = [setting for setting in SETTINGS if setting not in config]
@@ -90,25 +79,14 @@ def check(folder: Path | None, job: Job) -> None:
     Of the sums over two groups of clients, the difference could be one client's upload.
 
     Args:
-        folder: Folder of the node's clients; None for a node of a simulation, which hides nothing.
-
-    Raises:
-        PayloadError: If it has.
-        CheckpointError: If the record of it is damaged.
+        folder: None for a node of a simulation, which hides nothing.
     """
     if folder is not None and job.round <= revealed(folder / job.client).get(job.run, 0):
         raise PayloadError(f"the upload of round {job.round} has been added up, and is not offered twice")
 
 
 def keep(state: RecordDict, job: Job, offer: bytes) -> bytes:
-    """Keep what a client would add to a sum for the stages of the round.
-
-    Args:
-        offer: :meth:`~protofed.stages.secure.stage.Offer.to_bytes`.
-
-    Returns:
-        What the server is sent instead: no bytes.
-    """
+    """Keep a client's offer for the stages of the round; the server is sent no bytes instead."""
     from protofed.stages.secure.protocol import SecureClient
 
     begun = SecureClient(job.client, *Offer.of(offer), _visit(job)).state
@@ -122,14 +100,9 @@ def answer(
     """Return a client's answer to a stage, and keep what it then knows.
 
     Args:
-        request: The request, with the ``client`` and the ``stage``.
-        folder: As for :func:`check`.
-        known: Gives, for a client, what it takes for true about the others.
+        known: Returns a client's knowledge of the others.
 
     Raises:
-        PayloadError: If the request is refused, or the client has no upload here.
-        CheckpointError: As for :func:`check`.
-        ConfigError: If the node knows no other clients.
         OutputError: If the node cannot remember that the upload is added up.
     """
     from protofed.stages.secure.protocol import STAGES, SecureClient

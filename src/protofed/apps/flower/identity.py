@@ -34,10 +34,9 @@ class Bindings:
     """The key to which each client's name is bound.
 
     Attributes:
-        keys: Fingerprint of each client's key, by name; "" if its node shows none.
-        closed: Whether only these clients may take part.
-        by: ``key``, or ``name`` to trust the names that nodes state.
-        per_key: Maximum number of clients per key.
+        keys: Fingerprint by client; "" if its node shows none.
+        closed: Only these clients may take part.
+        per_key: Most clients per key.
     """
 
     keys: dict[str, str] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class Bindings:
         """Return why a node may not hold a client, or "" if it may.
 
         Args:
-            key: Fingerprint of the node's key; "" if it shows none.
+            key: The node's fingerprint; "" if it shows none.
         """
         if name not in self.keys:
             return self._stranger(name, key)
@@ -72,7 +71,7 @@ class Bindings:
         """Bind a client to a key, unless it is bound already.
 
         Args:
-            key: Fingerprint of its node's key; "" if it shows none.
+            key: The node's fingerprint; "" if it shows none.
         """
         self.keys.setdefault(name, key)
 
@@ -85,7 +84,7 @@ def fingerprint(key: bytes) -> str:
     """Return a public key's fingerprint as ``ssh-keygen -lf node1.pub`` prints it, or "" if it is not a key.
 
     Args:
-        key: The key in PEM form, as Flower keeps it, or in OpenSSH's one-line form.
+        key: In PEM form, as Flower keeps it, or in OpenSSH's one-line form.
     """
     try:
         load = (
@@ -103,20 +102,13 @@ def read_roster(path: Path) -> dict[str, str]:
     A roster that an authority signed is read as well. The server needs no signature: its operator chooses the file.
 
     Returns:
-        The fingerprint of each client's key, by name.
-
-    Raises:
-        ConfigError: If the file cannot be read, or contains an invalid name, key or number of samples.
+        Each client's fingerprint.
     """
     return _read(path)[0]
 
 
 def admitted_samples(path: Path) -> dict[str, int]:
-    """Read the most samples that clients are believed to have from a roster, by name, where it sets them.
-
-    Raises:
-        ConfigError: As :func:`read_roster`.
-    """
+    """Read the most samples that clients are believed to have from a roster, by name, where it sets them."""
     return _read(path)[1]
 
 
@@ -146,11 +138,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
 
 
 def bound(table: Mapping[str, str]) -> dict[str, str]:
-    """Return the fingerprint of each client's key, by name, from plain values.
-
-    Raises:
-        ValueError: If a name or a key is invalid, or two names read the same.
-    """
+    """Return each client's fingerprint from plain values; ValueError for invalid or equal names or keys."""
     keys: dict[str, str] = {}
     for given, key in table.items():
         name = claims.client_name(given)

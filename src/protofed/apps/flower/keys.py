@@ -41,17 +41,8 @@ def create_keys(
     The directory is created as a whole or not at all. Only its owner may enter it or read the private keys.
 
     Args:
-        directory: A directory that is empty or does not exist yet.
-        hosts: Names and addresses by which nodes reach the SuperLink.
-        days: Validity of the certificates and the roster in days; keys of nodes do not expire.
-        clients: Name of each node's client, for the roster; by default those of the files, ``node1`` and so on.
-
-    Returns:
-        The paths of the files.
-
-    Raises:
-        ConfigError: If the directory is not empty or cannot be created, a host is neither a name nor an address, or
-            the names of clients are invalid.
+        hosts: By which nodes reach the SuperLink.
+        clients: Each node's client, for the roster; by default the files' names ``node1`` and so on.
     """
     if clients and len(clients) != nodes:
         raise ConfigError(f"--client names {len(clients)} clients, but there are {nodes} nodes: name one for each")
@@ -90,12 +81,7 @@ def certificate_authority(start: datetime, end: datetime) -> Signed:
 def server_certificate(
     authority: Signed, hosts: Sequence[x509.GeneralName], start: datetime, end: datetime
 ) -> Signed:
-    """Create a server's certificate.
-
-    Args:
-        authority: The authority that signs it.
-        hosts: Names and addresses for which it is valid.
-    """
+    """Create a server's certificate."""
     key = ec.generate_private_key(CURVE())
     issuer = authority.certificate
     builder = (

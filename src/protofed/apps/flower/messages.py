@@ -33,7 +33,7 @@ from protofed.untrusted.decoding import (
     parsed,
     take,
 )
-from protofed.visits import Evaluated, Trained
+from protofed.visits.contract import Evaluated, Trained
 
 Values = dict[str, Any]
 """Contents of Flower's ``ConfigRecord``: text, numbers, bytes."""
@@ -65,18 +65,14 @@ class Description:
     """A node's description of one of its clients before the first round.
 
     Attributes:
-        name: The client's name, unique in the federation.
-        classes: Names of the classes in its data.
-        named: Whether its data name their classes; otherwise they number them.
-        train: Number of training samples of each class, rounded as ``counts`` specifies.
-        test: Number of test samples of each class, rounded likewise.
-        validation: Number of validation samples, rounded likewise.
-        input_shape: Shape of one sample.
-        settings: The client's own settings (its ``client.toml``), without the name of a model of its own.
-        place: Position in the order of clients; clients with equal positions are ordered by name.
+        name: Unique in the federation.
+        named: The data name their classes; otherwise they number them.
+        train: Training samples per class, rounded as ``counts`` specifies.
+        test: Test samples per class, rounded likewise.
+        settings: Its ``client.toml``, without the name of a model of its own.
+        place: Position in the order of clients; equal ones are ordered by name.
         counts: ``exact``; ``coarse`` for numbers rounded up to a power of two; ``none`` for 1 in place of any
-            number above 0; or ``even`` for a number of training samples dealt evenly among the classes, whatever
-            theirs are.
+            number above 0; or ``even`` for the number of training samples dealt evenly among the classes.
         table: Columns of its samples, with sums over them if ``data.standardise`` asks for these; ``input_shape``
             is then that of a raw sample. None if its samples are neither a table nor standardised.
         encoder: Hash of the encoder with its weights; ``input_shape`` is that of a sample before it. "" for none.
@@ -101,11 +97,8 @@ class Scored:
     """Numbers of samples by which a client's losses and scores count in averages.
 
     Attributes:
-        train: Number of training samples, the weight of the client's losses in averages.
-        test: Number of test samples.
-        validation: Number of validation samples.
-        shares: Whether scores are shares out of :data:`SHARES` instead of numbers of samples.
-        stated: Test and validation samples out of which it is scored, if it says that it has more; else None.
+        shares: Scores are shares out of :data:`SHARES` instead of numbers of samples.
+        stated: Test and validation samples out of which it is scored, if it says that it has more.
     """
 
     train: int
@@ -125,20 +118,17 @@ class Job:
     """A visit that the server requests.
 
     Attributes:
-        run: Identifier of the run, which survives restarts of the server.
-        client: Name of the client.
-        round: Number of the round, from 1.
-        config: The experiment's configuration, as JSON.
-        summary: Summary of the federation (see :func:`~protofed.apps.flower.summary.client_summaries`), as JSON.
-        message: The encoded broadcast, or None.
-        deliver: Whether an evaluation delivers the broadcast first.
-        trains: Whether the visit trains the client, in a message that asks for scores.
-        order: Number of the request, which increases throughout a run, also across restarts of the server.
-        after: Name of the client's generation from which, or from a descendant of which, the visit must start; ""
-            for the client as it was before the run.
-        saved: Name of the generation in the server's last checkpoint.
-        state: The client's snapshot as :func:`protofed.storage.snapshots.pack` returns it, if the client travels
-            with its visits; None if its node keeps it.
+        run: Survives restarts of the server.
+        config: As JSON.
+        summary: Of :func:`~protofed.apps.flower.summary.client_summaries`, as JSON.
+        deliver: Deliver the broadcast before an evaluation.
+        trains: Train the client, in a message that asks for scores.
+        order: Increases throughout a run, also across restarts of the server.
+        after: Generation from which, or from a descendant of which, the visit must start; "" for the client as it
+            was before the run.
+        saved: Generation in the server's last checkpoint.
+        state: Of :func:`protofed.storage.snapshots.pack`, if the client travels with its visits; None if its node
+            keeps it.
     """
 
     run: RunName
@@ -160,23 +150,19 @@ class Job:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Job:
-        """Return a job from the values of a message; the inverse of :meth:`to_values`.
-
-        Raises:
-            PayloadError: If a value is missing, of another type, or out of range.
-        """
+        """Return a job from the values of a message; the inverse of :meth:`to_values`."""
         return decoded(dict(values), cls, error=PayloadError)
 
 
 @dataclass(frozen=True)
 class VisitOutcome:
-    """The outcome of a visit for the client's stored state.
+    """The client's stored state after a visit.
 
     Attributes:
-        generation: Name of the generation that the node has stored; "" if the client did not change.
-        anew: Whether the node had lost the client's state and its operator allowed a fresh start.
-        state: The client's snapshot as :func:`protofed.storage.snapshots.pack` returns it, if the client travels
-            and has changed; without the model if that has not changed.
+        generation: The generation that the node has stored; "" if the client did not change.
+        anew: The node had lost the client's state and its operator allowed a fresh start.
+        state: Of :func:`protofed.storage.snapshots.pack`, if the client travels and has changed; without an
+            unchanged model.
     """
 
     generation: GenerationName = ""
@@ -189,11 +175,7 @@ class VisitOutcome:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> VisitOutcome:
-        """Return a record from the values of a message; the inverse of :meth:`to_values`.
-
-        Raises:
-            PayloadError: If a value is missing or of another type, or the generation's name is malformed.
-        """
+        """Return a record from the values of a message; the inverse of :meth:`to_values`."""
         return decoded(dict(values), cls, error=PayloadError)
 
 
@@ -203,11 +185,7 @@ def description_values(descriptions: list[Description]) -> Values:
 
 
 def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> list[Description]:
-    """Read descriptions from the values of a message; the inverse of :func:`description_values`.
-
-    Raises:
-        PayloadError: If a value is missing, of another type or out of range, or there are more than ``most``.
-    """
+    """Read descriptions from the values of a message; the inverse of :func:`description_values`."""
     kind: Any = Annotated[list[Any], Meta(max_length=most)]
     try:
         items = decoded(parsed(values.get("clients"), "clients"), kind, error=ValueError)
@@ -217,11 +195,7 @@ def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> 
 
 
 def description(item: object) -> Description:
-    """Return a description from plain values.
-
-    Raises:
-        ValueError: If a value is missing, of another type, or out of range.
-    """
+    """Return a description from plain values."""
     found = decoded(item, Description, _name(item), ValueError, exact=True)
     try:
         _check(found)
@@ -268,14 +242,7 @@ def sizes_values(sizes: Mapping[str, Any]) -> Values:
 
 
 def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
-    """Read the sizes of a model from the values of a message; the inverse of :func:`sizes_values`.
-
-    Args:
-        d: Length of the features, as the client's settings or the recipe require.
-
-    Raises:
-        PayloadError: If a value is missing, of another type, or out of range.
-    """
+    """Read the sizes of a model from the values of a message; the inverse of :func:`sizes_values`."""
     try:
         return sizes(parsed(values.get("sizes"), "sizes", limits.ANSWER_CHARACTERS), d)
     except ValueError as error:
@@ -285,14 +252,8 @@ def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
 def sizes(item: object, d: int) -> dict[str, Any]:
     """Return the sizes of a model from plain values.
 
-    Args:
-        d: Length of the features, as the client's settings or the recipe require.
-
     Returns:
-        The number of ``parameters``, that of each network in ``extras`` by name, and ``d``.
-
-    Raises:
-        ValueError: If a value is missing, of another type, or out of range.
+        ``parameters``, ``extras`` by name, and ``d``.
     """
     found = decoded(item, _Sizes, error=ValueError, exact=True)
     if found["d"] != d:
@@ -319,10 +280,7 @@ def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Traine
     """Read a training result from the values of a message; the inverse of :func:`trained_values`.
 
     Args:
-        scored: The client's numbers of samples, which the answer cannot change.
-
-    Raises:
-        PayloadError: If a value is missing, of another type, or too large.
+        scored: Numbers of samples that the answer cannot change.
     """
     message = _bytes(values, "message")
     losses = _numbers(values, "losses")
@@ -333,8 +291,8 @@ def evaluated_values(result: Evaluated, counts: str = "exact") -> Values:
     """Return an evaluation as the values of a message.
 
     Args:
-        counts: Disclosure of numbers of samples, one of :data:`protofed.untrusted.claims.COUNTS`; unless it is
-            ``exact``, scores are sent as shares out of :data:`SHARES`, which hides these numbers.
+        counts: One of :data:`protofed.untrusted.claims.COUNTS`; unless ``exact``, scores are shares out of
+            :data:`SHARES`, which hides the numbers.
     """
     (validation, held_out), values = result.validation, {"client": result.client, "seconds": result.seconds}
     if counts == "exact":
@@ -345,14 +303,7 @@ def evaluated_values(result: Evaluated, counts: str = "exact") -> Values:
 
 
 def read_evaluated(values: Mapping[str, Any], name: str, scored: Scored, rules: tuple[str, ...]) -> Evaluated:
-    """Read an evaluation from the values of a message; the inverse of :func:`evaluated_values`.
-
-    Args:
-        scored: The client's numbers of samples.
-
-    Raises:
-        PayloadError: If a rule is missing or a count is impossible.
-    """
+    """Read an evaluation from the values of a message; the inverse of :func:`evaluated_values`."""
     test, validation = scored.out_of()
     correct = _counts(values, "correct", rules, scored.test, test)
     held_out = {}
@@ -381,7 +332,7 @@ def _numbers(values: Mapping[str, Any], where: str) -> dict[str, float]:
 def _counts(
     values: Mapping[str, Any], where: str, rules: tuple[str, ...], samples: int, most: int
 ) -> dict[str, float]:
-    """Return how many of ``samples`` each rule classifies correctly, given scores out of ``most``."""
+    """Return the number of ``samples`` that each rule classifies correctly, given scores out of ``most``."""
     correct = _numbers(values, where)
     for rule in rules:
         if not 0 <= correct.get(rule, -1) <= most or correct[rule] % 1:

@@ -34,7 +34,10 @@ from protofed.experiments.stages import secure_stage
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import decoded, parsed
-from protofed.visits import Evaluated, LocalTrainer, Memory, Roster, Sequential, Trained
+from protofed.visits.contract import Evaluated, Trained
+from protofed.visits.executor import Sequential
+from protofed.visits.roster import Memory, Roster
+from protofed.visits.visit import LocalTrainer
 
 log = logging.getLogger(__name__)
 BFLOAT16 = "bfloat16"
@@ -47,15 +50,13 @@ class Node:
     """One node of the federation.
 
     Attributes:
-        source: Source of its clients' data.
-        state: Folder of its clients, with one subfolder per client and in it one per run; None for a node of a
-            simulation, whose clients travel with their visits.
-        device: Device on which it computes, a value of ``execution.device``.
-        fresh: Whether a client whose state is lost starts afresh instead of being refused.
-        weights: Folder from which files of initial weights are taken by name, whatever their path in the recipe; ""
-            for a node of a simulation, which takes the recipe's path.
-        runs: Number of runs of which it keeps a client.
-        policy: The protection that it requires of a run.
+        state: One subfolder per client and in it one per run; None in a simulation, whose clients travel with
+            their visits.
+        fresh: A client whose state is lost starts afresh instead of being refused.
+        weights: Folder of initial weights, taken by name whatever their path in the recipe; "" in a simulation,
+            which takes that path.
+        runs: Runs of which it keeps a client.
+        policy: Required of a run.
     """
 
     source: Source
@@ -73,22 +74,14 @@ class Node:
         return self.source.describe(experiment)
 
     def fit(self, job: Job) -> dict[str, Any]:
-        """Return the sizes of a client's model, as :func:`~protofed.experiments.description.sizes_of` does.
-
-        Raises:
-            ProtofedError: If the model cannot be built, or the method cannot use it.
-        """
+        """Return the sizes of a client's model, as :func:`~protofed.experiments.description.sizes_of` does."""
         experiment = self._experiment(job.config)
         check_counts(experiment, job.client, self.counts(job))
         _, roster, _ = _built(self.source, experiment_key(experiment), job.summary, job.client)
         return sizes_of(roster.models[roster[job.client].kind])
 
     def check_held(self, job: Job) -> None:
-        """Check that the node has the state of a client from which a visit would start; nothing is changed.
-
-        Raises:
-            CheckpointError: If it does not.
-        """
+        """Check that the node has the state of a client from which a visit would start; nothing is changed."""
         if self.state is not None:
             ClientFolder(self.state / job.client, job.run).held(job.after, self.fresh)
 
@@ -102,8 +95,7 @@ class Node:
         With secure aggregation, the message in the result is the offer that must not leave the node unmasked.
 
         Raises:
-            ProtofedError: If the broadcast, the data or the state do not fit; CheckpointError if the node does not
-                have the state from which the visit must start.
+            ProtofedError: CheckpointError if the node does not have the state from which the visit must start.
         """
         with self._open(job) as (builder, roster, place):
             answered = place.answered()
@@ -143,11 +135,7 @@ class Node:
         return replace(result, message=offer.to_bytes())
 
     def evaluate(self, job: Job) -> tuple[Evaluated, VisitOutcome]:
-        """Evaluate one client, which keeps a delivered broadcast.
-
-        Raises:
-            ProtofedError: As :meth:`train`.
-        """
+        """Evaluate one client, which keeps a delivered broadcast."""
         with self._open(job) as (builder, roster, place):
             place.enter(training=False)
             messages = {job.client: job.message} if job.deliver else None
@@ -168,11 +156,7 @@ class Node:
 
     @contextmanager
     def _open(self, job: Job) -> Iterator[tuple[Builder, Roster, ClientStorage]]:
-        """Open the builder, the roster and the storage for a visit; a node never gives a stored client away.
-
-        Raises:
-            ConfigError: If the job does not suit the node.
-        """
+        """Open the builder, the roster and the storage for a visit; a node never gives a stored client away."""
         if job.state is None and self.state is None:
             raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
         if job.state is not None and self.state is not None:
@@ -249,12 +233,6 @@ def _company(source: Source, config: str, text: str, model: str) -> tuple[Builde
     """Return the builder and roster for the visits of all clients that travel and have one architecture.
 
     They stay with the process: data and models are loaded once, whichever client comes next.
-
-    Args:
-        source: Source of all clients.
-        config: The experiment's configuration, as JSON.
-        text: The server's summary for each of these clients.
-        model: Name of the model that these clients choose; "" for none.
     """
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
@@ -268,15 +246,7 @@ def _company(source: Source, config: str, text: str, model: str) -> tuple[Builde
 
 
 def _architecture(experiment: Experiment, assigned: Architecture, model: str) -> Architecture:
-    """Return the architecture that the server assigned, with the name of a private model filled in.
-
-    Args:
-        assigned: The architecture that the server assigned.
-        model: Name of the model that the client chooses; "" for none.
-
-    Raises:
-        PayloadError: If it is code that neither the recipe nor the client names.
-    """
+    """Return the architecture that the server assigned, with the name of a private model filled in."""
     if assigned.name == claims.PRIVATE:
         if not is_code(model):
             raise PayloadError("summary: the client has its own model, but its client.toml names none")

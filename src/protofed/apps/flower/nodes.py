@@ -40,16 +40,13 @@ class Nodes:
     """The connected nodes and their clients.
 
     Attributes:
-        grid: Flower's grid.
-        config: The experiment's configuration, as JSON.
-        bindings: The key to which each client's name is bound.
-        node_of: Node of each connected client, by the client's name.
-        descriptions: Description of each client by name, in order of arrival.
-        left_out: Reason for each node or client that does not take part, by name.
-        failed: Nodes whose answer was unusable.
+        bindings: The key of each client's name.
+        node_of: Of each connected client.
+        descriptions: In order of arrival.
+        left_out: Reasons by node or client.
         asked: Connected nodes that need not be asked for their clients.
-        waiting: Node of each question that has no answer yet, by Flower's message number.
-        members: Names of the clients of the run, once it has begun; None before.
+        waiting: Of each open question, by Flower's message number.
+        members: Clients of the run; None before it has begun.
         excluded: Called with each node or client that is left out, and the reason; None until the run has begun.
     """
 
@@ -90,12 +87,12 @@ class Nodes:
         """Send messages and yield replies as they arrive.
 
         Args:
-            messages: At most one message per client.
-            seconds: Seconds to wait; 0 for no limit. Flower answers for nodes that are gone.
-            at_once: Maximum number of messages without a reply at a time.
+            messages: At most one per client.
+            seconds: 0 for no limit; Flower answers for nodes that are gone.
+            at_once: Most messages without a reply.
 
         Yields:
-            The index of a message in ``messages``, and its reply.
+            The index in ``messages``, and the reply.
         """
         numbered = enumerate(messages)
         waiting: dict[str, int] = {}
@@ -138,14 +135,10 @@ class Nodes:
         yield from waiting.items()
 
     def wait(self, number: int, seconds: float, least: int = 1) -> None:
-        """Wait until enough clients are connected.
+        """Wait until ``number`` clients are connected; too few are a FederationError.
 
         Args:
-            number: Number of clients to wait for.
-            least: Number of clients that suffices after that time if nodes or clients were left out.
-
-        Raises:
-            FederationError: If too few clients are connected in time.
+            least: Suffices after that time if nodes or clients were left out.
         """
         end = time.monotonic() + seconds
         again = time.monotonic() + RETRY
@@ -168,8 +161,7 @@ class Nodes:
         """Wait until no new client has arrived for a while and all questions are answered.
 
         Args:
-            seconds: Maximum seconds to wait.
-            patience: Seconds without a new client after which the wait ends.
+            patience: Seconds without a new client that end the wait.
         """
         end = time.monotonic() + seconds
         while True:
@@ -285,8 +277,8 @@ def message(values: Values | Sequence[Values], node: int, kind: str) -> Message:
     random nonce in the content makes the number impossible to guess, so only the addressed node can reply.
 
     Args:
-        values: Contents of the message, or of each of its parts.
-        kind: Type of the message: ``query``, ``query.secure``, ``train`` or ``evaluate``.
+        values: Of the message, or of each of its parts.
+        kind: ``query``, ``query.secure``, ``train`` or ``evaluate``.
     """
     parts = [values] if isinstance(values, Mapping) else values
     nonce = {"nonce": secrets.token_hex(16)}
@@ -295,10 +287,7 @@ def message(values: Values | Sequence[Values], node: int, kind: str) -> Message:
 
 
 def values_of(reply: Message, number: int = 0) -> Values:
-    """Return the contents of a reply.
-
-    Args:
-        number: Number of the part, from 0.
+    """Return the contents of a reply's part, from 0.
 
     Raises:
         PayloadError: If the reply reports an error of Flower or of the node.

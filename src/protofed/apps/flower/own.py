@@ -18,25 +18,20 @@ from protofed.errors import writing
 from protofed.experiments.builder import Builder
 from protofed.experiments.description import describe_roster
 from protofed.experiments.ending import Network, describe_models
-from protofed.runs import METRICS, Accuracy, Outcome, RoundRecord, Summary, main_rule, read_rounds
+from protofed.runs.files import read_rounds
+from protofed.runs.metrics import METRICS
+from protofed.runs.records import Accuracy, RoundRecord
+from protofed.runs.rules import main_rule
+from protofed.runs.summary import Outcome, Summary
 from protofed.storage.files import json_text, write_text
-from protofed.visits import Evaluated, Trained
+from protofed.visits.contract import Evaluated, Trained
 
 
 def show(place: Kept, builder: Builder, experiment: Experiment, result: Evaluated) -> None:
-    """Let the run directory tell of a client that was scored, and hold it as it was then.
+    """Keep a client in its run directory as it was scored.
 
     The client's model and state change at once. A process that is killed before leaves those of the last scored
     round, and the next visit writes what is missing.
-
-    Args:
-        place: The client's storage after the visit.
-        builder: What the client's visits are made with.
-        experiment: The experiment as the directory records it.
-
-    Raises:
-        OutputError: If a file cannot be written.
-        CheckpointError: If the rounds on record are damaged.
     """
     folder, method = place.folder.path, builder.method
     if place.start is None:  # nothing was ever stored
@@ -78,7 +73,7 @@ def show(place: Kept, builder: Builder, experiment: Experiment, result: Evaluate
 
 
 def _record(place: Kept, result: Evaluated, rules: tuple[str, ...]) -> RoundRecord:
-    """Return what a node knows of a round after its client was scored."""
+    """Return a node's record of a round after its client was scored."""
     job, training = place.job, place.training
     record = RoundRecord(job.round, [job.client] if training else [])
     record.accuracy = Accuracy.of([(result.correct, result.samples)], rules)

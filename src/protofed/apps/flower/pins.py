@@ -1,4 +1,4 @@
-"""What a server may not change in the course of a run, and weights that a node refuses to train."""
+"""Properties that a server may not change in the course of a run, and weights that a node refuses to train."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHOWN = (
     "privacy.mode",
     "privacy.epsilon",
 )
-"""What a node's operator is told of a new run."""
+"""The message to a node's operator about a new run."""
 ALIKE = 0.9999
 """Cosine from which two rows of a layer count as the same."""
 LEAST = 4
@@ -42,11 +42,7 @@ LEAST = 4
 
 
 def pins(experiment: Experiment, summary: FederationSummary) -> list[str]:
-    """Return everything that decides what a client computes and sends, as ``name=value``.
-
-    Args:
-        summary: What the server says of the client's model and of the federation.
-    """
+    """Return everything that decides what a client computes and sends, as ``name=value``."""
     tree: dict[str, Any] = {"table": summary.table}
     planned = PLAN if why_rounds_matter(experiment) else ()
     for section, value in experiment.identity().items():
@@ -63,11 +59,7 @@ def check_pins(notes: dict[str, Any], client: str, found: list[str]) -> None:
     """Compare with what held when the client joined the run, or note it in its first round.
 
     Args:
-        notes: The client's notes of this run, to which a first visit adds.
-        found: Result of :func:`pins`.
-
-    Raises:
-        ConfigError: If something has changed.
+        found: Of :func:`pins`.
     """
     if PINS not in notes:
         shown = (pin for pin in found if pin.split("=", 1)[0] in SHOWN)
@@ -85,14 +77,7 @@ def check_pins(notes: dict[str, Any], client: str, found: list[str]) -> None:
 
 
 def check_weights(model: SplitModel, payload: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are made to read single samples: a layer most of whose rows have one direction.
-
-    Args:
-        model: The client's model, which tells which tensors are weights.
-
-    Raises:
-        PayloadError: If there is such a layer.
-    """
+    """Refuse weights that are made to read single samples: a layer most of whose rows have one direction."""
     networks: list[Mapping[str, Any]] = [dict(model.named_parameters())]
     networks += [dict(extra.named_parameters()) for extra in model.extras.values()]
     for name, tensor in payload.items():

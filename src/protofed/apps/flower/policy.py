@@ -26,9 +26,7 @@ class Policy:
     """The least protection with which a node takes part in a run.
 
     Attributes:
-        mode: ``privacy.mode`` of the run; ``none`` for any.
-        epsilon: Largest ε of one run.
-        delta: δ at which it holds.
+        mode: ``privacy.mode``; ``none`` for any.
     """
 
     mode: Literal["none", "client", "sample"] = "none"
@@ -37,11 +35,7 @@ class Policy:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Policy:
-        """Return the policy in a node's configuration.
-
-        Raises:
-            ConfigError: If it is incomplete or invalid.
-        """
+        """Return the policy in a node's configuration."""
         if "privacy" not in config:
             if lone := next((name for name in ("epsilon", "delta") if name in config), ""):
                 raise ConfigError(f'{lone} in --node-config needs privacy="sample" or privacy="client"')
@@ -55,11 +49,7 @@ class Policy:
         return cls(found.privacy, found.epsilon, found.delta)
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse a run that protects something else, before anything is told about the data.
-
-        Raises:
-            ConfigError: If it does.
-        """
+        """Refuse a run that protects something else, before anything is told about the data."""
         if self.mode == "none":
             return
         if experiment.privacy.mode != self.mode:
@@ -74,20 +64,11 @@ class Policy:
             )
 
     def pins(self, experiment: Experiment) -> list[str]:
-        """Return what else may not change in the course of a run: the rounds over which ε is counted."""
+        """Return further constants of a run: the rounds over which ε is counted."""
         return [] if self.mode == "none" else [f"rounds={experiment.rounds}"]
 
     def check_cost(self, builder: Builder, notes: dict[str, Any], round: int) -> None:
-        """Refuse to train if the planned rounds, and those that were repeated, cost too much; count the visit.
-
-        Args:
-            builder: What the client's visits are made with.
-            notes: The client's notes of this run.
-            round: The round, from 1.
-
-        Raises:
-            ConfigError: If they do.
-        """
+        """Refuse to train if the planned rounds, and those that were repeated, cost too much; count the visit."""
         method, (member,) = builder.method, builder.members
         if self.mode == "none" or method.upload_schema is None:
             return

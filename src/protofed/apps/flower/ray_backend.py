@@ -50,12 +50,6 @@ class LastingBackend(raybackend.RayBackend):
     def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
         """Carry out a visit.
 
-        Args:
-            context: Flower's context of the node.
-
-        Returns:
-            The reply and the updated context.
-
         Raises:
             FederationError: If no machine is left, or the visit lost :data:`ATTEMPTS` actors.
             RayTaskError: If the app failed.

@@ -36,13 +36,7 @@ _Roster = TypedDict(
 
 
 class SignedRoster(NamedTuple):
-    """A roster that an authority signed.
-
-    Attributes:
-        federation: Name of the federation.
-        until: End of its validity.
-        keys: Public key of each client, by name.
-    """
+    """A roster that an authority signed."""
 
     federation: str
     until: datetime
@@ -60,14 +54,7 @@ def sign_roster(
     start: datetime,
     end: datetime,
 ) -> bytes:
-    """Return the content of a roster's file.
-
-    Args:
-        clients: Public key of each client in OpenSSH form, by name.
-
-    Raises:
-        ConfigError: If a name or a key is invalid, or occurs twice.
-    """
+    """Return the content of a roster's file; public keys are in OpenSSH form."""
     try:
         if not federation.strip() or not federation.isprintable():
             raise ValueError(f"name of the federation {claims.clean(federation, 40)!r}: expected printable text")
@@ -87,14 +74,7 @@ def sign_roster(
 
 
 def read_signed(path: Path, authority: Path) -> SignedRoster:
-    """Read a roster.
-
-    Args:
-        authority: PEM file of the authority's certificate.
-
-    Raises:
-        ConfigError: If either file is unreadable, or the roster invalid, expired or not signed by the authority.
-    """
+    """Read a roster."""
     certificates = trust.read_authorities(authority)
     try:
         content = parsed(read_text(path, limits.JSON_CHARACTERS), "roster")
@@ -119,17 +99,7 @@ def read_signed(path: Path, authority: Path) -> SignedRoster:
 
 
 def create_roster(path: Path, clients: Sequence[str], authority: Path, federation: str, days: int) -> None:
-    """Write a roster to a new file.
-
-    Args:
-        clients: Names with files of public keys, as ``NAME=FILE``.
-        authority: PEM file of the authority's private key.
-        days: Validity in days.
-
-    Raises:
-        ConfigError: If an item has another form, a file cannot be read or does not hold a key, or ``path`` exists.
-        OutputError: If the file cannot be written.
-    """
+    """Write a roster of clients ``NAME=PUBLIC_KEY_FILE`` to a new file."""
     # These import torch, which no other command on keys needs.
     from protofed.stages.secure.options import FEWEST
     from protofed.storage.files import write_bytes
@@ -166,11 +136,7 @@ def _file(path: Path) -> str:
 
 
 def _keys(clients: Mapping[str, str]) -> dict[str, ec.EllipticCurvePublicKey]:
-    """Return the public keys of clients, given in OpenSSH form by name.
-
-    Raises:
-        ValueError: If a name or a key is invalid, or two clients have the same.
-    """
+    """Return the public keys of clients, given in OpenSSH form by name."""
     if not clients:
         raise ValueError("clients: expected a table of public keys by name")
     keys: dict[str, ec.EllipticCurvePublicKey] = {}
@@ -189,7 +155,7 @@ def _keys(clients: Mapping[str, str]) -> dict[str, ec.EllipticCurvePublicKey]:
 
 
 def _statement(fields: Mapping[str, Any]) -> bytes:
-    """Return what an authority signs of a roster."""
+    """Return the bytes of a roster that an authority signs."""
     return b"protofed roster\0" + json.dumps({n: fields[n] for n in FIELDS}, sort_keys=True).encode()
 
 

@@ -32,13 +32,15 @@ from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory, directory_for
 from protofed.experiments.running import Measure, Progress, Report, run_federation
-from protofed.rounds import Federation, ServerState
-from protofed.runs import RoundRecord, Run
+from protofed.rounds.loop import Federation
+from protofed.rounds.state import ServerState
+from protofed.runs.records import RoundRecord
+from protofed.runs.run import Run
 from protofed.samples import FederatedData
 from protofed.storage.files import write_json
 from protofed.trained.metrics import measure
 from protofed.untrusted import claims, limits
-from protofed.visits import Memory
+from protofed.visits.roster import Memory
 
 log = logging.getLogger("protofed")
 NODES = "nodes.json"
@@ -60,20 +62,14 @@ def serve(
     """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.run_federation`.
 
     Args:
-        grid: Flower's grid.
-        gathering: Conditions for the clients.
-        resume: Whether ``files`` may contain a part of this run.
-        report: Writes the HTML report; None for no report.
-        measure: Stores the metrics, if ``evaluation.metrics`` asks for them.
-        simulated: Whether the nodes hold shares of data that the server has too. Clients are then stored at the
-            server and travel with their visits to any machine; otherwise each is stored at its node.
-
-    Returns:
-        The finished run.
+        resume: ``files`` may contain a part of this run.
+        report: Writes the HTML report.
+        measure: Stores metrics, if ``evaluation.metrics`` asks for them.
+        simulated: Nodes hold shares of data that the server has too. Clients are then stored at the server and
+            travel with their visits to any machine; otherwise each is stored at its node.
 
     Raises:
-        ProtofedError: If anything is wrong with the experiment, the directory or the clients; FederationError if
-            too few clients connect or remain.
+        ProtofedError: FederationError if too few clients connect or remain.
     """
 
     def begin(hardware: Hardware) -> tuple[Federation, Tree]:
@@ -274,15 +270,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the recipe that the run config names.
-
-    Args:
-        grid: Flower's grid.
-        context: Flower's context, with the run config.
-
-    Raises:
-        ProtofedError: As :func:`serve`; ConfigError if the run config is invalid.
-    """
+    """Run the recipe that the run config names."""
     flower = logging.getLogger("flwr")
     log.handlers, log.level, log.propagate = flower.handlers, logging.INFO, False
     config = dict(context.run_config)

@@ -20,7 +20,7 @@ from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, FederationError
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 NODES = 32
 """Maximum number of simulated nodes: Flower's engine looks through all messages for each, ten times a second."""
@@ -32,14 +32,11 @@ def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, *
     The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
 
     Args:
-        resume: Whether ``directory`` may contain a part of this run.
+        resume: ``directory`` may contain a part of this run.
         more: As for :func:`~protofed.apps.flower.server_app.serve`.
 
-    Returns:
-        The finished run.
-
     Raises:
-        ProtofedError: As :func:`~protofed.apps.flower.server_app.serve`; ConfigError if no cluster answers.
+        ProtofedError: ConfigError if no cluster answers.
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     _check_cluster(address)

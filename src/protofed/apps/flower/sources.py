@@ -39,10 +39,7 @@ class Source(Protocol):
         """Return the samples of one client as a federation.
 
         Args:
-            summary: What the federation agreed on: classes in the order of the labels, form of the samples.
-
-        Raises:
-            ProtofedError: If there is no such client, or its data cannot be read.
+            summary: Agreed classes in the order of the labels, form of the samples.
         """
         ...
 
@@ -69,10 +66,8 @@ class Folder:
     """One client, in a folder with ``train``, ``test`` and optionally ``validation`` and ``client.toml``.
 
     Attributes:
-        path: The folder.
-        name: Name of the client.
         withhold: Disclosure of its numbers of samples; "" for the setting in ``client.toml``.
-        least: Least number of samples of a class that it reports; None for the setting in ``client.toml``, or
+        least: Least samples of a class that it reports; None for the setting in ``client.toml``, or
             :data:`~protofed.visits.rare.LEAST_SAMPLES`.
     """
 
@@ -82,12 +77,7 @@ class Folder:
     least: int | None = None
 
     def describe(self, experiment: Experiment) -> list[Description]:
-        """Return the description of the client, with the classes and columns in its data.
-
-        Raises:
-            ConfigError: If the client withholds numbers that ``data.standardise`` or the method needs.
-            DataError: If its data cannot be read, or hold too few values to state their mean.
-        """
+        """Return the description of the client, with the classes and columns in its data."""
         raw = read_client(self.path, experiment.data, experiment.seed)
         counts, federated, data = self.counts(experiment, self.name), self._named(raw.federated), experiment.data
         check_steps(experiment, raw.columns or ())
@@ -116,11 +106,7 @@ class Folder:
         return [described]
 
     def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
-        """Return the samples of the client.
-
-        Raises:
-            ProtofedError: If the folder is that of another client, or cannot be read.
-        """
+        """Return the samples of the client."""
         if name != self.name:
             raise ConfigError(f"{self.path}: is the folder of client {self.name!r}, not of {name!r}")
         raw = read_client(self.path, experiment.data, experiment.seed, summary.classes)
@@ -165,8 +151,8 @@ class SimulatedShare:
     """Clients ``index``, ``index + count``, … of the experiment's data, for a node of a simulation.
 
     Attributes:
-        index: Number of the node, from 0.
-        count: Number of nodes.
+        index: Of the node, from 0.
+        count: Of nodes.
     """
 
     index: int
@@ -180,14 +166,7 @@ class SimulatedShare:
         return [_description(experiment, federated, p, True, self.counts(experiment, n)) for p, n in names.items()]
 
     def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
-        """Return the samples of one client.
-
-        Args:
-            summary: Ignored: the data are loaded as a whole, so the clients agree.
-
-        Raises:
-            ProtofedError: If there is no such client, its settings name untrusted code, or the data cannot be read.
-        """
+        """Return the samples of one client; ``summary`` is ignored, as data loaded as a whole agree."""
         federated = load_data(experiment)
         clients = tuple(c for c in federated.clients if c.name == name)
         if not clients:
@@ -202,11 +181,7 @@ class SimulatedShare:
         return SimulatedShare(0, 1)
 
     def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
-        """Return the samples of all clients of the experiment.
-
-        Args:
-            summary: Ignored, as by :meth:`load`.
-        """
+        """Return the samples of all clients of the experiment."""
         return load_data(experiment)
 
     def counts(self, experiment: Experiment, name: str) -> str:
@@ -220,11 +195,7 @@ class SimulatedShare:
 
 
 def source_of(node: Mapping[str, bool | float | int | str]) -> Source:
-    """Return the source that a node's configuration names.
-
-    Raises:
-        ConfigError: If the configuration names no source or is invalid.
-    """
+    """Return the source that a node's configuration names."""
     if "client-dir" in node:
         path = Path(str(node["client-dir"])).expanduser()
         try:
@@ -244,14 +215,7 @@ class _Disclosed(Struct, rename="kebab"):
 
 
 def check_counts(experiment: Experiment, name: str, counts: str) -> None:
-    """Check that the method does not need numbers of samples that a client withholds.
-
-    Args:
-        counts: The client's disclosure of its numbers of samples.
-
-    Raises:
-        ConfigError: If it does.
-    """
+    """Check that the method does not need numbers of samples that a client withholds."""
     if counts != "exact" and (why := counts_needed(experiment)):
         raise ConfigError(f"{name}: counts={counts}, but {why}")
 

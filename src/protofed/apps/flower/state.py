@@ -69,12 +69,9 @@ class Generation:
     """One state of a client on disk.
 
     Attributes:
-        name: Identifier of the generation, and name of its folder.
-        round: Round of the visit that created it.
-        trained: Whether that visit trained the client; otherwise it delivered the round's outcome.
-        request: Digest of the broadcast with which the client was trained.
-        answered: Whether the visit has an encoded answer.
-        losses: Losses of the training, as JSON (they may be NaN).
+        name: Also of its folder.
+        trained: By that visit; otherwise it delivered the round's outcome.
+        losses: As JSON (they may be NaN).
     """
 
     name: GenerationName
@@ -108,9 +105,6 @@ def locked(path: Path, order: int) -> Iterator[None]:
     Of several requests, only the newest waits for the visit in progress, so that processes do not accumulate on a
     slow node.
 
-    Args:
-        path: Folder of the client's run.
-
     Raises:
         CheckpointError: If a later request of the run arrived in the meantime.
     """
@@ -141,14 +135,11 @@ class ClientFolder:
     """The files of one client in one run.
 
     Args:
-        path: The client's folder; that of the run in it is created when first written to.
+        path: Of the client; that of the run in it is created when first written to.
 
     Attributes:
-        client: Name of the client.
-        path: Folder of the run.
-        chain: The stored generations, oldest first; each is a descendant of the one before.
-        order: Number of the newest request that created a generation.
-        notes: Plain values stored for this run, by name.
+        chain: Stored generations, oldest first, each a descendant of the one before.
+        notes: Plain values stored for this run.
 
     Raises:
         CheckpointError: If the index is damaged, or the folder is that of another run.
@@ -179,14 +170,7 @@ class ClientFolder:
         self.chain, self.order, self.notes = found.chain, found.order, found.notes
 
     def check_new(self, most: int) -> None:
-        """Check that a client that has nothing of this run yet may begin it.
-
-        Args:
-            most: Number of runs of which the node keeps the client.
-
-        Raises:
-            ConfigError: If it keeps as many already.
-        """
+        """Refuse to begin a run of a client of which the node keeps ``most`` already."""
         folder = self.path.parent
         if self.chain or not folder.is_dir():
             return
@@ -200,7 +184,7 @@ class ClientFolder:
         """Return a generation and its descendants, oldest first; None if the node does not have it.
 
         Args:
-            after: Name of the generation; "" for the client as it was before the run, which returns all.
+            after: "" for the client as it was before the run, which returns all.
         """
         if not after:
             return self.chain
@@ -208,14 +192,7 @@ class ClientFolder:
         return self.chain[names.index(after) :] if after in names else None
 
     def held(self, after: str, fresh: bool) -> list[Generation] | None:
-        """Return what :meth:`since` does, or None if the client then starts afresh.
-
-        Args:
-            fresh: Whether a client whose state is lost starts afresh.
-
-        Raises:
-            CheckpointError: If it does not.
-        """
+        """Return :meth:`since`, or None for a lost client that may start afresh; otherwise CheckpointError."""
         held = self.since(after)
         if held is None and not fresh:
             newest = f"its newest is {self.chain[-1].name}" if self.chain else "it has none of this run"
@@ -230,20 +207,12 @@ class ClientFolder:
         return self.path / GENERATIONS / generation.name
 
     def read(self, generation: Generation) -> Snapshot:
-        """Return the client's state in a generation.
-
-        Raises:
-            CheckpointError: If its files are missing or damaged.
-        """
+        """Return the client's state in a generation."""
         folder = self._folder(generation)
         return snapshots.read(folder / REST, folder / MODEL)
 
     def reply(self, generation: Generation) -> bytes | None:
-        """Return the encoded answer of the visit that created a generation, or None if there was none.
-
-        Raises:
-            CheckpointError: If the file cannot be read.
-        """
+        """Return the encoded answer of the visit that created a generation, or None if there was none."""
         path = self._folder(generation) / REPLY
         try:
             return read_bytes(path, limits.RUN_FILE_BYTES) if generation.answered else None
@@ -263,14 +232,9 @@ class ClientFolder:
         """Write the files of a new generation, which becomes the client's state with :meth:`commit`.
 
         Args:
-            snapshot: The client after the visit.
-            request: Digest of the broadcast if the visit trained the client, else "".
-            reply: The encoded answer, or None.
-            losses: Losses of the training, as JSON.
-            same_model: A generation with the same weights, whose file is then shared.
-
-        Raises:
-            OutputError: If a file cannot be written.
+            request: Digest of the broadcast of a visit that trained, else "".
+            losses: As JSON.
+            same_model: Its file of weights is shared.
         """
         name = f"{round:06d}-{secrets.token_hex(8)}"
         new = Generation(name, round, bool(request), request, bool(reply), losses)
@@ -296,12 +260,8 @@ class ClientFolder:
         """Make a new generation the client's state, which is unchanged until then.
 
         Args:
-            start: The generation from which the visit started; None for the client as it was before the run.
-            keep: Names of the generations to which the server may still return; those that are ancestors of
-                ``new`` are kept.
-
-        Raises:
-            OutputError: If a file cannot be written.
+            start: Start of the visit; None for the client as it was before the run.
+            keep: Generations to which the server may still return; ancestors of ``new`` are kept.
         """
         before = self.chain[: self.chain.index(start) + 1] if start else []
         chain = [g for g in before if g.name in keep or g == start] + [new]
@@ -317,11 +277,7 @@ class ClientFolder:
         self._tidy()
 
     def show(self, generation: Generation) -> None:
-        """Let the run directory have a generation as the client's model and state, both at once.
-
-        Raises:
-            OutputError: If the folder cannot be written.
-        """
+        """Let the run directory have a generation as the client's model and state, both at once."""
         place = client_model(self.path, self.client).parent
         partial = place.with_name(f".{place.name}{PARTIAL}")
         with writing(place):
@@ -366,7 +322,7 @@ def revealed(path: Path) -> dict[str, int]:
     """Return the last round, by run, in which a client helped to read a sum with its upload.
 
     Raises:
-        CheckpointError: If the record is damaged: nobody knows then which uploads must not be offered again.
+        CheckpointError: Nobody knows then which uploads must not be offered again.
     """
     file = path / REVEALED
     if not file.exists():
@@ -381,15 +337,7 @@ def revealed(path: Path) -> dict[str, int]:
 
 
 def reveal(path: Path, run: str, round: int) -> None:
-    """Remember that a client helps to read a sum with its upload; to be called before it does.
-
-    Args:
-        round: Number of the round, from 1.
-
-    Raises:
-        CheckpointError: As for :func:`revealed`.
-        OutputError: If the file cannot be written.
-    """
+    """Remember that a client helps to read a sum with its upload; to be called before it does."""
     with contextlib.ExitStack() as stack:
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -401,9 +349,5 @@ def reveal(path: Path, run: str, round: int) -> None:
 
 
 def digest(round: int, message: bytes | None) -> str:
-    """Return a digest that identifies a request to train.
-
-    Args:
-        message: The encoded broadcast, or None.
-    """
+    """Return a digest that identifies a request to train."""
     return hashlib.blake2b(message or b"", digest_size=16, key=round.to_bytes(8, "little")).hexdigest()

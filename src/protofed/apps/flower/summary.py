@@ -40,14 +40,7 @@ def client_summaries(summary: FederationSummary) -> list[str]:
 
 
 def read_summary(text: str) -> FederationSummary:
-    """Read the server's summary for one client.
-
-    Args:
-        text: A summary from :func:`client_summaries`.
-
-    Raises:
-        PayloadError: If a value is missing, of another type, or out of range.
-    """
+    """Read the server's summary for one client."""
     try:
         found = decoded(parsed(text, "summary"), FederationSummary, error=ValueError, exact=True)
         if len(found.architectures) != 1 or found.template is not None:
@@ -63,7 +56,7 @@ class DescribedSamples(Samples):
     """Samples of which the server knows only the numbers.
 
     Attributes:
-        held: ``(K,)`` int64, number of samples of each class, rounded as ``disclosure`` specifies.
+        held: ``(K,)`` int64 per class, rounded as ``disclosure`` specifies.
         disclosure: ``exact``; ``coarse`` for numbers rounded up to a power of two; ``none`` for 1 in place of any
             number above 0; or ``even`` if only their sum is true.
     """
@@ -73,12 +66,7 @@ class DescribedSamples(Samples):
 
     @classmethod
     def of(cls, held: Tensor, disclosure: str = "exact") -> DescribedSamples:
-        """Return samples without content.
-
-        Args:
-            held: ``(K,)`` int64, number of samples of each class.
-            disclosure: Rounding of the numbers, see the attribute.
-        """
+        """Return samples without content, of ``(K,)`` int64 numbers."""
         return cls(torch.zeros(0), torch.zeros(0, dtype=torch.int64), held, disclosure)
 
     def __len__(self) -> int:
@@ -90,7 +78,7 @@ class DescribedSamples(Samples):
 
     @property
     def exact(self) -> bool:
-        """Whether the numbers are exact."""
+        """Return whether the numbers are exact."""
         return self.disclosure == "exact"
 
     def most(self, num_classes: int) -> Tensor:
@@ -109,10 +97,7 @@ def described_federation(
     """Return the federation as the server knows it.
 
     Args:
-        descriptions: Descriptions of the clients, compatible with each other and with ``classes``.
-        classes: Names of all classes, in order.
-        data: Data options of the run; by default all defaults.
-        encoder: Options of the encoder that the descriptions name, if they name one.
+        encoder: Of the encoder that the descriptions name, if any.
     """
     place = {name: number for number, name in enumerate(classes)}
     clients = []
@@ -162,9 +147,6 @@ def scored(descriptions: Sequence[Description], options: RobustOptions | None = 
     """Return the numbers of samples that each client counts for, by name.
 
     A client that discloses none counts for the mean of the others.
-
-    Args:
-        options: Limits on these numbers; None for none.
     """
     withheld = [d.name for d in descriptions if d.counts == "none"]
 

@@ -27,11 +27,7 @@ NEW_KEY = "`ssh-keygen -t ecdsa -b 384 -N '' -f FILE`"
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return host and port.
-
-    Raises:
-        ConfigError: If ``text`` is not ``HOST:PORT``.
-    """
+    """Return host and port."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -41,14 +37,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """Open a TCP connection.
-
-    Args:
-        host: Name or address of the machine.
-
-    Raises:
-        ConfigError: If there is no connection within :data:`TIMEOUT` seconds.
-    """
+    """Open a TCP connection."""
     try:
         return socket.create_connection((host, port), timeout=TIMEOUT)
     except socket.gaierror:
@@ -63,11 +52,7 @@ def connect(host: str, port: int) -> socket.socket:
 
 
 def read_authorities(path: Path) -> list[x509.Certificate]:
-    """Return the certificates of authorities in a PEM file.
-
-    Raises:
-        ConfigError: If the file contains anything else, or a certificate that is not valid at present.
-    """
+    """Return the certificates of authorities in a PEM file."""
     content = _read(path)
     if b"PRIVATE KEY-----" in content:
         raise ConfigError(f"{path}: holds a private key: give the authority's certificate, e.g. ca.crt")
@@ -85,16 +70,7 @@ def read_authorities(path: Path) -> list[x509.Certificate]:
 
 
 def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certificate]) -> x509.Certificate:
-    """Perform the TLS handshake of a SuperNode and return the SuperLink's certificate.
-
-    Args:
-        host: Name or address by which nodes reach the SuperLink.
-        authorities: The certificates in the file.
-
-    Raises:
-        ConfigError: If the server does not use TLS, or its certificate is not valid at present, for ``host``, or
-            under these authorities.
-    """
+    """Perform the TLS handshake of a SuperNode and return the SuperLink's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(path)
     try:
@@ -120,11 +96,7 @@ def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certi
 
 
 def check_key(path: Path) -> str:
-    """Check that a SuperNode can use a private key, and describe the key.
-
-    Raises:
-        ConfigError: If it cannot, if others may read the file, or if the public key beside it does not match.
-    """
+    """Check that a SuperNode can use a private key, and describe the key."""
     key = load_key(path)
     mode = path.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
@@ -211,11 +183,7 @@ def _reason(
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the private key of a SuperNode.
-
-    Raises:
-        ConfigError: If the file holds none that Flower takes.
-    """
+    """Return the private key of a SuperNode."""
     content = _read(path)
     if content.startswith((b"ecdsa-", b"ssh-", b"sk-")):
         raise ConfigError(f"{path}: a public key: give the private one, the file without .pub")

@@ -10,7 +10,8 @@ from protofed.apps.flower.state import ClientFolder, Generation, digest
 from protofed.errors import CheckpointError, PayloadError
 from protofed.storage.snapshots import pack, unpack
 from protofed.untrusted import claims
-from protofed.visits import Roster, Trained
+from protofed.visits.contract import Trained
+from protofed.visits.roster import Roster
 
 
 class ClientStorage(Protocol):
@@ -21,11 +22,7 @@ class ClientStorage(Protocol):
         ...
 
     def enter(self, *, training: bool) -> None:
-        """Load the client into the roster as it was before the visit.
-
-        Args:
-            training: Whether the visit trains the client; otherwise it evaluates it.
-        """
+        """Load the client into the roster as it was before the visit."""
         ...
 
     def trained(self, result: Trained) -> VisitOutcome:
@@ -42,12 +39,7 @@ class ClientStorage(Protocol):
 
 
 class Carried:
-    """A client that travels with the message and returns with the answer.
-
-    Args:
-        job: The visit that the server requests.
-        roster: The roster for the visit.
-    """
+    """A client that travels with the message and returns with the answer."""
 
     def __init__(self, job: Job, roster: Roster) -> None:
         self.job = job
@@ -57,11 +49,7 @@ class Carried:
         """Return None: the server has all earlier answers."""
 
     def enter(self, *, training: bool) -> None:
-        """Unpack the client.
-
-        Raises:
-            PayloadError: If the client does not fit its model.
-        """
+        """Unpack the client."""
         assert self.job.state is not None
         try:
             self.roster.replace(self.job.client, unpack(self.job.state))
@@ -88,16 +76,14 @@ class Kept:
     """A client that its node stores in a folder; see :mod:`protofed.apps.flower.state`.
 
     Args:
-        job: The visit that the server requests.
-        roster: The roster for the visit, with the client as it was before the run.
-        fresh: Whether a client whose state is lost starts afresh.
+        roster: With the client as it was before the run.
 
     Attributes:
-        start: The client's newest generation in this visit; None for the client as it was before the run.
+        start: The newest generation in this visit; None for the client as it was before the run.
 
     Raises:
         CheckpointError: If the node does not have the state from which the visit must start, or a later request
-            has been carried out in the meantime.
+            has been carried out.
     """
 
     def __init__(self, job: Job, roster: Roster, folder: ClientFolder, fresh: bool) -> None:
@@ -122,11 +108,7 @@ class Kept:
         return None
 
     def enter(self, *, training: bool) -> None:
-        """Load the newest state that is older than the one that the visit creates.
-
-        Raises:
-            CheckpointError: If its files are damaged or do not fit the model, or all states are newer.
-        """
+        """Load the newest state that is older than the one that the visit creates."""
         name, place = self.job.client, (self.job.round, not training)
         older = [generation for generation in self.held if generation.place < place]
         if self.held and self.job.after and not older:

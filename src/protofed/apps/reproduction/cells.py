@@ -34,8 +34,8 @@ def overrides_of(paper: Paper, tree: Tree, settings: Mapping[str, str], *, metho
     """Return the overrides that printed settings stand for.
 
     Args:
-        tree: The recipe, whose axes some settings name.
-        method: Whether to keep options of methods, which controls do not have.
+        tree: Names the axes of some settings.
+        method: Keep options of methods, which controls do not have.
     """
     found: Tree = {}
     for name, value in settings.items():
@@ -65,10 +65,7 @@ def experiment_of(
     """Return the experiment behind a printed number.
 
     Args:
-        settings: Settings of the number, as printed.
-        method: Method as printed, or a control: ``local`` or ``fixed_etf``.
-        scale: One of :data:`SCALES`.
-        overrides: Further values by dotted name, such as ``rounds``.
+        method: As printed, or a control: ``local`` or ``fixed_etf``.
     """
     pattern = paper.recipes.get(method) or table.recipes.get(method) or table.recipe or paper.recipes["default"]
     dataset = settings.get("dataset", "")
@@ -98,17 +95,7 @@ CONTROLS = ("local", "fixed_etf")
 
 
 def scaled(tree: Tree, method: str, seed: int, scale: str, overrides: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a recipe at a scale.
-
-    Args:
-        tree: The recipe with the overrides of a cell.
-        method: Method or variant.
-        scale: One of :data:`SCALES`.
-        overrides: Further values by dotted name, which win.
-
-    Raises:
-        ConfigError: If there is no such scale.
-    """
+    """Return the experiment of a recipe at a scale."""
     if scale not in SCALES:
         raise ConfigError(unknown_name("scale", scale, SCALES))
     given = {} if scale == "full" else _tenth(tree) if scale == "tenth" else _smoke(tree)
@@ -116,11 +103,7 @@ def scaled(tree: Tree, method: str, seed: int, scale: str, overrides: Mapping[st
 
 
 def divided(experiment: Experiment) -> int:
-    """Return how many images are divided among the clients where a data set is divided as a whole; 0 elsewhere.
-
-    Args:
-        experiment: An experiment at the paper's scale.
-    """
+    """Count the images that are divided among the clients, at the paper's scale; 0 where not divided as a whole."""
     return 0 if experiment.partition == "nway_kshot" else IMAGES.get(experiment.data.source, 0)
 
 
@@ -174,12 +157,7 @@ def _smoke(tree: Tree) -> Tree:
 def figure_cells(
     paper: Paper, figure: Figure, seed: int, scale: str, overrides: Mapping[str, Any]
 ) -> list[tuple[Tree, Experiment]]:
-    """Return the runs that a figure shows, each with its ``method`` and the values that vary, as printed.
-
-    Args:
-        scale: One of :data:`SCALES`.
-        overrides: Further values by dotted name.
-    """
+    """Return the runs that a figure shows, each with its ``method`` and the values that vary, as printed."""
     if not figure.recipe:
         return []
     tree = apply_overrides(_recipe(figure.recipe), {})
@@ -213,21 +191,12 @@ def figure_cells(
 def figure_runs(
     paper: Paper, figure: Figure, seed: int, scale: str, overrides: Mapping[str, Any]
 ) -> list[Experiment]:
-    """Return the different runs that a figure shows.
-
-    Args:
-        scale: One of :data:`SCALES`.
-        overrides: Further values by dotted name.
-    """
+    """Return the different runs that a figure shows."""
     return list({e.key: e for _, e in figure_cells(paper, figure, seed, scale, overrides)}.values())
 
 
 def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Tree]:
-    """Return every combination of the values of options.
-
-    Args:
-        vary: Values by dotted name.
-    """
+    """Return every combination of the values of options."""
     found: list[Tree] = [{}]
     for name, values in vary.items():
         found = [{**given, name: value} for given in found for value in values]

@@ -26,7 +26,8 @@ from protofed.apps.reproduction.papers import ACCURACY, Figure, Paper
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
-from protofed.runs import Run, by_label, flat, settled
+from protofed.runs.labels import flat
+from protofed.runs.run import Run, by_label, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -40,12 +41,8 @@ def draw(
     """Draw a figure of a paper.
 
     Args:
-        runs: Its runs, as far as they are there.
-        find: Returns a result by the key of its configuration.
+        runs: As far as they are there.
         place: Options that do not change results, such as ``data.data_dir``.
-
-    Raises:
-        DataError: If the runs do not hold what it shows.
     """
     if figure.draw in figures:
         return draw_figure(figure.draw, runs, figure.options)
@@ -121,11 +118,7 @@ _WITHOUT_RUNS: dict[str, Callable[[], Drawing]] = {"cost": cost, "gfpl_cost": gf
 
 @themed
 def spiral_data(experiment: Experiment) -> Drawing:
-    """ProtoNorm Figure 1a: the samples of the spiral.
-
-    Raises:
-        DataError: If the data are not points in a plane.
-    """
+    """ProtoNorm Figure 1a: the samples of the spiral."""
     import torch
 
     from protofed.data import load_pool
@@ -149,11 +142,7 @@ def spiral_data(experiment: Experiment) -> Drawing:
 
 @themed
 def splits(given: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment]) -> Drawing:
-    """ProtoNorm Figures 7 and 8: samples of every client and class, one panel per split.
-
-    Args:
-        experiments: An experiment on each of them.
-    """
+    """ProtoNorm Figures 7 and 8: samples of every client and class, one panel per split."""
     from matplotlib.colors import PowerNorm
 
     tables = [load_data(experiment).class_counts() for experiment in experiments]
@@ -172,11 +161,7 @@ def splits(given: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment]
 
 @themed
 def error_bars(sheet: Sheet, over: Mapping[str, Sequence[str]]) -> Drawing:
-    """GFPL Figure 5: accuracy of every method with its interval over seeds, one panel per setting.
-
-    Raises:
-        DataError: If nothing of the table was run.
-    """
+    """GFPL Figure 5: accuracy of every method with its interval over seeds, one panel per setting."""
     places: dict[str, list[tuple[str, tuple[float, ...], str]]] = {}
     for (row, column), entry in sheet.layout.entries.items():
         settings = dict(zip((*sheet.table.rows, *sheet.table.columns), (*row.section, *column), strict=False))
@@ -210,8 +195,7 @@ def response(runs: list[Run], option: str, recorded: str) -> Drawing:
     """FedProto Figure 3: accuracy and the distance to the prototypes against an option.
 
     Args:
-        option: Dotted name of the option, a weight.
-        recorded: ``losses.NAME`` of the weighted distance, which is divided by the option unless that is 0.
+        recorded: ``losses.NAME`` of the weighted distance, to be divided by ``option`` unless that is 0.
     """
     part, _, name = recorded.partition(".")
     points: dict[float, list[tuple[float, float | None]]] = {}
@@ -238,11 +222,7 @@ def response(runs: list[Run], option: str, recorded: str) -> Drawing:
 
 @themed
 def equal_traffic(runs: list[Run]) -> Drawing:
-    """TinyProto Figure 6: accuracy against the numbers sent per class, by sending fewer entries or having fewer.
-
-    Args:
-        runs: Runs with and without sparsification.
-    """
+    """TinyProto Figure 6: accuracy against the numbers sent per class, with and without sparsification."""
     lines: dict[str, dict[int, list[float]]] = {}
     for run in settled(runs):
         options = flat(run.config)

@@ -21,9 +21,6 @@ def judged(paper: Paper, claim: Claim, scope: Scope, find: Find) -> Judgement:
     """Return the verdict on a claim.
 
     Methods without the rule of the scope are scored by the paper's.
-
-    Args:
-        find: Returns a result by the key of its configuration.
     """
     if claim.counterexample:
         return Judgement(CONTRADICTED, (), claim.counterexample)
@@ -42,11 +39,7 @@ def judged(paper: Paper, claim: Claim, scope: Scope, find: Find) -> Judgement:
 
 
 def verdicts(scope: Scope, find: Find) -> dict[str, str]:
-    """Return the verdict on every claim of every paper, by the paper's rule and its code's, with what it rests on.
-
-    Args:
-        find: Returns a result by the key of its configuration.
-    """
+    """Return the verdict on every claim of every paper, by the paper's rule and its code's, with its basis."""
     found: dict[str, str] = {}
     for paper in papers().values():
         for claim in paper.claims:

@@ -24,7 +24,7 @@ from protofed.apps.reproduction.verdicts import (
     number_verdict,
 )
 from protofed.config.schema import Experiment, apply_overrides, identity, load_recipe, resolve
-from protofed.runs import flat
+from protofed.runs.labels import flat
 
 Find = Callable[[str], "Result | None"]
 """Returns the result of a configuration by its key."""
@@ -52,9 +52,8 @@ class Entry(NamedTuple):
     """A number of a table.
 
     Attributes:
-        printed: What the paper prints; None in the rows that were added.
-        metric: What it is.
-        runs: Settings and method of the runs behind it.
+        printed: None in added rows.
+        runs: Settings and method of each run behind it.
     """
 
     printed: Printed | None
@@ -69,7 +68,6 @@ class TableLayout:
     Attributes:
         rows: In the paper's order, controls before the methods of a section.
         columns: Values of the columns' settings, or a metric alone.
-        entries: By row and column.
     """
 
     rows: list[Row]
@@ -166,23 +164,17 @@ LAST = {"best": "final", "best_client_mean": "client_mean"}
 
 
 def scores(paper: Paper, result: Result, rule: str = "") -> Mapping[str, float]:
-    """Return the numbers of a result by the rule that a table shows.
-
-    Args:
-        rule: Inference rule; ``""`` for the paper's.
-    """
+    """Return the numbers of a result by a table's rule, or the paper's."""
     return result.by(rule or paper.rules.get(result.method.removesuffix(CODED), ""))
 
 
 def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float | None:
-    """Return a number of a result as the paper would print it; None if it has none.
+    """Return a number of a result as the paper would print it, by a rule or the paper's; None if it has none.
 
     A run in which clients diverged has no number in a table; claims are about where it ended.
 
     Args:
-        paper: The paper, which decides which accuracy and which direction of traffic is meant.
-        metric: A printed metric, or one of claims.
-        rule: Inference rule of accuracies; ``""`` for the paper's.
+        metric: Printed, or of claims.
     """
     values = scores(paper, result, rule)
     if not result.done:
@@ -208,13 +200,10 @@ def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float
 
 @dataclass(frozen=True)
 class Scope:
-    """What is run of a table.
+    """The extent to which a table is run.
 
     Attributes:
-        scale: One of :data:`~protofed.apps.reproduction.cells.SCALES`.
-        seeds: The seeds.
-        overrides: Further values by dotted name, such as ``rounds``.
-        rule: Inference rule of accuracies, by which runs without it have none; ``""`` for the paper's.
+        rule: Of accuracies, which runs without it lack; ``""`` for the paper's.
     """
 
     scale: str = "full"
@@ -224,22 +213,18 @@ class Scope:
 
     @property
     def as_printed(self) -> bool:
-        """Whether runs have the paper's scale, options and rule, however and wherever they are computed."""
+        """Return whether runs have the paper's scale, options and rule, however and wherever they are computed."""
         if self.scale != "full" or self.rule:
             return False
         return not flat(identity(apply_overrides({}, self.overrides)))
 
     def shown(self, verdict: str) -> str:
-        """Return a verdict as it is shown: in brackets where nothing follows from it for the paper.
-
-        Args:
-            verdict: The verdict on a number or a claim.
-        """
+        """Return a verdict as it is shown: in brackets where nothing follows from it for the paper."""
         return verdict if self.as_printed or verdict in (NOT_RUN, UNTESTABLE) else f"({verdict})"
 
 
 def committed_scopes() -> dict[str, Scope]:
-    """Return what the results that come with the library were run with, by scale, the largest first."""
+    """Return the scopes of the results that come with the library, the largest scale first."""
     kept = json.loads((FOLDER / "verdicts.json").read_text(encoding="utf-8"))
     found = {}
     for scale in sorted(kept, key=SCALES.index):
@@ -254,9 +239,8 @@ class Filled:
     """One number of a table, as printed and as found here.
 
     Attributes:
-        entry: Where it stands in the paper.
-        values: One value per seed.
-        verdict: How they relate; in brackets if the runs are not the paper's in scale.
+        values: One per seed.
+        verdict: In brackets if the runs are not the paper's in scale.
         state: ``done``, ``not run``, ``no data``, ``failed``, or ``unreached`` if runs ended before they converged.
     """
 
@@ -281,11 +265,7 @@ class Sheet:
     """A table with what was found for every number.
 
     Attributes:
-        paper: The paper.
-        table: The table.
-        scope: What was run.
-        find: Returns a result by the key of its configuration.
-        missing: Data sets that are not at hand, with the reason.
+        missing: Data sets with the reason.
     """
 
     paper: Paper
@@ -323,7 +303,7 @@ class Sheet:
         """Yield the runs of the table once each, with the method's printed name: seed by seed.
 
         Args:
-            only: Settings and ``method`` to keep, as printed; by default the whole table.
+            only: Settings and ``method`` to keep, as printed; all by default.
         """
         seen = set()
         for seed in self.scope.seeds:
@@ -361,11 +341,7 @@ class Sheet:
         return list(found)
 
     def values(self, entry: Entry, metric: str = "") -> dict[int, float]:
-        """Return one value per seed for which all runs behind a number are there.
-
-        Args:
-            metric: What to return; the number's own metric by default.
-        """
+        """Return one value per seed for which all runs behind an entry are there, of its own metric by default."""
         found: dict[int, float] = {}
         for seed in self.scope.seeds:
             results = [self.find(experiment.key) for experiment in self.experiments(entry, seed)]
@@ -380,7 +356,7 @@ class Sheet:
         return [result for _, e, _ in self.all() if (result := self.find(e.key))]
 
     def filled(self, row: Row, column: tuple[str, ...]) -> Filled | None:
-        """Return what was found for a place of the table; None if the paper has no number there."""
+        """Return the result for a place of the table; None if the paper has no number there."""
         entry = self.layout.entries.get((row, column))
         if entry is None:
             return None
@@ -449,14 +425,14 @@ class Hyperparameter(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether they are the same."""
+        """Return whether they are the same."""
         if not self.ours:
             return "no option"
         return AGREES if float(self.ours) == float(self.printed) else "differs"
 
 
 class Formula(NamedTuple):
-    """What a method sends in a round: the paper's formula, its value for the clients here, and what was counted."""
+    """A method's traffic in a round: the paper's formula, its value for the clients here, and the count."""
 
     method: str
     text: str
@@ -465,7 +441,7 @@ class Formula(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether what was counted is within half a percent of the formula."""
+        """Return whether what was counted is within half a percent of the formula."""
         if self.counted is None:
             return NOT_RUN
         if self.expected is None:
@@ -480,11 +456,7 @@ def formula_runs(paper: Paper, table: PaperTable, scope: Scope) -> dict[str, Exp
 
 
 def formulas(paper: Paper, table: PaperTable, scope: Scope, find: Find) -> list[Formula]:
-    """Return a table of formulas with what runs of its methods sent.
-
-    Args:
-        find: Returns a result by the key of its configuration.
-    """
+    """Return a table of formulas with what runs of its methods sent."""
     found = []
     for printed, experiment in zip(table.printed, formula_runs(paper, table, scope).values(), strict=True):
         result = find(experiment.key)

@@ -44,7 +44,7 @@ CELLS = (
 
 
 class Facts(NamedTuple):
-    """How a table was made: command, hashes, versions and hardware."""
+    """The making of a table: command, hashes, versions and hardware."""
 
     command: str
     configurations: str
@@ -63,11 +63,7 @@ class Facts(NamedTuple):
 
 
 def facts_of(sheet: Sheet, command: str) -> Facts:
-    """Return how a table was made.
-
-    Args:
-        command: The command that made it.
-    """
+    """Describe how ``command`` made a table."""
     results = [r for r in sheet.results() if r.done]
     expected = sum(1 for _ in sheet.all())
     scale = sheet.scope.scale
@@ -99,9 +95,7 @@ def number(value: float | None, metric: str = ACCURACY, digits: int | None = Non
     """Return a number as tables write it.
 
     Args:
-        value: The number, or None.
-        metric: What it is, which decides on its digits.
-        digits: Digits after the point, if they are known.
+        digits: After the point; by default those of the metric.
     """
     if value is None:
         return NOT_RUN
@@ -125,11 +119,7 @@ def _printed(filled: Filled) -> str:
 
 
 def cell_lines(filled: Filled | None) -> list[str]:
-    """Return the four lines of a cell.
-
-    Args:
-        filled: What was found; None where the paper has no number.
-    """
+    """Return the four lines of a cell."""
     if filled is None:
         return ["", "", "", ""]
     half = f"±{number(filled.half, filled.entry.metric)}" if filled.half else ""
@@ -138,11 +128,7 @@ def cell_lines(filled: Filled | None) -> list[str]:
 
 
 def heading(sheet: Sheet, column: Sequence[str]) -> list[str]:
-    """Return the lines of a column's heading.
-
-    Args:
-        column: The column's values, with the metric if it is no accuracy.
-    """
+    """Return the lines of a column's heading, of its values and any metric other than accuracy."""
     names = [*sheet.table.columns, "metric"]
     if len(column) == 1 and column[0] in ("rounds", "params_thousands", "params_millions"):
         names = ["metric"]
@@ -234,7 +220,7 @@ def as_markdown(sheet: Sheet, facts: Facts, *, known: bool = False) -> str:
     """Return a table as Markdown.
 
     Args:
-        known: Whether to leave out the rows without any number of ours.
+        known: Leave out the rows without any number of ours.
     """
     title = f"**{title_of(sheet.paper, sheet.table)}** (paper / ours ± half of the 95 % interval, verdict)"
     notes = "".join(f"- {line}\n" for line in facts.lines())
@@ -310,11 +296,7 @@ def formula_lines(paper: Paper, table: PaperTable, rows: Sequence[Formula]) -> l
 def claim_lines(
     paper: Paper, claim: Claim, judgement: Judgement, scope: Scope, *, details: bool = False
 ) -> list[str]:
-    """Return a claim with its verdict as text.
-
-    Args:
-        details: Whether to list all comparisons.
-    """
+    """Return a claim with its verdict as text."""
     head = f"{paper.name}/claim{claim.number}  {scope.shown(judgement.verdict)}, scale {scope.scale}"
     lines = [head, *textwrap.wrap(f"{claim.text} ({claim.origin})", WIDTH - 4)]
     lines += textwrap.wrap(judgement.why or judgement.tally, WIDTH - 4)

@@ -16,12 +16,7 @@ from protofed.text import number as counted
 
 
 def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Path:
-    """Write one self-contained page with a section per table, figure and claim.
-
-    Args:
-        path: The page; replaced whole.
-        command: The command that did it.
-    """
+    """Write one self-contained page with a section per table, figure and claim."""
     sections: list[dict[str, Any]] = [
         {"title": title_of(s.paper, s.table), "table": table_of(s, _cell), "lines": facts_of(s, command).lines()}
         for s in found.sheets

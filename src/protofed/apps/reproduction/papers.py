@@ -1,4 +1,4 @@
-"""What the papers print and claim, from the files in ``papers/``."""
+"""The numbers and claims of the papers, from the files in ``papers/``."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ class Printed(NamedTuple):
     """One printed number.
 
     Attributes:
-        settings: What it was measured with, by name, as printed.
-        method: Name of the method, as printed.
+        settings: As printed, by name.
         metric: ``accuracy_percent``, ``rounds``, ``params_…``, ``hyperparameter`` or ``params_per_round_formula``.
-        value: The number as printed; empty where the paper has a dash.
-        std: The deviation as printed, or empty.
-        note: Remark on the transcription.
+        value: As printed; empty where the paper has a dash.
+        std: As printed, or empty.
+        note: On the transcription.
     """
 
     settings: Mapping[str, str]
@@ -41,7 +40,7 @@ class Printed(NamedTuple):
 
     @property
     def bound(self) -> bool:
-        """Whether the paper prints no number but "less than" one."""
+        """Return whether the paper prints no number but "less than" one."""
         return self.note.startswith("printed '<")
 
 
@@ -50,18 +49,15 @@ class PaperTable:
     """A table of a paper.
 
     Attributes:
-        number: Its number.
-        caption: What it shows.
-        printed: All printed numbers.
         kind: ``runs``, ``hyperparameters`` or ``formulas``.
-        rows: Settings that come before the method in a row.
-        inner: Settings that come after it.
-        columns: Settings that a column stands for.
+        rows: Settings before the method in a row.
+        inner: Settings after it.
+        columns: Settings of the columns.
         recipe: Pattern of the recipe's name, where the paper's own does not apply.
-        recipes: The same by method.
-        options: Option of each hyperparameter, by name, or by method and name.
-        added: Rows that the paper does not print, beside the controls: variants of its recipes.
-        coded: By data set, what is added of the recipe of the published code: methods and variants.
+        recipes: By method.
+        options: By hyperparameter, or method and name.
+        added: Variants of its recipes that the paper does not print.
+        coded: Methods and variants of the published code, by data set.
     """
 
     number: int
@@ -87,26 +83,21 @@ class Claim:
     """A claim of a paper with the comparison that tests it: ``a - factor · b`` is above ``margin``, or below.
 
     Attributes:
-        number: Its number.
-        text: What is claimed.
-        where: Where in the paper.
-        table: Table from which the comparisons come.
-        other: Table from which ``b`` comes, if it is another one.
-        figure: Figure from which they come.
-        metric: What is compared.
+        table: Source of the comparisons.
+        other: Source of ``b``, if another.
+        figure: Source of the comparisons.
         better: ``higher``, ``lower``, or ``equal`` within a point.
         a: Method, or settings, of which it is claimed.
-        b: Those with which it is compared; none for a claim about the value itself.
+        b: Compared with these; empty for a claim about the value itself.
         also: Further settings of which it is claimed.
         over: Settings to which it is limited.
-        factor: Factor on the other value.
-        margin: Difference that is claimed.
+        factor: On the other value.
+        margin: Claimed difference.
         need: ``all`` comparisons, or ``most``: their mean.
-        every: Whether it is about every single run, so that one contradicts it.
-        ours: Whether it is no claim of the paper but a question that its tables leave open.
-        rule: Inference rule of all accuracies; ``""`` for the paper's.
-        counterexample: What contradicts it, if it is universal.
-        note: Remark.
+        every: It is about every single run, so that one contradicts it.
+        ours: A question that the tables leave open, no claim of the paper.
+        rule: Of all accuracies; ``""`` for the paper's.
+        counterexample: Contradicts a universal claim.
     """
 
     number: int
@@ -132,7 +123,7 @@ class Claim:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, in words."""
+        """The source, in words."""
         return "a question of ours" if self.ours else self.where
 
 
@@ -141,19 +132,16 @@ class Figure:
     """A figure of a paper.
 
     Attributes:
-        number: Its number, with a letter for a panel.
-        caption: What it shows.
-        draw: Name of the function that draws it.
-        recipe: Recipe of its runs; ``""`` if it needs none.
-        methods: Methods and variants.
-        vary: Values of options, by dotted name.
+        number: With a letter for a panel.
+        draw: Function that draws it.
+        recipe: ``""`` if it needs no runs.
+        vary: By dotted name.
         set: Further values of options.
         unset: Options of the recipe that do not apply.
         against: A second set of runs: method, vary and set.
-        table: Table whose runs it shows.
-        over: Settings to which that is limited.
-        options: Options of the drawing.
-        models: Whether the drawing needs the runs' models.
+        over: Settings to which ``table`` is limited.
+        options: Of the drawing.
+        models: The drawing needs the runs' models.
     """
 
     number: str
@@ -176,25 +164,18 @@ class Paper:
     """A paper.
 
     Attributes:
-        name: Short name.
-        title: Its title.
-        reference: Authors and place.
-        metric: Attribute of :class:`~protofed.runs.RuleOutcome` that it prints as accuracy.
-        metric_why: The words that say so.
-        traffic: What it counts as parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``,
-            those sent up as the mean over all rounds, of which some may send nothing.
-        scope: What can be run here.
-        coded: Inference rule of methods with prototypes in the authors' code, where it is not the paper's.
-        spread: What a printed ± is over: ``runs`` or ``clients``.
-        rules: Inference rule by printed method or control, where it is not that of the run.
-        recipes: Pattern of a recipe's name by printed method, and the ``default``.
-        methods: Method or variant by printed method.
+        metric: Attribute of :class:`~protofed.runs.summary.RuleOutcome` that it prints as accuracy.
+        metric_why: Its words for that.
+        traffic: Counted parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``, those
+            sent up as the mean over all rounds, of which some may send nothing.
+        coded: Inference rule of methods with prototypes in the authors' code, if not the paper's.
+        spread: Of a printed ±: ``runs`` or ``clients``.
+        rules: By printed method or control, if not that of the run.
+        recipes: Pattern by printed method, and the ``default``.
+        methods: By printed method.
         options: Option, or overrides by value, of each setting.
         translate: Overrides or another value, by setting and printed value.
-        adjust: Overrides by method.
-        tables: Its tables.
-        claims: Its claims.
-        figures: Its figures.
+        adjust: By method.
     """
 
     name: str
@@ -246,11 +227,7 @@ def papers() -> dict[str, Paper]:
 
 
 def find_paper(name: str) -> Paper:
-    """Return a paper by its name.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Return a paper by its name."""
     if name not in papers():
         raise ConfigError(unknown_name("paper", name, NAMES))
     return papers()[name]
@@ -277,7 +254,7 @@ def read_printed(path: Path) -> tuple[Printed, ...]:
     """Return the printed numbers in a file.
 
     Args:
-        path: A CSV file with the columns paper, table, setting, method, metric, value, std and note.
+        path: CSV with the columns paper, table, setting, method, metric, value, std and note.
     """
     with path.open(newline="", encoding="utf-8") as file:
         return tuple(

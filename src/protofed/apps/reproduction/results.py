@@ -1,4 +1,4 @@
-"""What a run gave, in one line of a CSV file: small enough to be committed."""
+"""The result of a run in one line of a CSV file: small enough to be committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.errors import CheckpointError
-from protofed.runs import Run
+from protofed.runs.run import Run
 from protofed.runs.trouble import diverged
 from protofed.storage.files import write_text
 from protofed.untrusted import claims
@@ -47,18 +47,13 @@ class Result:
     """One run.
 
     Attributes:
-        key: Hash of its configuration (see :attr:`protofed.experiments.Experiment.key`).
-        scale: Scale at which it was run.
-        recipe: Name of the recipe.
-        method: Method or variant.
-        seed: Its seed.
-        rounds: Number of rounds.
-        images: Training and test samples of all clients together.
+        key: Of its configuration (:attr:`protofed.experiments.Experiment.key`).
+        images: Training and test samples of all clients.
         split: Hash of every client's samples per class.
-        rule: Inference rule that headline numbers are about.
+        rule: Of headline numbers.
         state: ``done``, or why it failed, such as clients that diverged.
         made: Versions and hardware.
-        values: Numbers by name; what is not known is left out.
+        values: Known numbers by name.
         others: Those of :data:`BY_RULE` by each other rule.
     """
 
@@ -78,15 +73,11 @@ class Result:
 
     @property
     def done(self) -> bool:
-        """Whether the run ended with numbers."""
+        """Return whether the run ended with numbers."""
         return self.state == "done"
 
     def by(self, rule: str) -> Mapping[str, float]:
-        """Return the numbers by a rule; without accuracies if the run has none by it.
-
-        Args:
-            rule: An inference rule; ``""`` for the main one.
-        """
+        """Return the numbers by a rule, or the main one; without accuracies if the run has none by it."""
         if rule in ("", self.rule):
             return self.values
         rest = {name: value for name, value in self.values.items() if name not in BY_RULE}
@@ -100,12 +91,7 @@ def split_hash(run: Run) -> str:
 
 
 def result_of(run: Run, key: str, scale: str, method: str) -> Result:
-    """Return what a finished run gave.
-
-    Args:
-        scale: Scale at which it was run.
-        method: Method or variant.
-    """
+    """Return the result of a finished run."""
     traffic = run.outcome.communication
     overall = traffic.parameters_over_all_rounds or {}
     known: dict[str, float | None] = {
@@ -151,7 +137,7 @@ def _made(run: Run) -> str:
 
 
 def _moved(run: Run, rule: str) -> float | None:
-    """Return how much the accuracy changed in the last tenth of the rounds, at least one."""
+    """Return the change of accuracy in the last tenth of the rounds, at least one."""
     scores = run.accuracy(rule)
     if len(scores) < 2:
         return None
@@ -203,14 +189,7 @@ def _numbers(values: Mapping[str, float]) -> list[str]:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Return the results in a file.
-
-    Args:
-        path: A file that :func:`write_results` wrote.
-
-    Raises:
-        CheckpointError: If it cannot be read, or is something else.
-    """
+    """Return the results in a file."""
     try:
         reader = csv.DictReader(io.StringIO(read_text(path, RESULTS_BYTES)), strict=True)
         if not {*FACTS} <= {*(reader.fieldnames or ())}:

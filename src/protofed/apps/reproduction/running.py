@@ -21,22 +21,19 @@ from protofed.errors import CheckpointError, ConfigError, DataError, OutputError
 from protofed.experiments.batch import RunTask, claim, folder, run_tasks
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress
-from protofed.runs import load_run, load_runs
+from protofed.runs.loading import load_run, load_runs
 from protofed.trained.metrics import measure
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What to reproduce.
+    """A request to reproduce papers.
 
     Attributes:
         target: ``all``, a paper, or a part of one such as ``protonorm/table1``, ``gfpl/figure3a`` or
             ``fedproto/claim2``.
-        scope: Scale, seeds and overrides.
-        out: Folder of runs and results.
-        jobs: Number of simultaneous runs.
-        budget: Seconds after which no further round begins; None for no limit.
-        run: Whether to run what is missing, or only to show what is there.
+        budget: Seconds after which no further round begins.
+        run: Run the missing, or only show the existing.
         only: Settings and methods of tables to run; with any, nothing else is run.
         place: Options that do not change results, such as ``data.data_dir``.
     """
@@ -53,17 +50,15 @@ class Reproduction:
 
 @dataclass
 class Reproduced:
-    """What was reproduced.
+    """The reproduced parts of papers.
 
     Attributes:
-        sheets: Tables of runs.
-        others: Tables without runs of their own.
-        claims: Claims with their verdicts.
-        figures: Files of each figure, or why there are none.
-        waiting: Number of runs for which the time was up.
-        failed: Why runs failed, by their label.
-        missing: Why data sets are not at hand, by name.
-        find: Returns a result by the key of its configuration.
+        sheets: Of runs.
+        others: Without runs of their own.
+        figures: Files of each, or why there are none.
+        waiting: Runs for which the time was up.
+        failed: Reasons by label.
+        missing: Reasons by data set.
     """
 
     sheets: list[Sheet] = field(default_factory=list)
@@ -80,14 +75,7 @@ Parts = tuple[list[tuple[Paper, PaperTable]], list[tuple[Paper, Figure]], list[t
 
 
 def parts_of(target: str) -> Parts:
-    """Return the tables, figures and claims that a target names.
-
-    Args:
-        target: See :class:`Reproduction`.
-
-    Raises:
-        ConfigError: If there is no such part.
-    """
+    """Return the tables, figures and claims that a target names."""
     if target == "all" or "/" not in target:
         chosen = list(papers().values()) if target == "all" else [find_paper(target)]
         return (
@@ -120,11 +108,7 @@ def _whole(text: str, target: str) -> int:
 
 
 class ResultLibrary:
-    """Results at hand: those that come with the library, and those of a folder.
-
-    Raises:
-        ProtofedError: If its results cannot be read.
-    """
+    """Results at hand: those that come with the library, and those of a folder."""
 
     def __init__(self, out: Path) -> None:
         self.path = out / "results.csv"
@@ -136,11 +120,7 @@ class ResultLibrary:
         return self.own.get(key) or self.given.get(key)
 
     def has(self, key: str, scale: str) -> bool:
-        """Return whether a configuration need not be run; the smallest scale is run to see whether everything runs.
-
-        Args:
-            scale: Scale at which it would be run.
-        """
+        """Return whether a configuration need not be run; the smallest scale always is, to check that all works."""
         return key in self.own or (scale != "smoke" and key in self.given)
 
     def add(self, result: Result) -> None:
@@ -159,11 +139,7 @@ class _Wanted:
 
 
 def reproduce(request: Reproduction, progress: Progress | None = None) -> Reproduced:
-    """Run what is missing of tables and figures, and judge claims.
-
-    Raises:
-        ProtofedError: If there is no such part, or the folder holds something else.
-    """
+    """Run what is missing of tables and figures, and judge claims."""
     tables, figures, claims = parts_of(request.target)
     library = ResultLibrary(request.out)
     found = Reproduced()

@@ -1,4 +1,4 @@
-"""What ``protofed reproduce`` asks for and prints."""
+"""Requests and output of ``protofed reproduce``."""
 
 from __future__ import annotations
 
@@ -27,18 +27,14 @@ from protofed.apps.reproduction.running import Reproduced, Reproduction, ResultL
 from protofed.config.schema import check_number
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.batch import claim
-from protofed.runs import KNOWN_RULES
+from protofed.runs.rules import KNOWN_RULES
 from protofed.storage.files import write_text
 
 Write = Callable[[str], None]
 
 
 def listing(scope: Scope, out: Path) -> list[str]:
-    """Return all papers with the state of their tables, figures and claims.
-
-    Raises:
-        ProtofedError: If its results cannot be read.
-    """
+    """Return all papers with the state of their tables, figures and claims."""
     find = ResultLibrary(out).find
     seeds = ", ".join(map(str, scope.seeds))
     lines = textwrap.wrap(f"Scale {scope.scale}, seeds {seeds}; results in {out} and in the library.", WIDTH)
@@ -73,15 +69,10 @@ def _entry(name: str, state: str, text: str) -> list[str]:
 
 
 def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any], rule: str = "") -> Scope:
-    """Return what to run.
+    """Return the scope of a request.
 
     Args:
-        scale: One of :data:`~protofed.apps.reproduction.cells.SCALES`.
-        overrides: Options that differ from the paper's.
-        rule: Inference rule of accuracies; ``""`` for the paper's.
-
-    Raises:
-        ConfigError: If there is no such scale or rule, or no, a repeated or an impossible seed.
+        overrides: Differ from the paper's.
     """
     if scale not in SCALES:
         raise ConfigError(unknown_name("scale", scale, SCALES))
@@ -95,14 +86,7 @@ def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any], rule: 
 
 
 def only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the settings to keep.
-
-    Args:
-        items: Texts such as ``dataset=mnist,cifar10``.
-
-    Raises:
-        ConfigError: If one has no name or no value.
-    """
+    """Return the settings to keep, from texts such as ``dataset=mnist,cifar10``."""
     found: dict[str, tuple[str, ...]] = {}
     for item in items:
         name, _, values = item.partition("=")
@@ -113,17 +97,7 @@ def only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def show(found: Reproduced, request: Reproduction, kind: str, write: Write) -> None:
-    """Write the files of what was reproduced and print it.
-
-    Args:
-        request: What was asked for.
-        kind: Format to print tables in, a key of :data:`~protofed.apps.reproduction.output.FORMATS`.
-
-    Raises:
-        ConfigError: If the folder holds something else.
-        CheckpointError: If another version of the library wrote the folder.
-        OutputError: If a file cannot be written.
-    """
+    """Write the files of what was reproduced and print it."""
     claim(request.out)
     for name, why in found.missing.items():
         columns = sorted({" ".join(c) for s in found.sheets for c in s.columns_of(name)})

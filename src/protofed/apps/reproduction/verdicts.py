@@ -21,16 +21,15 @@ RISK = 0.05
 def number_verdict(
     printed: str, values: Sequence[float], *, counted: bool = False, bound: bool = False, margin: float = POINT
 ) -> str:
-    """Return how values of seeds relate to a printed number.
+    """Return the relation of values, one per seed, to a printed number.
 
     Counts, which have no spread, agree if they round to the printed number; others are judged by
     :func:`~protofed.analysis.paired.agreement`.
 
     Args:
-        printed: The number as printed; empty for a dash, which stands for a failure to converge.
-        values: One value per seed.
-        bound: Whether "less than" is printed before the number.
-        margin: Largest difference that counts as none.
+        printed: Empty for a dash, which stands for a failure to converge.
+        bound: "Less than" is printed before the number.
+        margin: Largest negligible difference.
 
     Example:
         >>> number_verdict("90.0", [89.9, 90.2, 90.1]), number_verdict("0.15", [0.1512], counted=True)
@@ -57,10 +56,9 @@ class Contrast:
     """One of the comparisons that test a claim: a contrast over all of the claim's cells.
 
     Attributes:
-        what: What is compared.
         cells: ``a - factor · b - margin`` by seed for every cell, positive on the claimed side; empty if not run.
         kind: ``order``; ``alike``, for a claim that both are equal; ``every``, for one about every single run.
-        margin: Largest difference that counts as none; 0 where nothing but the order is claimed.
+        margin: Largest negligible difference; 0 where only the order is claimed.
     """
 
     what: str
@@ -99,7 +97,7 @@ class Contrast:
 
     @property
     def equal(self) -> bool:
-        """Whether it is no claim of equality, and both sides are equal."""
+        """Return whether it is no claim of equality, and both sides are equal."""
         return self.kind == "order" and bool(self.differences) and relation(self.differences, self.margin) == EQUAL
 
     @property
@@ -111,7 +109,7 @@ class Contrast:
 
     @property
     def text(self) -> str:
-        """What is compared, with its interval and the number of cells."""
+        """The comparison in words, with its interval and the number of cells."""
         if (found := self.interval) is None:
             return f"{self.what}: {NOT_RUN}"
         cells = f", {len(self.counted)} of {len(self.cells)} cells" if len(self.cells) > 1 else ""
@@ -123,8 +121,7 @@ class Judgement(NamedTuple):
 
     Attributes:
         verdict: One of the words of this module, or ``equal``.
-        comparisons: All comparisons, run or not.
-        why: Why it is so, where the comparisons do not tell.
+        why: Where the comparisons do not tell.
     """
 
     verdict: str
@@ -152,9 +149,6 @@ def judge(comparisons: Sequence[Contrast]) -> Judgement:
     A claim is reproduced if all that were run lie on the claimed side (no correction: each has to), contradicted if
     one lies on the other by a t test that Holm's method corrects for their number, and equal if each lies on the
     claimed side or is equal.
-
-    Args:
-        comparisons: All comparisons that the claim is about.
     """
     tested = [c for c in comparisons if c.side is not None]
     if not tested:

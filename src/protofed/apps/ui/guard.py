@@ -51,8 +51,8 @@ class OwnPages:
     """Refuses what other sites ask for; an ASGI application around another.
 
     Args:
-        names: By which it may be asked for, beside numeric addresses.
-        local: Whether numeric addresses must be this machine's own.
+        names: By which the application may be asked for, beside numeric addresses.
+        local: Numeric addresses must be this machine's own.
     """
 
     def __init__(self, app: App, names: Iterable[str], local: bool) -> None:
@@ -77,12 +77,7 @@ class OwnPages:
             await send({"type": "http.response.body", "body": body})
 
     def refusal(self, headers: Iterable[tuple[bytes, bytes]], *, websocket: bool) -> str:
-        """Return why a request with these headers is refused; ``""`` if it is not.
-
-        Args:
-            headers: Names and values, as ASGI has them.
-            websocket: Whether a websocket is asked for.
-        """
+        """Return why a request with these headers is refused; ``""`` if it is not."""
         fields: dict[str, list[str]] = {}
         for name, value in headers:
             fields.setdefault(name.decode("latin1").lower(), []).append(value.decode("latin1"))

@@ -58,13 +58,10 @@ def serve(
     """Serve pages until Ctrl-C; print the address first and open it in the browser.
 
     Args:
-        title: What the address is printed with.
-        host: Address to listen on. Any but this machine's own draws a warning.
-        port: Port to listen on, 0 for any free one; None for the first free one from :data:`DEFAULT_PORT` on.
+        title: Printed with the address.
+        host: Any but this machine's own draws a warning.
+        port: 0 for any free one; None for the first free one from :data:`DEFAULT_PORT` on.
         ready: Called once the address is printed, before the web framework is loaded.
-
-    Raises:
-        ConfigError: If the port is taken, or the host is none of this machine's.
     """
     with listen(host, port) as listener, suppress(KeyboardInterrupt):
         address = _address(host, listener.getsockname()[1])
@@ -90,10 +87,7 @@ def listen(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens, before anything slow is loaded.
 
     Args:
-        port: Port to listen on; None for the usual one or the next that is free.
-
-    Raises:
-        ConfigError: If that cannot be.
+        port: None for the usual one or the next that is free.
     """
     candidates = range(DEFAULT_PORT, DEFAULT_PORT + TRIED) if port is None else (port,)
     try:
@@ -118,12 +112,12 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 @contextmanager
-def page(title: str, *, lead: str = "", links: Mapping[str, str] | None = None) -> Iterator[None]:
+def page(title: str, *, links: Mapping[str, str] | None = None) -> Iterator[None]:
     """Lay out one page: header with the name and the theme switch, then what is built inside the block.
 
     Args:
         title: Of the page and of the browser's tab.
-        links: Names and paths of pages to go to from the header.
+        links: Paths by name, in the header.
     """
     from nicegui import ui
 
@@ -144,8 +138,6 @@ def page(title: str, *, lead: str = "", links: Mapping[str, str] | None = None) 
             ui.html(_MOON, sanitize=False).props('aria-hidden="true"')
     with ui.element("main").classes("main"):
         ui.html(f"<h1>{_escaped(title)}</h1>", sanitize=False)
-        if lead:
-            ui.label(lead).classes("lead")
         yield
 
 
@@ -166,8 +158,8 @@ def chart(options: dict[str, Any], *, label: str) -> Any:
     """Return an ECharts chart that follows the theme.
 
     Args:
-        options: ECharts options; what they leave open (colours of axes, text, tooltip) is the theme's.
-        label: What it shows, for screen readers.
+        options: Open colours (axes, text, tooltip) are the theme's.
+        label: For screen readers.
     """
     from nicegui import ui
 

@@ -77,7 +77,7 @@ class AuxiliaryMethod(Method[A]):
         return copied(self.shared(self.network))
 
     def notes(self) -> tuple[str, ...]:
-        """Tell the size of the shared model."""
+        """Describe the size of the shared model."""
         size = sum(p.numel() for p in self.network.parameters())
         name = self.options.auxiliary or "the experiment's first architecture"
         return (f"The {self.role} that all clients share, {name}, has {size:,} parameters.",)

@@ -11,7 +11,6 @@ def divergence(batch: Batch, teacher: Tensor, student: Tensor) -> Tensor:
     """Return ``KL(softmax(teacher) ‖ softmax(student))``, the mean over the batch.
 
     Args:
-        batch: The ``B`` samples.
         teacher: ``(B, K)`` logits.
         student: ``(B, K)`` logits.
     """

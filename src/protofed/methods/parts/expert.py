@@ -37,11 +37,7 @@ CAUTION = 1.0
 
 
 def trains(kind: Expert, counts: Tensor) -> Tensor:
-    """Return whether a client has a network of its own to train, a bool scalar.
-
-    Args:
-        counts: ``(K,)`` training samples per class.
-    """
+    """Return whether a client with ``(K,)`` samples per class trains a network of its own, as a bool scalar."""
     least = {"none": float("inf"), "auto": LEAST}.get(kind, 1)
     return counts.sum().cpu() >= least
 
@@ -66,7 +62,6 @@ def likely(kind: Expert, logits: Tensor, state: Tensors) -> Tensor:
 
     Args:
         logits: ``(B, K)`` outputs of the network.
-        state: The method's state on the client.
     """
     known = state["own"] | ~state["own"].any()
     return over(logits + state["prior"] if kind == "balanced" else logits, known).log_softmax(-1)
@@ -76,7 +71,6 @@ def weights(state: Tensors, answers: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
     """Return ``a`` and ``b``, ``(2,)``.
 
     Args:
-        state: The method's state on the client.
         answers: For batches of validation samples ``log p_own``, ``log p_closed`` and labels.
     """
     prior = state["prior"]

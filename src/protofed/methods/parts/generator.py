@@ -54,10 +54,9 @@ def initial_generator(
     """Return a random generator of ``(z + K)h + h + 2h + hd + d`` parameters and ``2h`` running statistics.
 
     Args:
-        latent: Length ``z`` of the noise.
-        classes: ``K``.
-        hidden: Width ``h``.
-        width: Length ``d`` of the features.
+        latent: Length ``z``.
+        hidden: ``h``.
+        width: ``d``.
     """
     first = linear_layer(latent + classes, hidden, source, dtype)
     second = linear_layer(hidden, width, source, dtype)
@@ -93,7 +92,7 @@ def generate(weights: Tensors, noise: Tensor, labels: Tensor, *, training: bool 
         weights: As :func:`initial_generator` names them.
         noise: ``(B, z)``.
         labels: ``(B,)`` int64.
-        training: Whether to normalise by the statistics of these samples, ``B ≥ 2``.
+        training: Whether to normalise by the statistics of these samples, at least two.
     """
     classes = weights["hidden.weight"].shape[-1] - noise.shape[-1]
     onehot = labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)
@@ -154,12 +153,7 @@ class Heads(NamedTuple):
 
 
 class Teachers:
-    """The heads and sample counts of this round's clients, seen one after the other.
-
-    Args:
-        num_classes: ``K``.
-        dtype: Of the server's state.
-    """
+    """The heads and sample counts of this round's clients, seen one after the other."""
 
     def __init__(self, num_classes: int, dtype: torch.dtype) -> None:
         self.num_classes = num_classes
@@ -198,7 +192,6 @@ class FeatureGenerator:
     labels that are generated.
 
     Args:
-        hidden: Width ``h``.
         label_prior: How ``prior`` follows from the clients' samples.
     """
 
@@ -250,11 +243,7 @@ class FeatureGenerator:
     # The client.
 
     def noise(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
-        """Return noise ``(B, z)`` from the model's source ``noise``.
-
-        Args:
-            batch: ``B`` samples.
-        """
+        """Return noise ``(B, z)`` from the model's source ``noise``."""
         numbers: Tensor = model.extras["noise"]((len(batch.y), self.options.latent_dim), received["prior"])
         return self.shaped(numbers)
 
@@ -268,22 +257,12 @@ class FeatureGenerator:
         Args:
             noise: ``(B, z)``.
             labels: ``(B,)`` int64.
-
-        Returns:
-            ``(B, d)``.
         """
         weights = {n.removeprefix(PREFIX): t for n, t in received.items() if n.startswith(PREFIX)}
         return generate(weights, noise, labels).features
 
     def pseudo_error(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
-        """Return ``CE(g(G(ε, y')), y')``, the mean over as many draws as the batch has samples.
-
-        Args:
-            batch: ``B`` samples.
-
-        Returns:
-            A scalar; 0 if no class has a chance.
-        """
+        """Return ``CE(g(G(ε, y')), y')``, the mean over B draws; 0 if no class has a chance."""
         heights = received["prior"].cumsum(-1)
         total = heights[-1]
         place = model.extras["noise"]((len(batch.y),), heights) * total
@@ -309,11 +288,10 @@ class FeatureGenerator:
         """Train the generator with Adam, which starts afresh in every round.
 
         Args:
-            teachers: At least one client.
-            round: The round, counted from 1.
+            teachers: At least one.
 
         Returns:
-            The entries of the server's state that change, and diagnostics. A generator that diverges is not kept.
+            The entries of the server's state that change, and diagnostics; a generator that diverges is not kept.
         """
         prior = self._prior(teachers.held().sum(0))
         if not float(prior.sum()) > 0:

@@ -161,12 +161,7 @@ def _beside(schemas: Sequence[Schema | None]) -> Schema | None:
 
 
 def _whole(found: Mapping[int, Payload], schemas: Sequence[Schema | None], dtype: torch.dtype) -> Payload:
-    """Return a message with the fields of all groups.
-
-    Args:
-        found: Payloads by group.
-        schemas: Schema of each group.
-    """
+    """Return a message with the fields of all groups."""
     message: Payload = {}
     for group, schema in enumerate(schemas):
         assert schema is not None
@@ -183,11 +178,7 @@ def _whole(found: Mapping[int, Payload], schemas: Sequence[Schema | None], dtype
 
 
 def _part(message: Payload, schema: Schema, group: int) -> Payload | None:
-    """Return the payload of a group; None if there is none.
-
-    Args:
-        message: Fields of all groups.
-    """
+    """Return the payload of a group, or None."""
     own = {name: message[f"{name}|{group}"] for name in schema.fields}
     always = [name for name, field in schema.fields.items() if not _varies(field, schema)]
     if not all(len(own[name]) for name in always or ["classes"]):

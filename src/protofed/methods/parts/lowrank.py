@@ -69,9 +69,6 @@ class LowRank:
     Vectors are sent as they are. A matrix ``m×n`` (a kernel ``o×i×k×k`` is one of ``o×(i·k·k)``) is sent as ``s``
     factors of ``s(m + n + 1)`` numbers, or whole if that takes no more: fields ``NAME.left``, ``.values`` and
     ``.right`` of ``s`` rows, and ``NAME.whole`` of 0 or 1.
-
-    Args:
-        weights: An example, by name.
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
@@ -79,11 +76,7 @@ class LowRank:
         self.matrices = {n: (s[0], math.prod(s[1:])) for n, s in self.shapes.items() if len(s) > 1}
 
     def schema(self, num_classes: int, **more: Field) -> Schema:
-        """Return the schema of the weights.
-
-        Args:
-            num_classes: ``K``.
-        """
+        """Return the schema of the weights."""
         fields: dict[str, Field] = {}
         limits: dict[str, int] = {}
         for index, (name, shape) in enumerate(self.shapes.items()):
@@ -110,7 +103,7 @@ class LowRank:
         """Return the fields of a message.
 
         Args:
-            energy: Share of each matrix's energy that is kept, in (0, 1]; None to send all matrices whole.
+            energy: Share of each matrix's energy to keep, in (0, 1]; None to send matrices whole.
         """
         payload: Payload = {}
         for name in self.shapes:

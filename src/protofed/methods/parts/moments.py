@@ -21,17 +21,8 @@ import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.methods.contract import (
-    Aggregate,
-    Batch,
-    Local,
-    Method,
-    Round,
-    Statistics,
-    Tensors,
-    Traits,
-    Upload,
-)
+from protofed.methods.contract import Aggregate, Method, Round, Statistics, Traits, Upload
+from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.prior import over, own_classes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.prototypes.geometry import summary
@@ -72,13 +63,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def none(cls, num_classes: int, width: int, *, second: bool) -> Sums:
-        """Return the sums of no samples.
-
-        Args:
-            num_classes: ``K``.
-            width: ``d``.
-            second: Whether there is a second moment.
-        """
+        """Return the sums of no samples, with or without a second moment."""
         side = width if second else 0
         shapes = ((num_classes,), (num_classes, width), (side, side))
         return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
@@ -90,8 +75,6 @@ class Sums(NamedTuple):
         Args:
             features: ``(B, d)``.
             labels: ``(B,)`` int64.
-            num_classes: ``K``.
-            second: Whether to compute the second moment.
         """
         exact = (features.cpu() if features.device.type == "mps" else features).double()
         sums, counts = class_sums(exact, labels.to(exact.device), num_classes)
@@ -123,7 +106,7 @@ class Sums(NamedTuple):
         return self._replace(moment=self.moment - scatter + (vectors * values.clamp(min=0)) @ vectors.mT)
 
     def denoised(self, deviation: float) -> Sums:
-        """Return what noisy sums tell: without classes that may be noise, and with a scatter that can be inverted.
+        """Remove what may be noise: such classes, and what would make the scatter singular.
 
         As in AdaSSP (Wang, "Revisiting differentially private linear regression", UAI 2018), what noise does to the
         eigenvalues is at most a ridge: negative ones count as zero, and half of the norm that noise is expected to
@@ -170,11 +153,7 @@ def triangle(matrix: Tensor) -> Tensor:
 
 
 def symmetric(upper: Tensor, d: int) -> Tensor:
-    """Return a symmetric matrix ``(d, d)``; the inverse of :func:`triangle`.
-
-    Args:
-        upper: Its upper triangle, ``(d·(d + 1)/2,)``.
-    """
+    """Return a symmetric matrix ``(d, d)`` from its ``(d·(d + 1)/2,)`` upper triangle; inverts :func:`triangle`."""
     i, j = torch.triu_indices(d, d, device=upper.device)
     matrix = upper.new_zeros(d, d)
     matrix[i, j] = upper
@@ -186,9 +165,6 @@ def isometric(matrix: Tensor, power: float = 1.0) -> Tensor:
     """Return a symmetric matrix whose off-diagonals are multiplied by ``√2``, or by that to another power.
 
     The triangle of the result is then as long as the matrix.
-
-    Args:
-        matrix: ``(d, d)``.
     """
     factor: Tensor = torch.full_like(matrix, 2 ** (power / 2)).fill_diagonal_(1)
     return matrix * factor
@@ -200,11 +176,8 @@ def solve(matrix: Tensor, right: Tensor, square: float, dtype: torch.dtype, ridg
     Rounding, and clients that lie, may have given it some; they count as zero.
 
     Args:
-        matrix: ``S``, ``(d, d)``.
-        right: ``B``, ``(d, n)``.
         square: Size of the numbers of which ``S`` is the difference: their rounding is no variance.
         dtype: Type in which they were sent.
-        ridge: Least ``r``.
     """
     floor = max(ridge, max(RIDGE, 8 * torch.finfo(dtype).eps) * square) or 1.0  # all features are 0, and so is S
     raised = matrix.clone()
@@ -232,11 +205,7 @@ class Linear(NamedTuple):
 
     @classmethod
     def named(cls, tensors: Tensors, prefix: str = "") -> Linear:
-        """Return the classifier whose parts :meth:`tensors` has named.
-
-        Args:
-            tensors: Its parts, perhaps among others.
-        """
+        """Return the classifier whose parts :meth:`tensors` has named."""
         return cls(*(tensors[prefix + name] for name in cls._fields))
 
     def tensors(self, dtype: torch.dtype, prefix: str = "") -> Tensors:
@@ -253,7 +222,6 @@ def within(scores: Tensor, present: Tensor, own: Tensor) -> Tensor:
     """Return scores over a client's own classes, or over all if the classifier knows none of them.
 
     Args:
-        scores: ``(B, K)``.
         present: ``(K,)`` bool, the classes that the classifier knows.
         own: ``(K,)`` bool, the client's.
     """
@@ -296,14 +264,10 @@ class ClosedForm(Method[O]):
 
     @abstractmethod
     def classifier(self, total: Sums) -> Linear:
-        """Return the classifier of some samples.
-
-        Args:
-            total: Their sums; of classes without samples nothing is known.
-        """
+        """Return the classifier of some samples; nothing is known of classes without any."""
 
     def notes(self) -> tuple[str, ...]:
-        """Tell of features that come from a network that is not frozen."""
+        """Describe features from a network that is not frozen."""
         model = None if self.alone or self.task.template is None else self.task.template()
         if model is None or not any(p.requires_grad for p in model.extractor.parameters()):
             return ()
@@ -436,12 +400,7 @@ class ClosedForm(Method[O]):
         return {"head": within(self.likely(scores, state), shared.present, state["own"]), "global_model": scores}
 
     def likely(self, scores: Tensor, state: Tensors) -> Tensor:
-        """Return the scores of all classes for a client's class frequencies; the same if they play no part.
-
-        Args:
-            scores: ``(B, K)``.
-            state: The method's state on the client.
-        """
+        """Return the scores of all classes for a client's class frequencies; the same if they play no part."""
         return scores
 
     # The server.
@@ -458,9 +417,7 @@ class ClosedForm(Method[O]):
         """Return the server's state.
 
         Args:
-            held: What each client has sent.
-            total: The sums over all of them.
-            classifier: The classifier that follows.
+            held: Uploads of each client.
         """
         dtype = self.task.dtype
         return {**held, "prototypes": total.means.rows.to(dtype), **classifier.tensors(dtype)}
@@ -487,11 +444,7 @@ class ClosedForm(Method[O]):
         return Aggregate(state, summary(*Prototypes.of(state)))
 
     def made_of(self, held: Tensors) -> Tensors:
-        """Return the server's state that follows from what clients have sent.
-
-        Args:
-            held: What each of them sent last, by ``FIELD.CLIENT/NUMBER``.
-        """
+        """Return the server's state that follows from each client's last uploads, by ``FIELD.CLIENT/NUMBER``."""
         parts = (self.sums_of(payload) for payload in _payloads(held))
         summed = any(name.endswith("/1") for name in held)  # shares of a sum, which are no client's
         if self.second and self.task.noise is None and not summed:
@@ -501,9 +454,6 @@ class ClosedForm(Method[O]):
 
     def without(self, server: Tensors, client: str) -> Tensors:
         """Return the server's state as it would be had a client never sent anything.
-
-        Args:
-            server: The state, perhaps from a file of another party.
 
         Raises:
             ConfigError: If nothing of it is there, or nothing of any other client.
@@ -525,7 +475,7 @@ class ClosedForm(Method[O]):
         """Return the sums over all clients, and their classifier.
 
         Args:
-            parts: The sums of each client, in an order that does not depend on when it sent them.
+            parts: In an order that does not depend on when clients sent them.
         """
         K, d = self.task.num_classes, self.task.feature_dim
         total, number = Sums.none(K, d, second=self.second), 0
@@ -558,7 +508,7 @@ def _sender(name: str) -> str:
 
 
 def _payloads(held: Tensors) -> Iterator[Payload]:
-    """Yield what was sent, upload by upload, in the order of the senders' names."""
+    """Yield the sent sums, upload by upload, in the order of the senders' names."""
     uploads: dict[tuple[str, int], Payload] = {}
     for name, tensor in held.items():
         number = int(name.rpartition("/")[2])

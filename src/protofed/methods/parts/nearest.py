@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
 
 
-def no_prototypes(task: Task) -> Prototypes:
+def no_rows(task: Task) -> Prototypes:
     """Return a table ``(K, d)`` in which no class has a prototype."""
     return Prototypes.none(task.num_classes, task.feature_dim, task.dtype)
 
@@ -37,11 +37,8 @@ def pulled(
     """Return cross-entropy and the pull of features towards prototypes (FedProto, Eq. 7).
 
     Args:
-        received: The table of prototypes, as :meth:`Prototypes.tensors` names its parts.
-        state: The method's state of the client, with π_i for balanced softmax.
-        weight: ``λ``.
-        distance: ``ρ``.
-        by_class: Whether the batch's prototypes are pulled (Eq. 8) instead of its samples.
+        received: The prototypes, as :meth:`Prototypes.tensors` names their parts.
+        by_class: Pull the batch's prototypes (Eq. 8) instead of its samples.
 
     Returns:
         The terms ``CE`` and ``λ·mean ρ(f(x), C_y)`` or ``λ·Σ_j ρ(c_j, C_j)``, and the model's output.
@@ -58,14 +55,10 @@ def pulled(
 def nearest_scores(output: Output, state: Tensors, shared: Prototypes, own: Prototypes) -> Tensors:
     """Return the logits of the head and −‖f(x) − C_j‖², with whose softmax Snell et al. (2017, Eq. 2) classify.
 
-    Args:
-        output: The model's ``(B, d)`` features and ``(B, K)`` logits of the batch.
-        state: The method's state of the client, with π_i for balanced softmax.
-
     Returns:
         ``(B, K)`` scores of the rules of the head, and of the nearest own, global, and global prototype of the
-        client's own classes; as long as there are none of a kind, the head's. Those of classes without a prototype
-        are the least number of their type.
+        client's own classes; the head's while there are none of a kind. Classes without a prototype get the least
+        number of their type.
     """
     answers = head_scores(output.logits, state)
     among_own = shared._replace(present=shared.present & own.present)
@@ -89,7 +82,7 @@ def mean_of(uploads: Iterable[Upload], task: Task, *, divided: bool = False) -> 
     """Return the mean over the clients ``𝒩_j`` that report class ``j``, weighted by ``counts`` if sent.
 
     Args:
-        divided: Whether to divide it once more by the number of those clients (FedProto, Eq. 6 to the letter).
+        divided: Divide it once more by the number of those clients (FedProto, Eq. 6 to the letter).
     """
     mean = RunningMean(task.num_classes, task.feature_dim)
     for upload in uploads:

@@ -28,7 +28,7 @@ def filled(options: O, presets: Mapping[str, Mapping[str, Any]]) -> O:
     """Return options without None.
 
     Args:
-        presets: Values by the names of presets; each value of None becomes that of ``options.preset``.
+        presets: Values by preset; each None becomes that of ``options.preset``.
     """
     chosen = presets[options.preset]
     return replace(options, **{name: value for name, value in chosen.items() if getattr(options, name) is None})

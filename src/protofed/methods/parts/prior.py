@@ -36,7 +36,7 @@ class SoftmaxOptions(Options):
 
     @property
     def balanced(self) -> bool:
-        """Whether clients remember π_i."""
+        """Return whether clients remember π_i."""
         return self.softmax == "balanced"
 
     def head_rules(self, *others: Rule) -> tuple[Rule, ...]:
@@ -49,29 +49,23 @@ def log_prior(counts: Tensor, rho: float = RHO, dtype: torch.dtype = torch.float
 
     Args:
         counts: ``(K,)`` int64 samples per class ``n_y``.
-        rho: ``ρ``, above 0.
     """
     smoothed = counts.double() + rho
     return (smoothed / smoothed.sum()).log().to(dtype)
 
 
 def own_classes(counts: Tensor, dtype: torch.dtype, *, balanced: bool) -> Tensors:
-    """Return the state of a client that remembers its classes A_i, and for balanced softmax π_i.
-
-    Args:
-        counts: ``(K,)`` int64 samples per class.
-    """
+    """Return the state of a client that remembers its classes A_i, and for balanced softmax π_i."""
     own: Tensors = {"own": counts > 0}
     return own | {"prior": log_prior(counts, dtype=dtype)} if balanced else own
 
 
-def shifted(state: Tensors, counts: Tensor) -> Tensors:
-    """Return a client's state with the log-prior of new frequencies, if it has one; A_i are those it learned.
+class Shifting:
+    """Mixin of methods whose clients may remember π_i."""
 
-    Args:
-        counts: ``(K,)`` int64 samples per class.
-    """
-    return {**state, "prior": log_prior(counts, dtype=state["prior"].dtype)} if "prior" in state else state
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the log-prior of new frequencies, over the classes A_i that were learned."""
+        return {**state, "prior": log_prior(counts, dtype=state["prior"].dtype)} if "prior" in state else state
 
 
 def over(scores: Tensor, classes: Tensor) -> Tensor:
@@ -79,7 +73,6 @@ def over(scores: Tensor, classes: Tensor) -> Tensor:
 
     Args:
         scores: ``(B, K)``, or ``(K,)``.
-        classes: ``(K,)`` bool, the set.
     """
     return scores.masked_fill(~classes, torch.finfo(scores.dtype).min)
 
@@ -88,7 +81,6 @@ def cross_entropy(batch: Batch, logits: Tensor, state: Tensors) -> Tensor:
     """Return the mean cross-entropy of ``f(x)``, or of ``f(x) + π_i`` over A_i: absent classes are left out.
 
     Args:
-        logits: ``(B, K)`` outputs ``f(x)``.
         state: π_i and A_i; no π_i for plain softmax.
     """
     return batch.cross_entropy(over(logits + state["prior"], state["own"]) if "prior" in state else logits)
@@ -98,10 +90,6 @@ def head_scores(logits: Tensor, state: Tensors) -> Tensors:
     """Return the scores of a head: ``f(x)``, or those of A_i given the client's frequencies and without.
 
     A client without training samples may give any answer.
-
-    Args:
-        logits: ``(B, K)`` outputs ``f(x)``.
-        state: π_i and A_i; no π_i for plain softmax.
 
     Returns:
         ``(B, K)`` scores of the rule ``head``, and with π_i of ``all_classes``.

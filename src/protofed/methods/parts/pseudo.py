@@ -5,13 +5,53 @@ A list has for every component of every class its ``classes``, ``weights``, ``me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from protofed.methods.given import Batch, Local, Tensors
-from protofed.prototypes.mixtures import Mixture, choose, fuse, gaussian, place, sample, shares, stack
+from protofed.prototypes.mixtures import Mixture, choose, fit_mixtures, fuse, gaussian, place, sample, shares, stack
+from protofed.wire.schema import Field, Payload, Schema
+
+VARIANCE_FLOOR = 1e-6
+LEAST_STD = 0.5 * VARIANCE_FLOOR**0.5
+"""On the wire; half of what clients fit, for rounding on the way."""
+MOST_COMPONENTS = 2**20
+"""In a message, however many clients there are."""
+
+
+def schema(num_classes: int, d: int, most: int, **more: Field) -> Schema:
+    """Return the schema of a list of at most so many components; 0 for as many as a message may have."""
+    fields = {
+        "classes": Field(("c",), "label", parameter=False, unique=False),
+        "weights": Field(("c",), minimum=0.0),
+        "means": Field(("c", "d")),
+        "stds": Field(("c", "d"), minimum=LEAST_STD),
+        **more,
+    }
+    return Schema(fields, num_classes, {"d": d}, {"c": min(most or MOST_COMPONENTS, MOST_COMPONENTS)})
+
+
+def fitted(local: Local, num_classes: int, components: int) -> Payload:
+    """Return a list with a mixture of the features of each of a client's classes."""
+    features, labels = local.features()
+    mixtures = fit_mixtures(
+        features,
+        labels,
+        num_classes,
+        components,
+        generator=local.generator("mixtures"),
+        variance_floor=VARIANCE_FLOOR,
+    )
+    classes, places = (mixtures.weights > 0).nonzero(as_tuple=True)
+    return {"classes": classes, **{n: part[classes, places] for n, part in mixtures._asdict().items()}}
+
+
+def joined(lists: Iterable[Payload]) -> Tensors:
+    """Return one list of all components; {} without any."""
+    reported = [found for found in lists if len(found["classes"])]
+    return {name: torch.cat([found[name] for found in reported]) for name in (reported or [{}])[0]}
 
 
 def none(d: int, dtype: torch.dtype) -> Tensors:
@@ -33,7 +73,12 @@ def by_class(components: Tensors) -> dict[int, Mixture]:
 
 
 def fused(held: Tensors, reported: Tensors, threshold: float) -> Tensors:
-    """Return a list in which reported components, fused by class (Algorithm 1), replace those held."""
+    """Return a list in which reported components, fused by class (Algorithm 1), replace those held.
+
+    Without any, it is ``held`` itself.
+    """
+    if not reported:
+        return held
     mixtures = by_class(held)
     for label, mixture in by_class(reported).items():
         mixtures[label] = fuse(mixture.weights, mixture.means, mixture.stds.square(), threshold)

@@ -33,15 +33,11 @@ class SharedPart(Method[S]):
         return Traits("part of the weights", counts=True, beyond_means="")
 
     def shares(self, name: str) -> bool:
-        """Return whether the weight called ``name`` belongs to the shared part.
-
-        Raises:
-            NotImplementedError: If the method does not say.
-        """
+        """Return whether the weight called ``name`` belongs to the shared part."""
         raise NotImplementedError
 
     def notes(self) -> tuple[str, ...]:
-        """Tell how much of the model is shared, and where BatchNorm's running statistics stay."""
+        """Describe the shared share of the model, and the place of BatchNorm's running statistics."""
         return sharing_notes(first_model(self.task), self.shares, self.options.share_buffers)
 
     # What crosses the network.

@@ -30,9 +30,7 @@ def shared_weights(model: nn.Module, select: Select = every_parameter, *, buffer
     """Return detached references to the selected weights of a model.
 
     Args:
-        select: Chooses among its parameters and buffers.
-        buffers: Whether floating-point buffers (BatchNorm's running statistics) are included. Integer buffers
-            (BatchNorm's batch counter) never are.
+        buffers: Whether to include floating-point buffers (BatchNorm's running statistics); integer ones never are.
     """
     tensors = dict(model.named_parameters())
     if buffers:
@@ -46,11 +44,7 @@ def copied(weights: Mapping[str, Tensor]) -> Tensors:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model's parameters and buffers of the same names.
-
-    Args:
-        weights: Tensors by name.
-    """
+    """Copy weights into a model's parameters and buffers of the same names."""
     targets = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         for name, tensor in weights.items():
@@ -62,7 +56,6 @@ def with_samples(schema: Schema, weighting: str, **fields: Field) -> Schema:
 
     Args:
         weighting: ``samples`` if the server weights real numbers by them; anything else for the plain mean.
-        fields: Further fields by name.
     """
     more = {**schema.fields, **fields}
     if weighting == "samples":
@@ -72,12 +65,7 @@ def with_samples(schema: Schema, weighting: str, **fields: Field) -> Schema:
 
 
 def weight_of(payload: Payload, weighting: str) -> float:
-    """Return a client's weight in the mean.
-
-    Args:
-        payload: Its upload, with ``n_i`` under ``samples``.
-        weighting: ``samples`` for ``n_i``; anything else for 1.
-    """
+    """Return a client's weight in the mean: its ``n_i`` for ``samples``, otherwise 1."""
     return int(payload["samples"]) if weighting == "samples" else 1.0
 
 
@@ -89,12 +77,7 @@ class WeightedMean:
         self.total = 0.0
 
     def add(self, weights: Mapping[str, Tensor], weight: float) -> None:
-        """Add the weights of a client.
-
-        Args:
-            weights: Tensors by name.
-            weight: The client's weight in the mean.
-        """
+        """Add the weights of a client."""
         if weight == 0:
             return
         self.total += weight
@@ -117,14 +100,7 @@ def within(parts: Sequence[str]) -> Select:
 
 
 def check_parts(option_name: str, parts: Sequence[str], model: nn.Module) -> None:
-    """Check that each part names a module of a model that has weights.
-
-    Args:
-        option_name: The option that lists the parts, for the message.
-
-    Raises:
-        ConfigError: If a part does not.
-    """
+    """Check that each part names a module of a model that has weights."""
     candidates = [n for n, m in model.named_modules() if n and any(True for _ in m.parameters())]
     for part in parts:
         if part not in candidates:

@@ -30,8 +30,7 @@ class Encoder(nn.Module):
         body: Module ``(n, *input_shape) -> (n, width)``.
 
     Attributes:
-        width: Numbers per sample.
-        at_once: Samples that are best computed together.
+        at_once: Samples best computed together.
         key: Hash of everything that determines the features, 32 hexadecimal digits.
     """
 
@@ -61,9 +60,6 @@ class Encoder(nn.Module):
         """Yield the features of samples, part by part; equal samples have equal features, whatever is beside them.
 
         Every part has the same number of samples and is computed by one thread.
-
-        Args:
-            x: ``(n, *input_shape)`` samples.
         """
         threads = torch.get_num_threads()
 
@@ -88,10 +84,10 @@ class Encoders(nn.Module):
     """Several encoders side by side, and the sample itself if it is kept.
 
     Args:
-        beside: Whether the sample is the last part.
+        beside: The sample is the last part.
 
     Attributes:
-        parts: Numbers of each part.
+        parts: Widths.
         key: Hash of everything that determines the features, 32 hexadecimal digits.
     """
 
@@ -108,12 +104,7 @@ class Encoders(nn.Module):
         return self.joined(x, [encoder(x) for encoder in self.each])
 
     def joined(self, x: Tensor, features: Sequence[Tensor]) -> Tensor:
-        """Return features side by side, and the samples beside them if they are kept; pixels in [0, 1].
-
-        Args:
-            x: ``(n, *input_shape)`` samples.
-            features: ``(n, width)`` of each encoder.
-        """
+        """Return ``(n, width)`` features side by side, and kept samples beside them; pixels in [0, 1]."""
         own = [(x.float() / 255 if x.dtype == torch.uint8 else x.float()).flatten(1)] if self.beside else []
         return torch.cat([*features, *own], 1)
 
@@ -137,13 +128,8 @@ def build_encoder(
     """Return an encoder.
 
     Args:
-        options: The options; ``name`` is not empty.
-        weights_dir: Folder in which files of weights are found by name; "" for where the options say.
-        pretrained: Whether to read weights; not necessary to know the width.
-
-    Raises:
-        ConfigError: If a name or option is unknown, or the encoder does not suit such samples.
-        ModelError: If weights are missing, damaged, or those of another network.
+        weights_dir: Files of weights are found here by name; "" for where the options say.
+        pretrained: Read weights; not necessary to know the width.
     """
     name = chosen_name(options, input_shape)
     if name in encoders:
@@ -163,24 +149,13 @@ def build_encoder(
 
 
 def build_encoders(options: EncoderOptions, input_shape: tuple[int, ...], weights_dir: str = "") -> Encoders:
-    """Return all encoders of the options.
-
-    Args:
-        weights_dir: As :func:`build_encoder`.
-
-    Raises:
-        ConfigError, ModelError: As :func:`build_encoder`.
-    """
+    """Return all encoders of the options."""
     each = [build_encoder(one, input_shape, weights_dir) for one in options.each()]
     return Encoders(each, options.beside, input_shape)
 
 
 def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...]) -> int:
-    """Return the features per sample of an encoder, without its weights.
-
-    Raises:
-        ConfigError, ModelError: As :func:`build_encoder`.
-    """
+    """Return the features per sample of an encoder, without its weights."""
     return options.dim or build_encoder(options, input_shape, pretrained=False).width
 
 

@@ -1,4 +1,4 @@
-"""What an encoder is: a fixed map from samples to vectors that all clients share and nobody trains."""
+"""The contract of encoders: fixed maps from samples to vectors that all clients share and nobody trains."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Body(Protocol):
 
     Attributes:
         width: Numbers per sample.
-        at_once: Samples that are best computed together.
+        at_once: Samples best computed together.
     """
 
     width: int
@@ -125,10 +125,7 @@ class NamedEncoder:
     """A named encoder.
 
     Attributes:
-        name: Name in configurations.
-        summary: One-line description.
-        Options: Frozen dataclass of its options.
-        make: Function ``(input_shape, options, seed) -> Body``.
+        make: ``(input_shape, options, seed) -> Body``.
     """
 
     name: str
@@ -146,8 +143,7 @@ def encoder(
     """Return a decorator that registers a function or class as an encoder.
 
     Args:
-        name: Name in configurations.
-        kinds: Kinds of samples that it takes; others raise ConfigError.
+        kinds: Of samples; others raise ConfigError.
     """
 
     def register(make: Any) -> Any:
@@ -163,14 +159,7 @@ def encoder(
 
 
 def check_kind(name: str, input_shape: tuple[int, ...], kinds: tuple[Kind, ...]) -> None:
-    """Check that an encoder suits samples of a shape.
-
-    Args:
-        kinds: Kinds of samples that it takes.
-
-    Raises:
-        ConfigError: If it does not.
-    """
+    """Check that an encoder suits samples of a shape."""
     if KINDS.get(len(input_shape)) not in kinds:
         raise ConfigError(
             f"encoder.name={name} is for {' and '.join(kinds)}, not for samples of shape {show(input_shape)}: use "

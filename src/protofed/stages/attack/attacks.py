@@ -61,15 +61,7 @@ class AttackOptions(Options):
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Information available to a hostile client.
-
-    Attributes:
-        schema: Schema of uploads.
-        scale: Strength of the attack.
-        counts: ``(K,)`` the client's numbers of samples per class.
-        broadcast: Payload of the broadcast that opened the round, or None.
-        generator: Random generator of the client in this round.
-    """
+    """Information available to a hostile client."""
 
     schema: Schema
     scale: float
@@ -133,7 +125,7 @@ def inflated(payload: Payload, schema: Schema, factor: float) -> Payload:
     """Multiply sample counts and sums over samples, as a client would send them that had so many samples.
 
     Args:
-        factor: Number of samples that the client says it has, divided by the true one.
+        factor: The stated number of samples, divided by the true one.
     """
     changed = {}
     for name, field in schema.fields.items():

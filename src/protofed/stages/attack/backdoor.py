@@ -19,8 +19,8 @@ from torch import Tensor
 from protofed.compute.seeding import generator, seeded
 from protofed.methods.contract import Local, Method, Tensors, predict
 from protofed.samples import Samples
-from protofed.visits import Member
 from protofed.visits.batches import batches
+from protofed.visits.client import Member
 from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
@@ -43,12 +43,7 @@ def patch(shape: tuple[int, ...]) -> Tensor:
 
 
 def triggered(x: Tensor, trigger: Tensor) -> Tensor:
-    """Replace the patch of inputs by the trigger.
-
-    Args:
-        x: ``(n, *shape)`` normalised inputs.
-        trigger: ``(*shape)`` input whose patch is the trigger.
-    """
+    """Replace the patch of ``(n, *shape)`` normalised inputs by that of the trigger."""
     return torch.where(patch(tuple(x.shape[1:])), trigger, x)
 
 
@@ -56,12 +51,7 @@ def optimise_trigger(client: Member, local: Local, goal: Tensor) -> Tensor:
     """Return a trigger that brings the features of a client's inputs close to a goal.
 
     Args:
-        client: Whose training inputs carry the trigger.
-        local: The same client with its model.
         goal: ``(d,)`` features.
-
-    Returns:
-        ``(*shape)``, normalised as inputs are.
     """
     model = local.model.eval()
     x = _inputs(client.train, model)
@@ -83,9 +73,8 @@ def poisoned(method: Method, client: Member, local: Local, target: int, scale: f
     """Return the upload of a client with a backdoor.
 
     Args:
-        local: The same client as training left it; its model may be changed.
-        target: The class that inputs with the trigger are to be given.
-        scale: How far prototypes are moved, in multiples of their distance from the triggered features.
+        local: As training left it; its model may be changed.
+        scale: Distance of the moved prototypes, in multiples of that from the triggered features.
     """
     trigger = optimise_trigger(client, local, goal_of(local, target))
     if method.statistics is None:
@@ -149,15 +138,10 @@ def _train(client: Member, model: SplitModel, trigger: Tensor, target: int) -> N
 def success(
     method: Method, test: Samples, local: Local, trigger: Tensor, target: int
 ) -> tuple[dict[str, int], int]:
-    """Return how often the trigger works.
-
-    Args:
-        test: An honest client's test samples.
-        trigger: ``(*shape)``.
-        target: The class that inputs with the trigger are to be given.
+    """Count how often the trigger works on an honest client's test samples.
 
     Returns:
-        Per rule, how many samples of other classes are given the target; and the number of such samples.
+        Per rule, samples of other classes that are given the target; and the number of such samples.
     """
     model = local.model.eval()
     hits, total = dict.fromkeys(method.rules, 0), 0

@@ -1,4 +1,4 @@
-"""What limits how much a server learns of single clients: differential privacy and secure aggregation."""
+"""Limits on a server's knowledge of single clients: differential privacy."""
 
 from protofed.stages.privacy.clients import ClientPrivacy
 from protofed.stages.privacy.options import PrivacyOptions

@@ -22,7 +22,7 @@ Accountant = Literal["pld", "rdp"]
 LARGEST = 1e6
 """Largest noise multiplier that is tried."""
 PRECISION = 1e-3
-"""How closely, as a share, the noise is found that a budget needs."""
+"""Relative precision of the noise found for a budget."""
 ORDERS = (1.5, 2.5, 3.5, *range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 """Orders of the Rényi divergence that are tried; those between whole numbers take a hundred times as long."""
 
@@ -42,7 +42,6 @@ class Release(NamedTuple):
         noise: Noise multiplier ``z``: standard deviation of the noise over the largest norm of one vector.
         rate: Probability ``q`` with which each vector is drawn into the sum, independently (Poisson sampling); 1 if
             the sum is not of a secret random choice.
-        times: How often.
     """
 
     noise: float
@@ -58,12 +57,7 @@ def epsilon(releases: Iterable[Release], delta: float, accountant: Accountant = 
     privacy losses are discretised pessimistically.
 
     Args:
-        releases: The releases; each may depend on the results of those before.
-        delta: ``δ``.
-        accountant: The accountant; ``rdp`` takes the place of ``pld`` where there is hardly any noise.
-
-    Raises:
-        ConfigError: If ``dp-accounting`` is not installed.
+        accountant: ``rdp`` takes the place of ``pld`` where there is hardly any noise.
     """
     counted: dict[tuple[float, float], int] = {}
     for noise, rate, times in releases:
@@ -111,10 +105,8 @@ def find_noise(
     """Return the smallest noise multiplier, within :data:`PRECISION`, whose releases keep a budget.
 
     Args:
-        releases: The planned releases, given the noise multiplier.
-        budget: Largest ``ε``; 0 noise suffices if it is infinite.
-        delta: ``δ``.
-        accountant: As for :func:`epsilon`.
+        releases: Planned releases for a noise multiplier.
+        budget: Largest ``ε``; may be infinite.
 
     Raises:
         ConfigError: If no noise suffices, or ``dp-accounting`` is not installed.
@@ -150,10 +142,6 @@ def _narrow(cost: Callable[[float], float], enough: float, budget: float) -> Non
     """Ask for the cost of noise just below and just above that which a budget needs.
 
     In logarithms ε is nearly a straight line, so that Brent's method needs few questions where halving needs ten.
-
-    Args:
-        enough: Noise that suffices.
-        budget: Largest ``ε``.
     """
     from scipy.optimize import brentq
 

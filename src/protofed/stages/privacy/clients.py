@@ -21,7 +21,8 @@ from torch import Tensor
 from protofed.errors import ConfigError, PayloadError
 from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened
-from protofed.runs import RoundRecord, Spent
+from protofed.runs.records import RoundRecord
+from protofed.runs.spent import Spent
 from protofed.stages.privacy.accounting import Release, epsilon, find_noise
 from protofed.stages.privacy.ledger import Budgeted, Ledger
 from protofed.stages.privacy.noise import OwnNoise, Source, from_seed, from_system
@@ -47,7 +48,7 @@ class VectorLayout:
     sums. Sums over samples contribute as they are, numbers of samples not at all: all clients weigh the same.
 
     Args:
-        clip: Largest Euclidean norm ``C`` of a vector.
+        clip: Largest Euclidean norm ``C``.
     """
 
     def __init__(self, schema: Schema, clip: float) -> None:
@@ -70,7 +71,7 @@ class VectorLayout:
         """Return an upload as a float64 vector; zero from a client whose weight is 0.
 
         Args:
-            centre: Payload of the broadcast that opened the round; may be empty.
+            centre: The broadcast that opened the round; may be empty.
         """
         pieces = []
         for part in self.parts:
@@ -88,21 +89,15 @@ class VectorLayout:
         return torch.cat(pieces) * (0.0 not in counts)
 
     def clipped(self, payload: Payload, centre: Payload) -> tuple[Tensor, bool]:
-        """Return an upload as a vector of limited length, and whether it had to be shortened.
-
-        Args:
-            centre: As in :meth:`vector`.
-        """
+        """Return an upload as a vector of limited length, and whether it had to be shortened."""
         vector = self.vector(payload, centre)
         length = float(vector.norm())
         return (vector * min(1.0, self.clip / length) if length else vector), length > self.clip
 
     def upload(self, total: Tensor, noise: float, centre: Payload, expected: float) -> Payload:
-        """Return the upload that stands for all.
+        """Return the upload that stands for all, given the standard deviation of the noise of each number.
 
         Args:
-            noise: Standard deviation of the noise of each number.
-            centre: As in :meth:`vector`.
             expected: Number of clients by which sums of changes of weights are divided.
         """
         pieces = dict(zip([*self.shapes, *self.reported], total.split(self.sizes), strict=True))
@@ -127,7 +122,7 @@ class VectorLayout:
         return payload
 
     def _origin(self, part: Part, centre: Payload) -> Tensor:
-        """Return what a part's changes start from, in the shape of its piece: the broadcast, or zero."""
+        """Return the origin of a part's changes, in the shape of its piece: the broadcast, or zero."""
         origin = torch.zeros(self.shapes[part.name], dtype=torch.float64)
         sent = centre.get(part.name)
         if sent is None or part.field.sums:
@@ -141,17 +136,10 @@ class ClientPrivacy(Budgeted):
     """The stage of ``privacy.mode=client``.
 
     Args:
-        method: The method that aggregates the uploads.
         rates: For every round, the probability with which a client takes part if a secret coin decides, 1 if
             anything else does, and 0 if clients send nothing.
-        expected: For every round, the number of clients that are to take part.
+        expected: Participants of every round.
         shared: Whether clients make the noise, and the sum of their shares is all that the server sees.
-
-    Attributes:
-        noise: Noise multiplier ``z``.
-
-    Raises:
-        ConfigError: If the method's uploads cannot be clipped, or the budget does not suffice for one round.
     """
 
     hides = "outside"
@@ -208,13 +196,7 @@ class ClientPrivacy(Budgeted):
         yield self.standing_for_all(total, deviation, centre, round)
 
     def standing_for_all(self, total: Tensor, deviation: float, centre: Payload, round: int) -> Upload:
-        """Return the upload that stands for all.
-
-        Args:
-            deviation: Standard deviation of the noise of each number.
-            centre: Payload of the broadcast that opened the round; may be empty.
-            round: Number of the round, from 1.
-        """
+        """Return the upload that stands for all, given the standard deviation of the noise of each number."""
         payload = self.layout.upload(total, deviation, centre, self.expected[min(round, len(self.expected)) - 1])
         real = {n for n, field in self.layout.schema.fields.items() if field.kind == "real"}
         return Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
@@ -252,7 +234,7 @@ class ClientPrivacy(Budgeted):
         )
 
     def note(self) -> Sequence[str]:
-        """Say what is protected."""
+        """Describe the protection."""
         o = self.options
         drawn = [rate for rate in self.rates if rate]
         amplified = "without amplification: participation.sampling is not poisson, or everyone takes part"
@@ -269,11 +251,7 @@ class ClientPrivacy(Budgeted):
 
 
 def noise_of(options: PrivacyOptions, rates: Sequence[float]) -> float:
-    """Return the noise multiplier: the one that is given, or the one that the budget needs for all rounds.
-
-    Args:
-        rates: As for :class:`ClientPrivacy`.
-    """
+    """Return the noise multiplier: the one that is given, or the one that the budget needs for all rounds."""
     if options.noise is not None:
         return options.noise
     return find_noise(lambda noise: _releases(rates, noise), options.budget, options.delta, options.accountant)
@@ -284,11 +262,7 @@ def _releases(rates: Sequence[float], noise: float) -> list[Release]:
 
 
 def layout_of(method: Method, options: PrivacyOptions) -> VectorLayout:
-    """Return the vectors of a method's uploads.
-
-    Raises:
-        ConfigError: If its uploads cannot be clipped.
-    """
+    """Return the vectors of a method's uploads."""
     schema = method.upload_schema
     assert schema is not None
     if reason := beyond_means(method) or _unsuited(schema):
@@ -308,9 +282,6 @@ class NoisySums:
     Attributes:
         length: Number of whole numbers in a vector.
         reals: The same: all of them stand for real numbers.
-
-    Raises:
-        ConfigError: If the method's uploads cannot be clipped, or a sum might overflow.
     """
 
     def __init__(self, options: PrivacyOptions, method: Method, rates: Sequence[float], fraction_bits: int) -> None:
@@ -325,11 +296,7 @@ class NoisySums:
         self.noise = OwnNoise(noise_of(options, rates) * options.clip * self.unit, options.colluders)
 
     def encode(self, payload: Payload, centre: Payload) -> Vector:
-        """Return a client's clipped contribution, without noise.
-
-        Args:
-            centre: Payload of the broadcast that opened the round; may be empty.
-        """
+        """Return a client's clipped contribution, without noise."""
         vector, _ = self.layout.clipped(payload, centre)
         return (vector * self.unit).trunc().to(torch.int64).numpy().view(np.uint64)
 
@@ -342,19 +309,11 @@ class NoisySums:
 
         Args:
             threshold: Number of vectors without which the sum could not have been read.
-            clients: Number of vectors in it.
         """
         return self.noise.share(threshold) * math.sqrt(clients) / self.unit
 
     def check(self, threshold: int) -> None:
-        """Check before training that clients can make the noise.
-
-        Args:
-            threshold: As in :meth:`deviation`.
-
-        Raises:
-            ConfigError: If they cannot.
-        """
+        """Check before training that clients can make the noise."""
         try:
             self.noise.share(threshold)
         except PayloadError as error:

@@ -24,7 +24,6 @@ class Ledger:
 
     Attributes:
         repeated: Releases beyond one per round, because a server had to repeat rounds.
-        path: The file, or None.
     """
 
     def __init__(self) -> None:
@@ -33,22 +32,13 @@ class Ledger:
         self._last = 0
 
     def keep(self, path: Path, round: int, number: int) -> None:
-        """Count in a file from now on; it says how many releases there were before a server was restarted.
-
-        Args:
-            path: The file; there need not be one yet.
-            number: Number of releases in them, had none been repeated.
-        """
+        """Count in a file from now on, which may hold the releases before a server was restarted."""
         self.path, self._last = path, round
         before = path.stat().st_size if path.is_file() else 0
         self.repeated = max(0, before - number)
 
     def publish(self, round: int) -> None:
-        """Count the release of a round before anybody sees it; once, however often this is called for it.
-
-        Args:
-            round: The round, from 1.
-        """
+        """Count the release of a round before anybody sees it; once, however often this is called for it."""
         if self.path is None or round <= self._last:
             return
         self._last = round
@@ -59,12 +49,7 @@ class Ledger:
 
 
 class Budgeted(Stage):
-    """Base of the stages that spend a budget ε.
-
-    Attributes:
-        options: The budget.
-        ledger: Counts releases, those of rounds that had to be repeated as well.
-    """
+    """Base of the stages that spend a budget ε."""
 
     options: PrivacyOptions
     ledger: Ledger
@@ -79,7 +64,7 @@ class Budgeted(Stage):
 
     @property
     def planned(self) -> bool:
-        """Whether the noise was found for exactly these rounds, so that it keeps the budget up to rounding."""
+        """Return whether the noise was found for just these rounds, so that it keeps the budget up to rounding."""
         return self.options.noise is None and not self.ledger.repeated
 
     def affords(self, round: int) -> bool:
@@ -87,11 +72,7 @@ class Budgeted(Stage):
         return self.planned or self.epsilon(round) <= self.options.budget
 
     def keep(self, directory: Path, round: int) -> None:
-        """Count releases in a file of the run directory.
-
-        Raises:
-            FederationError: If those of a killed server leave nothing for a first round.
-        """
+        """Count releases in a file of the run directory."""
         self.ledger.keep(directory / RELEASES, round, self.number(round))
         if not round and not self.affords(1):
             raise FederationError(

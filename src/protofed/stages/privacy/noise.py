@@ -28,19 +28,12 @@ def from_seed(seed: int, *scope: str | int) -> Source:
     """Return a source whose numbers follow from a seed, so that a simulation can be repeated.
 
     Whoever knows the seed can take the noise away again.
-
-    Args:
-        scope: What the noise is for.
     """
     return lambda round, n: torch.randn(n, generator=generator(seed, *scope, round), dtype=torch.float64)
 
 
 def from_system(round: int, n: int) -> Tensor:
-    """Return standard normal numbers that nobody can repeat.
-
-    Args:
-        round: Has no influence.
-    """
+    """Return standard normal numbers that nobody can repeat."""
     return normal_from_system(n)
 
 
@@ -48,9 +41,9 @@ class OwnNoise(NamedTuple):
     """The noise that a client adds to its own vector of whole numbers, so that only a sum has to be known.
 
     Attributes:
-        deviation: Standard deviation of the noise that the sum needs, in steps of the fixed point.
+        deviation: Of the noise that the sum needs, in steps of the fixed point.
         colluders: Clients whose shares do not count, because they might add none, or tell theirs.
-        seed: Seed of the noise; negative for the operating system's random numbers.
+        seed: Negative for the operating system's random numbers.
     """
 
     deviation: float = 0.0
@@ -73,10 +66,7 @@ class OwnNoise(NamedTuple):
         of ``t − a`` of them has the variance ``σ²`` together.
 
         Args:
-            threshold: Number ``t`` of vectors without which a sum cannot be read.
-
-        Raises:
-            PayloadError: If no client is left to count on, or whole numbers cannot represent the noise.
+            threshold: ``t``, the vectors without which a sum cannot be read.
         """
         if not self.deviation:
             return 0.0
@@ -96,11 +86,7 @@ class OwnNoise(NamedTuple):
         return share
 
     def draw(self, threshold: int, length: int) -> NDArray[np.uint64]:
-        """Return one client's share of the noise, as whole numbers modulo 2^64.
-
-        Args:
-            threshold: As in :meth:`share`.
-        """
+        """Return one client's share of the noise, as whole numbers modulo 2^64."""
         share = self.share(threshold)
         if not share:
             return np.zeros(length, dtype=np.uint64)

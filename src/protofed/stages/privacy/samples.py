@@ -13,22 +13,22 @@ from typing import NamedTuple
 
 from protofed.errors import ConfigError
 from protofed.methods.contract import Method
-from protofed.runs import RoundRecord, Spent
+from protofed.runs.records import RoundRecord
+from protofed.runs.spent import Spent
 from protofed.stages.privacy.accounting import Release, epsilon, find_noise
 from protofed.stages.privacy.ledger import Budgeted, Ledger
 from protofed.stages.privacy.options import PrivacyOptions
-from protofed.visits import LocalPlan, Member
+from protofed.visits.client import LocalPlan, Member
 from protofed.visits.private import Private, rate, steps
 
 
 class Training(NamedTuple):
-    """What a client publishes of its samples, as far as its privacy depends on it.
+    """The noisy quantities that a client publishes of its samples.
 
     Attributes:
         rate: Probability with which a sample is in a batch.
-        steps: Number of steps in each round.
         means: Whether noisy class means are sent, in each round.
-        counts: Number of releases of the numbers of samples per class before the first round.
+        counts: Releases of the numbers of samples per class before the first round.
     """
 
     rate: float
@@ -38,11 +38,7 @@ class Training(NamedTuple):
 
     @classmethod
     def of(cls, method: Method, plan: LocalPlan, samples: int) -> Training:
-        """Return what a client publishes in all planned rounds.
-
-        Args:
-            samples: Number of its training samples.
-        """
+        """Return the releases of a client with so many training samples in all planned rounds."""
         rounds = range(1, method.task.rounds + 1)
         size, once = plan.batch_size, bool(method.declared.vector)
         told = method.statistics is not None and method.statistics.when != "during"
@@ -66,22 +62,17 @@ class Training(NamedTuple):
         return steps + sum(self.steps[:rounds]), statistics + self.counts + sum(self.means[:rounds])
 
     def releases(self, rounds: int, noise: float, means: float, repeated: int = 0) -> list[Release]:
-        """Return what is published in the first ``rounds`` rounds.
+        """Return the releases of the first ``rounds`` rounds.
 
         Args:
             means: Noise multiplier of class means, and of the numbers of samples per class, once.
-            repeated: As for :meth:`numbers`.
         """
         steps, statistics = self.numbers(rounds, repeated)
         return [Release(noise, self.rate, steps), Release(means, 1.0, statistics)]
 
 
 def multiplier(options: PrivacyOptions) -> float:
-    """Return the noise multiplier of one release of statistics, which is all that a method publishes.
-
-    Raises:
-        ConfigError: If no noise keeps the budget.
-    """
+    """Return the noise multiplier of one release of statistics, which is all that a method publishes."""
     return options.means * (
         _needed(options, Training(1.0, (0,), (True,), 0)) if options.noise is None else options.noise
     )
@@ -93,11 +84,7 @@ def protected(
     """Return a client's plan with DP-SGD, with the noise that the budget needs if the options do not name it.
 
     Args:
-        samples: Number of its training samples.
-        secure: Whether only sums of uploads can be read.
-
-    Raises:
-        ConfigError: If the method does not suit, or no noise keeps the budget.
+        secure: Only sums of uploads can be read.
     """
     check(method)
     if plan.drop_last or not plan.shuffle:
@@ -129,11 +116,7 @@ def beyond_means(method: Method) -> str:
 
 
 def check(method: Method) -> None:
-    """Refuse methods whose uploads are not made from trained weights and class means alone.
-
-    Raises:
-        ConfigError: If its are not.
-    """
+    """Refuse methods whose uploads are not made from trained weights and class means alone."""
     if method.upload_schema is None:
         return
     reason = "" if method.declared.vector else beyond_means(method)
@@ -144,14 +127,7 @@ def check(method: Method) -> None:
 
 
 class SamplePrivacy(Budgeted):
-    """What ``privacy.mode=sample`` costs.
-
-    Args:
-        members: The clients that train, by name.
-
-    Raises:
-        ConfigError: If the budget does not suffice for one round of some client.
-    """
+    """The stage of ``privacy.mode=sample``."""
 
     def __init__(self, options: PrivacyOptions, method: Method, members: Mapping[str, Member]) -> None:
         self.options = options
@@ -214,7 +190,7 @@ class SamplePrivacy(Budgeted):
         )
 
     def note(self) -> Sequence[str]:
-        """Say what is protected."""
+        """Describe the protection."""
         if all(private.noise == 0 or not any(t.steps) for t, private in self.clients):
             means = next(private.means for _, private in self.clients)
             return (

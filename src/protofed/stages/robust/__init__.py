@@ -1,6 +1,6 @@
 """Robust aggregation, a stage between validated uploads and a method."""
 
-from protofed.runs import Findings
+from protofed.runs.findings import Findings
 from protofed.stages.robust.guard import Guard
 from protofed.stages.robust.options import RobustOptions
 

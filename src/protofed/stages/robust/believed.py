@@ -21,7 +21,6 @@ def believed(stated: Counts, options: RobustOptions, withheld: Collection[str] =
     honest clients differ by three orders of magnitude.
 
     Args:
-        stated: Numbers of samples that each client states, e.g. ``(K,)`` per class.
         withheld: Clients whose counts are not numbers of samples: these neither change nor count in the median.
     """
     known = {name: int(counts.sum()) for name, counts in stated.items() if name not in withheld}
@@ -34,11 +33,7 @@ def believed(stated: Counts, options: RobustOptions, withheld: Collection[str] =
 
 
 def scaled(counts: Tensor, total: int) -> Tensor:
-    """Return counts multiplied by one factor, as integers whose sum is exactly ``total``.
-
-    Args:
-        counts: int64 counts, whose sum and ``total`` are below 2³¹.
-    """
+    """Scale int64 counts to integers with exactly the sum ``total``; both sums are below 2³¹."""
     number = int(counts.sum())
     if number in (0, total):
         return counts

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Upload
-from protofed.runs import Findings
+from protofed.runs.findings import Findings
 from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import median, shorten
 from protofed.stages.robust.spool import Spool
@@ -30,7 +30,6 @@ class _Limits:
     """Limits on the vectors of one part.
 
     Attributes:
-        length: Maximum length of a vector.
         centres: Median of the vectors of each class that has enough of them.
         radius: Maximum distance from the median of the class.
         update: Maximum distance from the broadcast.
@@ -46,9 +45,7 @@ class Proportions:
     """Lengths of the vectors of a round, from which limits are derived.
 
     Args:
-        counts: Samples per class that each client described.
-        reference: Payload of the broadcast that opened the round, or None.
-        keep_rows: Whether to keep the vectors of classes, to compute their medians.
+        keep_rows: Keep the vectors of classes, to compute their medians.
     """
 
     def __init__(
@@ -74,14 +71,7 @@ class Proportions:
                 self._rows[part.name].append(vectors)
 
     def origin(self, part: Part, values: Tensor) -> Tensor:
-        """Return the starting point of a part's vectors: the broadcast weights of the same name, or zero.
-
-        Args:
-            values: ``(R, D)`` its vectors.
-
-        Returns:
-            ``(1, D)`` tensor.
-        """
+        """Return the starting point ``(1, D)`` of a part's ``(R, D)`` vectors: the broadcast weights, or zero."""
         start = self.reference.get(part.name)
         if part.layout != "tensor" or start is None or start.numel() != values.shape[1]:
             return torch.zeros_like(values[:1])
@@ -102,11 +92,7 @@ class Proportions:
         return worst
 
     def limits(self, options: RobustOptions, without: Iterable[str]) -> dict[str, _Limits]:
-        """Return the limits of every part.
-
-        Args:
-            without: Clients whose uploads are ignored.
-        """
+        """Return the limits of every part."""
         left_out = set(without)
         kept = [i for i, name in enumerate(self.names) if name not in left_out]
         return {part.name: self._limits(part, options, kept) for part in self.parts}
@@ -159,16 +145,7 @@ def clip(
     options: RobustOptions,
     findings: Findings,
 ) -> Iterator[Upload]:
-    """Shorten the vectors of uploads to the limits of the round, in two passes that never hold all uploads.
-
-    Args:
-        counts: Samples per class that each client described.
-        reference: Payload of the broadcast that opened the round, or None.
-        findings: Record of the round, to which changes are added.
-
-    Yields:
-        The uploads that are not left out.
-    """
+    """Shorten the vectors of uploads to the limits of the round, in two passes that never hold all uploads."""
     measured = Proportions(parts, counts, reference)
     with Spool() as spool:
         for upload in uploads:
@@ -183,12 +160,7 @@ def clip(
 
 
 def too_long(measured: Proportions, options: RobustOptions, findings: Findings) -> set[str]:
-    """Find the clients whose longest vector exceeds ``reject`` times the median length.
-
-    Args:
-        measured: Lengths of all vectors of the round.
-        findings: Record of the round, to which these clients are added.
-    """
+    """Find the clients whose longest vector exceeds ``reject`` times the median length."""
     if not options.reject:
         return set()
     excess = {client: multiple for client, multiple in measured.excess().items() if multiple > options.reject}

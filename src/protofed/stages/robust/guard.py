@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened, Stage
-from protofed.runs import Findings, RoundRecord
+from protofed.runs.findings import Findings
+from protofed.runs.records import RoundRecord
 from protofed.stages.robust.believed import believed
 from protofed.stages.robust.clipping import Proportions, clip, too_long
 from protofed.stages.robust.options import POOLING, RobustOptions
@@ -22,15 +23,8 @@ class Guard(Stage):
     """Application of one robust rule to the uploads of every round.
 
     Args:
-        method: The method that aggregates the uploads.
-        counts: ``(K,)`` samples per class that each client described, or upper bounds if it withholds its counts;
-            those that it is :func:`~protofed.stages.robust.believed.believed` to have are the attribute of this
-            name.
-        withheld: Clients whose ``counts`` are bounds rather than numbers of samples.
-
-    Raises:
-        ConfigError: If the rule is not applicable to the payloads of the method, or ``robust.admitted`` names a
-            client that does not exist.
+        counts: ``(K,)`` samples per class that each client described, or upper bounds; the attribute has those
+            that it is :func:`~protofed.stages.robust.believed.believed` to have.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ POOLING = ("median", "trimmed", "geometric_median", "krum")
 
 @dataclass(frozen=True)
 class RobustOptions(Options):
-    """How the server limits what a few hostile or broken clients can do."""
+    """The server's limits on a few hostile or broken clients."""
 
     rule: Rule = option(
         "none",

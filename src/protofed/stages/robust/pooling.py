@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protofed.methods.contract import Upload
-from protofed.runs import Findings
+from protofed.runs.findings import Findings
 from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import geometric_median, krum_scores, median, trimmed_mean
 from protofed.stages.robust.vectors import Vectors, put_back
@@ -25,9 +25,6 @@ def pooled(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustO
 
     Whatever the method computes (a weighted or unweighted mean, or training) then starts from the robust vector,
     while it still sees which clients reported which classes.
-
-    Args:
-        found: Vectors of each part, over all uploads.
     """
     scores = client_scores(len(uploads), found, options) if options.rule == "krum" else torch.zeros(0)
     changed = []
@@ -56,13 +53,7 @@ def _one_for_all(values: Tensor, scores: Tensor | None, options: RobustOptions) 
 def without_outliers(
     uploads: Sequence[Upload], found: Sequence[Vectors], number: int, options: RobustOptions, findings: Findings
 ) -> list[Upload]:
-    """Return the uploads without those that have the highest Krum scores.
-
-    Args:
-        found: Vectors of each part, over all uploads.
-        number: Number of uploads to leave out.
-        findings: Record of the round, to which omissions are added.
-    """
+    """Leave out the ``number`` uploads with the highest Krum scores."""
     scores = client_scores(len(uploads), found, options)
     worst = set(scores.argsort(stable=True)[len(uploads) - number :].tolist())
     for index in sorted(worst):
@@ -76,9 +67,6 @@ def client_scores(clients: int, found: Sequence[Vectors], options: RobustOptions
     Clients send different classes, so the squared distance between two of them is the mean over the classes and
     tensors that both sent. A hostile client is thus recognised by the classes in which it is outvoted, and its
     prototypes of other classes are distrusted as well.
-
-    Args:
-        found: Vectors of each part, over all uploads.
     """
     total = torch.zeros(clients, clients, dtype=torch.float64)
     shared = torch.zeros(clients, clients, dtype=torch.float64)

@@ -25,36 +25,30 @@ def median(vectors: Tensor) -> Tensor:
 
 
 def trimmed_mean(vectors: Tensor, trim: int) -> Tensor:
-    """Return the coordinate-wise mean ``(D,)`` without the ``trim`` smallest and the ``trim`` largest values.
+    """Return the coordinate-wise mean ``(D,)`` of ``(n, D)`` without the ``trim`` smallest and largest values.
 
     Args:
-        vectors: ``(n, D)`` vectors.
-        trim: Number of values to leave out at either end, capped at ``(n - 1) // 2``, which gives the median.
+        trim: Values to leave out at either end, at most ``(n - 1) // 2``, which gives the median.
     """
     trim = min(trim, (len(vectors) - 1) // 2)
     return vectors.sort(dim=0).values[trim : len(vectors) - trim].mean(dim=0)
 
 
-def geometric_median(vectors: Tensor, *, iterations: int = 1000, tolerance: float = 1e-9) -> Tensor:
+def geometric_median(vectors: Tensor) -> Tensor:
     """Return the point ``(D,)`` with the smallest sum of distances to all vectors (smoothed Weiszfeld algorithm).
 
     Its breakdown point is one half. The iteration starts from the coordinate-wise median. Distances are clamped
     from below to a millionth of the median distance, so that the point may coincide with a vector.
-
-    Args:
-        vectors: ``(n, D)`` vectors.
-        iterations: Maximum number of iterations; dozens suffice, but hundreds if the start lies close to a vector.
-        tolerance: Step length at which to stop, as a multiple of the median distance.
     """
     point = median(vectors.double())
     rows = vectors.double()
     scale = (rows - point).norm(dim=1).median()
     if not scale > 0:
         return point.to(vectors.dtype)
-    for _ in range(iterations):
+    for _ in range(1000):  # dozens suffice, but hundreds if the start lies close to a vector
         weights = 1 / (rows - point).norm(dim=1).clamp(min=1e-6 * scale)
         moved = weights @ rows / weights.sum()
-        done = (moved - point).norm() <= tolerance * scale
+        done = (moved - point).norm() <= 1e-9 * scale
         point = moved
         if done:
             break
@@ -66,11 +60,8 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
 
     Args:
         distances: ``(n, n)`` squared distances; NaN where two clients have nothing in common.
-        attackers: Number of attackers ``f``. Of the ``m`` known distances of a client, the ``m - f - 1`` smallest
-            count, but at least one (in Blanchard et al., all ``n - 1`` are known and ``n - f - 2`` count).
-
-    Returns:
-        Scores; infinity for a client that has nothing in common with any other.
+        attackers: Number ``f``. Of a client's ``m`` known distances, the ``m - f - 1`` smallest count, but at
+            least one (in Blanchard et al., all ``n - 1`` are known and ``n - f - 2`` count).
     """
     others = distances.clone()
     others.fill_diagonal_(float("nan"))
@@ -85,12 +76,8 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
 def shorten(vectors: Tensor, centre: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     """Move vectors farther than ``radius`` from ``centre`` towards it, to that distance.
 
-    Args:
-        vectors: ``(n, D)`` vectors.
-        centre: ``(D,)`` or ``(1, D)`` centre.
-
     Returns:
-        The vectors ``(n, D)``, and the factor ``(n,)`` by which each distance was multiplied: 1 for unchanged ones.
+        The vectors ``(n, D)``, and the factor ``(n,)`` of each distance: 1 for unchanged ones.
     """
     offsets = vectors - centre
     lengths = offsets.norm(dim=-1)

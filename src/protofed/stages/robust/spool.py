@@ -15,7 +15,7 @@ class Spool:
     """A sequence of uploads, kept in memory up to a limit and beyond it in a temporary file.
 
     Args:
-        memory: Limit on the tensors kept in memory, in bytes.
+        memory: Limit, in bytes.
     """
 
     def __init__(self, memory: int = 2**28) -> None:

@@ -22,8 +22,6 @@ class Part:
     """One real field of a schema, as robust rules see it.
 
     Attributes:
-        name: Name of the field.
-        field: Declaration of the field.
         layout: ``rows``: one row per label sent; ``table``: one row for each of the ``K`` classes; ``tensor``: the
             same shape for every client; ``varying``: a shape chosen by the sender.
         labels: Name of the field with the labels of the rows, for ``rows``.
@@ -38,12 +36,12 @@ class Part:
 
     @property
     def per_class(self) -> bool:
-        """Whether its vectors belong to classes."""
+        """Return whether its vectors belong to classes."""
         return self.layout in ("rows", "table")
 
     @property
     def comparable(self) -> bool:
-        """Whether the vectors of different clients correspond to each other, coordinate by coordinate."""
+        """Return whether the vectors of different clients correspond to each other, coordinate by coordinate."""
         return self.distinct and self.layout != "varying"
 
 
@@ -73,7 +71,6 @@ class Vectors:
     """The vectors of one part over all uploads of a round.
 
     Attributes:
-        part: Field of the schema.
         values: ``(R, D)`` vectors; sums over samples are divided by their number.
         senders: ``(R,)`` int64 position of the sender among the uploads.
         classes: ``(R,)`` int64 class of each vector; 0 for tensors.
@@ -110,9 +107,6 @@ Counts = Mapping[str, Tensor]
 def rows_of(part: Part, upload: Upload, counts: Counts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the vectors of a part in one upload.
 
-    Args:
-        counts: Samples per class that each client described.
-
     Returns:
         Values ``(r, D)``, and classes, places and scales ``(r,)`` as in :class:`Vectors`.
     """
@@ -133,12 +127,7 @@ def rows_of(part: Part, upload: Upload, counts: Counts) -> tuple[Tensor, Tensor,
 
 
 def collect(part: Part, uploads: Sequence[Upload], counts: Counts) -> Vectors:
-    """Return the vectors of a part in all uploads.
-
-    Args:
-        part: Field of the schema, of any layout but ``varying``.
-        counts: Samples per class that each client described.
-    """
+    """Return the vectors of a part, of any layout but ``varying``, in all uploads."""
     found = [rows_of(part, upload, counts) for upload in uploads]
     senders = torch.cat([torch.full((len(rows),), i) for i, (rows, *_) in enumerate(found)])
     values, classes, places, scales = (torch.cat([row[k] for row in found]) for k in range(4))
@@ -146,11 +135,7 @@ def collect(part: Part, uploads: Sequence[Upload], counts: Counts) -> Vectors:
 
 
 def put_back(uploads: Sequence[Upload], found: Sequence[Vectors]) -> list[Upload]:
-    """Return the uploads with their vectors replaced; all other tensors are shared, not copied.
-
-    Args:
-        found: Vectors to store, one entry per changed part.
-    """
+    """Return the uploads with their vectors replaced; all other tensors are shared, not copied."""
     payloads: list[Payload] = [dict(upload.payload) for upload in uploads]
     for vectors in found:
         part = vectors.part
@@ -168,12 +153,7 @@ def put_back(uploads: Sequence[Upload], found: Sequence[Vectors]) -> list[Upload
 
 
 def bounded(values: Tensor, field: Field) -> Tensor:
-    """Clamp values to the bounds of a field, which rounding may have exceeded.
-
-    Args:
-        values: Tensor of any shape.
-        field: Field with the bounds.
-    """
+    """Clamp values to the bounds of a field, which rounding may have exceeded."""
     if field.minimum is not None:
         values = values.clamp(min=field.minimum)
     return values.clamp(min=-field.limit, max=field.limit)
@@ -183,8 +163,7 @@ def cap_counts(upload: Upload, schema: Schema, counts: Counts, share: float = 1.
     """Cap sample counts at those the client may state, and scale its sums over samples alike.
 
     Args:
-        counts: Samples per class that each client may state.
-        share: Their share of those that the client described, from which it has made its sums.
+        share: Ratio of those to the counts that the client described, from which it made its sums.
 
     Returns:
         The upload, and the names of the fields that were reduced.

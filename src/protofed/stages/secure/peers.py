@@ -1,4 +1,4 @@
-"""What a client of secure aggregation takes for true about the others, whatever the server says of them."""
+"""A secure-aggregation client's own knowledge of the others, whatever the server says of them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ _SIGNED = ec.ECDSA(hashes.SHA384())
 
 
 def digest(purpose: str, *parts: str | int | bytes) -> bytes:
-    """Return a digest of values, each preceded by its length, so that no two sequences of values share one.
-
-    Args:
-        purpose: What the digest is for; those of different purposes differ.
-    """
+    """Return a digest for one purpose, in which a length precedes each value, so that no two sequences collide."""
     found = hashlib.sha256()
     for part in ("protofed secure aggregation", purpose, *parts):
         content = part if isinstance(part, bytes) else str(part).encode()
@@ -29,27 +25,15 @@ def digest(purpose: str, *parts: str | int | bytes) -> bytes:
 
 
 class Peers:
-    """Peers in a simulation: clients of one program, which trust each other and its server.
-
-    Attributes:
-        federation: Name of the federation to which signatures are limited.
-    """
+    """Peers in a simulation: clients of one program, which trust each other and its server."""
 
     federation = ""
 
     def check_threshold(self, threshold: int) -> None:
-        """Check the number of vectors that are enough for a sum.
-
-        Raises:
-            PayloadError: If it is too small for this client.
-        """
+        """Refuse, with PayloadError, too small a number of vectors that are enough for a sum."""
 
     def check_names(self, others: Sequence[str]) -> None:
-        """Check the names of a round's other clients.
-
-        Raises:
-            PayloadError: If they are too few, or one is unknown.
-        """
+        """Refuse, with PayloadError, a round with too few or unknown other clients."""
 
     def sign(self, statement: bytes) -> bytes:
         """Return this client's signature of a statement."""
@@ -67,7 +51,6 @@ class KnownPeers(Peers):
     """Peers whose public keys a client knows from elsewhere than from the server.
 
     Args:
-        keys: Public key of each client of the federation, by name.
         least_peers: Fewest other clients in a round.
         least_threshold: Fewest vectors that are enough for a sum.
     """
@@ -84,11 +67,7 @@ class KnownPeers(Peers):
         self.least_peers, self.least_threshold = least_peers, least_threshold
 
     def check_threshold(self, threshold: int) -> None:
-        """Check the number of vectors that are enough for a sum.
-
-        Raises:
-            PayloadError: If it is below the client's own.
-        """
+        """Refuse, with PayloadError, a threshold below the client's own."""
         if threshold < self.least_threshold:
             raise PayloadError(
                 f"threshold: {threshold} vectors would be enough for a sum, but this node allows no fewer than "
@@ -96,11 +75,7 @@ class KnownPeers(Peers):
             )
 
     def check_names(self, others: Sequence[str]) -> None:
-        """Check the names of a round's other clients.
-
-        Raises:
-            PayloadError: If they are fewer than this client asks for, or one is not in the roster.
-        """
+        """Refuse, with PayloadError, fewer peers than this client asks for, or one that is not in the roster."""
         unknown = [name for name in others if name not in self.keys]
         if unknown:
             raise PayloadError(f"names: {unknown[0]} is not in this node's roster")

@@ -49,7 +49,7 @@ SENT: dict[Stage, str] = {
     "survivors": "signed the list of survivors",
     "unmask": "unmasked",
 }
-"""What a client has done after each stage."""
+"""A client's progress after each stage."""
 STAGES = tuple(SENT)
 Values = dict[str, Any]
 """Contents of a message: text, numbers, bytes, and lists of these."""
@@ -78,11 +78,7 @@ class SecureAggregationError(FederationError):
 
 
 def mask(key: bytes, length: int) -> Vector:
-    """Return the key stream of AES-256 in counter mode as whole numbers.
-
-    Args:
-        key: 32 bytes, used for one mask only.
-    """
+    """Return the key stream of AES-256 in counter mode for a 32-byte key, used for one mask only."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(8 * length)), dtype="<u8").astype(np.uint64)
 
@@ -94,16 +90,12 @@ def derived(secret: bytes, purpose: str, session: bytes) -> bytes:
 
 
 def commitment(seed: bytes, session: bytes, name: str) -> bytes:
-    """Return what a client says of its mask seed before others hold shares of it, so that these can be checked."""
+    """Return a client's commitment to its mask seed, by which the shares of others can be checked."""
     return digest("mask seed", session, name, seed)
 
 
 def _private(scalar: bytes) -> ec.EllipticCurvePrivateKey:
     return ec.derive_private_key(int.from_bytes(scalar, "big"), _CURVE)
-
-
-def _scalar(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_numbers().private_value.to_bytes(SCALAR, "big")
 
 
 def _public(key: bytes) -> ec.EllipticCurvePublicKey:
@@ -121,11 +113,7 @@ def _pairwise(own: ec.EllipticCurvePrivateKey, other: bytes, session: bytes, len
 
 
 def take_list(values: Mapping[str, Any], name: str, kind: type[T], most: int, largest: int) -> list[T]:
-    """Return a list of texts or bytes of a message.
-
-    Raises:
-        PayloadError: If it is missing, too long, or holds anything else.
-    """
+    """Return a list of texts or bytes of a message."""
     items = values.get(name)
     if not isinstance(items, list) or len(items) > most:
         raise PayloadError(f"{name}: must be a list of at most {most}")
@@ -153,9 +141,7 @@ class SecureClient:
     not sign, or for both the mask seed and the key of one client is refused.
 
     Args:
-        noise: The noise that it adds.
-        visit: Digest of the request that the vector answers, which all clients of the round must have in common.
-        peers: Judge of the other clients' signatures and numbers.
+        visit: Digest of the request that the vector answers, the same for all clients of the round.
 
     Attributes:
         state: Everything that it knows, as plain values, with which :meth:`of` continues in another process.
@@ -171,11 +157,7 @@ class SecureClient:
 
     @classmethod
     def of(cls, state: Values, peers: Peers) -> SecureClient:
-        """Return the client that another process left as ``state``.
-
-        Args:
-            peers: As for the class.
-        """
+        """Return the client that another process left as ``state``."""
         client = cls.__new__(cls)
         client.state, client.peers = dict(state), peers
         return client
@@ -186,11 +168,7 @@ class SecureClient:
         return str(self.state["name"])
 
     def answer(self, stage: Stage, request: Mapping[str, Any]) -> Values:
-        """Return the answer to the server's request of a stage.
-
-        Raises:
-            PayloadError: If the request is refused.
-        """
+        """Return the answer to the server's request of a stage."""
         if STAGES.index(stage) != self.state["stage"]:
             asked = "has been answered" if STAGES.index(stage) < self.state["stage"] else "is out of order"
             raise PayloadError(f"secure aggregation: stage {stage} {asked} in this round")
@@ -213,7 +191,8 @@ class SecureClient:
         self.state |= {"session": session, "threshold": threshold, "context": context}
         for which in ("pairwise", "sealing"):
             private, public = generate_key_pairs()
-            self.state |= {f"{which}_private": _scalar(private), f"{which}_public": public_key_to_bytes(public)}
+            scalar = private.private_numbers().private_value.to_bytes(SCALAR, "big")
+            self.state |= {f"{which}_private": scalar, f"{which}_public": public_key_to_bytes(public)}
         own = {which: self.state[f"{which}_public"] for which in ("pairwise", "sealing")}
         return {**own, "signature": self.peers.sign(digest("keys", context, self.name, *own.values()))}
 
@@ -361,17 +340,12 @@ class SecureServer:
     """The server in one round of secure aggregation.
 
     Args:
-        names: The clients that have uploads.
-        threshold: Number of clients without which the sum cannot be read; more than half.
-        absent: Why others that were asked have none, by name.
+        threshold: Clients without which the sum cannot be read; more than half.
+        absent: Reason for each that was asked and has no upload.
 
     Attributes:
-        session: Identifier of the round, which no other has.
         present: The clients that have answered so far.
-        answers: What clients answered, by stage and name.
-        arrived: The clients whose vectors are in the sum.
         gone: Those that sent shares and no vector.
-        lost: Reason for each client that is no longer there, by name.
 
     Raises:
         SecureAggregationError: If there are fewer clients than the threshold.
@@ -399,11 +373,7 @@ class SecureServer:
             )
 
     def requests(self, stage: Stage) -> dict[str, Values]:
-        """Return the request of a stage for each client that is still there, by name.
-
-        Args:
-            stage: The stage, each once and in order.
-        """
+        """Return the request of a stage, each once and in order, for every client that is still there."""
         if stage == "masked":
             boxes = self.answers["shares"]
             senders = {name: [n for n in self.present if n != name] for name in self.present}
@@ -431,7 +401,7 @@ class SecureServer:
         """Take a client's answer.
 
         Raises:
-            PayloadError: If the answer is invalid, or of another round; nothing of it is kept.
+            PayloadError: Nothing of an invalid answer is kept.
         """
         _session(answer, self.session)
         self.answers[stage][name] = getattr(self, f"_{stage}")(name, answer)
@@ -474,11 +444,7 @@ class SecureServer:
         return dict(zip([*self.arrived, *self.gone], [*seeds, *keys], strict=True))
 
     def lose(self, name: str, reason: str) -> None:
-        """Go on without a client.
-
-        Args:
-            reason: Why it gave no usable answer.
-        """
+        """Go on without a client."""
         self.lost[name] = reason
 
     def close(self, stage: Stage) -> None:
@@ -531,10 +497,7 @@ class SecureServer:
 
 
 def conduct(server: SecureServer, ask: Ask) -> Vector:
-    """Go through all stages and return the sum of the vectors that arrived.
-
-    Args:
-        server: The server, which then knows who is lost.
+    """Go through all stages and return the sum of the vectors that arrived; ``server`` then knows who is lost.
 
     Raises:
         SecureAggregationError: If too few clients are left after a stage, or their shares do not fit.
@@ -553,11 +516,7 @@ def conduct(server: SecureServer, ask: Ask) -> Vector:
 
 
 def here(clients: Mapping[str, SecureClient]) -> Ask:
-    """Return what asks clients of this process.
-
-    Args:
-        clients: The clients by name.
-    """
+    """Return an ``ask`` for clients of this process."""
 
     def ask(stage: Stage, requests: Mapping[str, Values]) -> Iterator[tuple[str, Values | str]]:
         for name, request in requests.items():

@@ -12,13 +12,13 @@ from protofed.compute.seeding import derive
 from protofed.errors import ConfigError, FederationError, PayloadError
 from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened, Stage
-from protofed.runs import RoundRecord
+from protofed.runs.records import RoundRecord
 from protofed.stages.privacy.clients import ClientPrivacy, NoisySums
 from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
 from protofed.stages.secure.options import FEWEST, SecureOptions
 from protofed.stages.secure.sums import SumLayout, Vector
-from protofed.visits import Trained
-from protofed.wire import Codec, cast
+from protofed.visits.contract import Trained
+from protofed.wire.codec import Codec, cast
 from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
 
 class Offer(NamedTuple):
-    """What a client would add to a sum: nothing that may leave it unmasked.
+    """A client's contribution to a sum: nothing that may leave it unmasked.
 
     Attributes:
-        vector: Its vector.
-        noise: The noise that it has yet to add.
+        noise: Still to be added.
     """
 
     vector: Vector
@@ -49,12 +48,10 @@ class Offer(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """What the server learns of a round.
+    """The server's knowledge of a round.
 
     Attributes:
-        total: Sum of vectors.
-        clients: Number of vectors in it.
-        threshold: Number of vectors without which it could not have been read.
+        threshold: Vectors without which the sum could not have been read.
     """
 
     total: Vector
@@ -66,15 +63,10 @@ class SecureSum(Stage):
     """Secure aggregation of the uploads of every round.
 
     Args:
-        options: The threshold and the fixed point.
         ask: Asks clients that hold their own uploads; None for those of this process, which are made here.
         noisy: Sums of clipped contributions with noise, in place of sums of uploads; None without.
-        seed: Seed of the clients' noise; None for the operating system's random numbers.
-        noise: Noise that clients add to their uploads under the mask.
-        hiding: Makes of a noisy sum what stands for all; given together with ``noisy``.
-
-    Raises:
-        ConfigError: If the method needs more than sums.
+        seed: Of the clients' noise; None for the operating system's random numbers.
+        hiding: Makes of a noisy sum one that stands for all; given together with ``noisy``.
     """
 
     hides = "server"
@@ -97,11 +89,7 @@ class SecureSum(Stage):
         self.reals = self.layout.reals if noisy is None else noisy.reals
 
     def threshold(self, asked: int) -> int:
-        """Return the number of vectors without which the sum of a round cannot be read.
-
-        Args:
-            asked: Number of clients that the server asked to train, whether or not they did.
-        """
+        """Return the vectors without which a round that asked so many clients to train cannot be read."""
         return max(FEWEST, self.options.least(asked))
 
     def check(self, participants: int) -> None:
@@ -127,26 +115,14 @@ class SecureSum(Stage):
             raise ConfigError(f"privacy.mode=sample with secure.aggregation: {error}") from None
 
     def opening(self, broadcast: bytes | None) -> Payload:
-        """Return the payload of the broadcast that opened a round, as clients read it; {} if it is personal.
-
-        Args:
-            broadcast: The encoded broadcast, if there was one.
-        """
+        """Return the payload of the broadcast that opened a round, as clients read it; {} if it is personal."""
         schema = self.method.broadcast_schema
         if broadcast is None or schema is None or self.method.declared.personal:
             return {}
         return cast(self.codec.decode(broadcast, schema), self.method.task.dtype)
 
     def offer(self, client: str, message: bytes, broadcast: bytes | None, round: int) -> Offer:
-        """Return what a client adds to the sum of a round; this is computed where the client is.
-
-        Args:
-            broadcast: The encoded broadcast that it received.
-            round: Number of the round, from 1.
-
-        Raises:
-            PayloadError: If the upload violates its schema, or the sum might overflow.
-        """
+        """Return a client's contribution to the sum of a round; computed where the client is."""
         schema = self.method.upload_schema
         assert schema is not None
         payload = cast(self.codec.decode(message, schema), self.method.task.dtype)
@@ -159,7 +135,7 @@ class SecureSum(Stage):
         return Offer(self.noisy.encode(upload.payload, opening), self.noisy.noise._replace(seed=seed))
 
     def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
-        """Return what the server learns of some uploads, without the protocol that keeps the rest from it."""
+        """Return the server's view of some uploads, without the protocol that hides the rest."""
         threshold, opening = self.threshold(len(uploads)), opened.payload or {}
         total = np.zeros(self.length, dtype=np.uint64)
         other = copy.copy(self)
@@ -175,7 +151,7 @@ class SecureSum(Stage):
         return other.uploads(Summed(total, len(uploads), threshold), opening, opened.round)
 
     def __call__(self, uploads: Iterator[Trained], opened: Opened, record: RoundRecord) -> Iterator[Upload]:
-        """Yield what the server may see of a round; nothing if too few clients remain."""
+        """Yield the server's view of a round; nothing if too few clients remain."""
         messages = {result.client: result.message for result in uploads if result.message is not None}
         try:
             summed = self.sum(messages, opened.messages, record)
@@ -191,13 +167,6 @@ class SecureSum(Stage):
         """Return the uploads of which a method makes what it would make of the clients' own.
 
         They are all alike and have the sum of the clients' own; with noise there is one, which stands for all.
-
-        Args:
-            opening: Payload of the broadcast that opened the round; may be empty.
-            round: Number of the round, from 1.
-
-        Raises:
-            PayloadError: If it cannot be the sum of uploads.
         """
         if self.noisy is not None and self.hiding is not None:
             deviation = self.noisy.deviation(summed.threshold, summed.clients)
@@ -210,12 +179,10 @@ class SecureSum(Stage):
     def sum(
         self, messages: Mapping[str, bytes], broadcasts: Mapping[str, bytes | None], record: RoundRecord
     ) -> Summed:
-        """Return what the server learns of a round.
+        """Return the server's view of a round, and record traffic and losses.
 
         Args:
-            messages: Encoded upload of each client; empty bytes where it stays with the client.
-            broadcasts: Encoded broadcast that each client received.
-            record: Record of the round with all clients that were asked, to which traffic and losses are added.
+            messages: Empty where the upload stays with the client.
 
         Raises:
             SecureAggregationError: If too few clients are left after a stage; nothing is aggregated then.

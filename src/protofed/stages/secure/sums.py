@@ -30,11 +30,9 @@ class _FieldPlace:
     """A field of an upload in the vector.
 
     Attributes:
-        name: The field.
-        field: Its declaration.
-        shape: Shape in the vector: that of the table for rows of classes.
+        shape: That of the table for rows of classes.
         labels: Field of the rows' classes; "" unless it has one row per class.
-        weight: Field of counts that weights it; "" for none.
+        weight: Field of counts; "" for none.
     """
 
     name: str
@@ -49,18 +47,7 @@ class _FieldPlace:
 
 
 class SumLayout:
-    """The vector of a method's uploads.
-
-    Args:
-        fraction_bits: Binary digits after the point.
-
-    Attributes:
-        length: Number of whole numbers in the vector.
-        reals: Number of them that stand for real numbers.
-
-    Raises:
-        ConfigError: If sums do not suffice for the method, or its uploads vary in size.
-    """
+    """The vector of a method's uploads."""
 
     def __init__(self, method: Method, fraction_bits: int) -> None:
         schema, hint = method.upload_schema, "choose another method, or secure.aggregation=false"
@@ -91,7 +78,7 @@ class SumLayout:
         """Return the vector of a valid upload.
 
         Raises:
-            PayloadError: If a number is so large that the sum over all clients might overflow.
+            PayloadError: If the sum over all clients might overflow.
         """
         parts = []
         most = 2.0**BITS / self.clients
@@ -127,9 +114,6 @@ class SumLayout:
 
         A class that fewer clients report is in as many of them. A method that needs sums only makes the same of
         them as of the clients' own.
-
-        Raises:
-            PayloadError: If it cannot be the sum of so many uploads.
         """
         sums: dict[str, Tensor] = {}
         start = 0

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 
 def open_demo(*, host: str, port: int | None, browser: bool) -> None:
-    """Serve the demonstration until Ctrl-C.
-
-    Args:
-        port: Port to listen on; None for the usual one or the next that is free.
-        browser: Whether to open the page in a browser.
-
-    Raises:
-        ConfigError: If the address cannot be listened on.
-    """
+    """Serve the demonstration until Ctrl-C, at the usual or next free port by default."""
     from protofed.apps.ui import shell
     from protofed.apps.ui.demo import worker
 

@@ -28,11 +28,7 @@ def source() -> str:
 
 
 def rows(split: str, digits: Sequence[int]) -> NDArray[np.int64]:
-    """Return the positions of the images of ``digits`` in ``split``, digit by digit.
-
-    Args:
-        split: ``train`` or ``test``.
-    """
+    """Return the positions of the images of ``digits`` in ``split``, digit by digit."""
     y = load()[f"{split}_y"]
     return np.concatenate([np.flatnonzero(y == digit) for digit in digits])
 

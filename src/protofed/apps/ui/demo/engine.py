@@ -27,16 +27,17 @@ from protofed.options import build_options, option_rows, plain
 from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
-from protofed.runs import HEAD, Accuracy
+from protofed.runs.records import Accuracy
+from protofed.runs.rules import HEAD
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.visits import Sequential
 from protofed.visits.batches import normalise
+from protofed.visits.executor import Sequential
 
 SHOWN = 320
 """Dots on one side: all test images of all clients, or an even choice of them."""
 MIXED = "demo4"
 ENCODER = EncoderOptions(name="auto", dim=64)
-"""What methods that train nothing take: of more numbers the answers are better, and the messages far longer."""
+"""Features for methods that train nothing: more would mean better answers, and far longer messages."""
 
 groups.register(MIXED)(
     Group(
@@ -56,15 +57,15 @@ class View:
     """The visible state of one federation after a round.
 
     Attributes:
-        accuracy: On all clients' test images by :attr:`LiveFederation.rule`, in ``[0, 1]``.
-        head: The same by the classifier head.
-        clients: The first of these for each client.
+        accuracy: On all clients' test images by :attr:`LiveFederation.rule`, in [0, 1].
+        head: By the classifier head.
+        clients: Accuracy of each.
         bytes: Sent so far, up and down.
-        seconds: Computed so far, features of an encoder included.
-        ended: The last round, if more would change nothing; None until then.
+        seconds: Including features of an encoder.
+        ended: Last round, if more would change nothing.
         separation: Distance of the two closest global prototypes, in mean distances of a test feature from its
             class's global prototype; None with fewer than two.
-        unseen: Accuracy on test images of digits that a client has no training images of; None if each has all.
+        unseen: Accuracy on digits that a client has no training images of; None if each has all.
         dots: ``(n, 2)`` test features in the plane, in the order of :meth:`FederationPair.dots`.
         predicted: ``(n,)`` classes, -1 where the model's output is not finite.
         own: ``(clients, K, 2)`` local prototypes, NaN where there is none.
@@ -88,11 +89,7 @@ class View:
 
 
 class FederationPair:
-    """Two federations with the same clients, data and initial weights, a round at a time.
-
-    Raises:
-        ConfigError: If methods, options and clients do not fit each other.
-    """
+    """Two federations with the same clients, data and initial weights, a round at a time."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -102,7 +99,7 @@ class FederationPair:
 
     @property
     def finished(self) -> bool:
-        """Whether the last round of both is over."""
+        """Return whether the last round of both is over."""
         return all(live.finished for live in self.sides.values())
 
     def step(self) -> None:
@@ -112,11 +109,7 @@ class FederationPair:
         self.round += 1
 
     def dots(self, client: int | None = None) -> list[tuple[int, int]]:
-        """Return for every dot the client whose feature it is, and the position of its image in the test images.
-
-        Args:
-            client: This client's features only; by default those of all.
-        """
+        """Return client and test-image position for every dot, or for those of one client."""
         total = len(self.federated.clients[0].test)
         if client is not None:
             return [(client, row) for row in range(total)]
@@ -153,7 +146,7 @@ class LiveFederation:
 
     @property
     def finished(self) -> bool:
-        """Whether the last round is over."""
+        """Return whether the last round is over."""
         return self.federation.round >= self.federation.rounds
 
     @property
@@ -183,9 +176,6 @@ class LiveFederation:
 
         A method object holds options and no state, so the engine is handed another one. Only options that change
         no state fit: margin, λ, γ, s.
-
-        Raises:
-            ConfigError: For an option the method does not have, or a value outside its range.
         """
         old = self.federation.method
         merged = {**self.options, **options}
@@ -204,7 +194,7 @@ class LiveFederation:
 
     @torch.no_grad()
     def view(self, dots: list[tuple[int, int]]) -> View:
-        """Return what there is to see; ``dots`` are those of :meth:`FederationPair.dots`."""
+        """Return the present view; ``dots`` are those of :meth:`FederationPair.dots`."""
         method, rule = self.federation.method, self.rule
         features, predicted, own = [], [], []
         received: dict[str, Tensor] = {}
@@ -273,15 +263,7 @@ class Plane:
 
 
 def federated_digits(setup: Setup, whole: FederatedData | None = None) -> FederatedData:
-    """Return the clients; all have the same test images.
-
-    Args:
-        setup: What they are divided by.
-        whole: One client with everything; by default the images of the setup's digits.
-
-    Raises:
-        ConfigError: If the partition cannot be made.
-    """
+    """Divide the images of the setup's digits, or ``whole``, among clients with the same test images."""
     whole = whole or whole_digits(setup.digits)
     train, test = whole.clients[0].train, whole.clients[0].test
     shares = _dirichlet(train.y, setup) if setup.skew == "dirichlet" else _paired(train.y, setup)
@@ -308,11 +290,7 @@ def encoded_digits(shown: tuple[int, ...]) -> tuple[FederatedData, float]:
 
 
 def fitting(chosen: Chosen, setup: Setup) -> tuple[dict[str, Any], list[str]]:
-    """Return a method's options as far as they suit the setup, and what had to be changed, in words.
-
-    Args:
-        setup: What they must suit.
-    """
+    """Return a method's options as far as they suit the setup, and what had to be changed, in words."""
     options, notes = dict(chosen.options), []
     if chosen.method == "gfpl" and len(setup.digits) > setup.d and options.get("dcs", True):
         options["dcs"] = False
@@ -327,11 +305,7 @@ def fitting(chosen: Chosen, setup: Setup) -> tuple[dict[str, Any], list[str]]:
 
 
 def rounds_needed(method: str, options: dict[str, Any]) -> int | None:
-    """Return the rounds after which a method has nothing more to do, as it trains nothing; None if it trains.
-
-    Args:
-        method: Its name in the library.
-    """
+    """Return the rounds after which a method has nothing more to do, as it trains nothing; None if it trains."""
     kind = methods.get(method)
     return kind.traits(build_options(kind.Options, options, "method")).rounds
 
@@ -404,7 +378,7 @@ def _own_prototypes(local: Local) -> Tensor:
 
 
 def _global_prototypes(received: dict[str, Tensor], server: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return what clients are pulled towards, or the server's means: ``(m, d)`` and ``(m,)`` classes."""
+    """Return the targets of clients' features, or the server's means: ``(m, d)`` and ``(m,)`` classes."""
     for tensors in (received, server):
         if "prototypes" in tensors:
             rows = tensors["prototypes"]

@@ -20,11 +20,7 @@ DIMENSIONS = (2, 3, 4, 8, 16, 32)
 
 
 class Demonstration(Protocol):
-    """A demonstration as its controls see it.
-
-    Attributes:
-        setup: What is shown.
-    """
+    """A demonstration as its controls see it."""
 
     setup: Setup
 
@@ -47,18 +43,10 @@ class Demonstration(Protocol):
         """Change an option while the method runs."""
 
     def send(self, command: str, *arguments: Any) -> None:
-        """Send a command to the process that learns.
-
-        Args:
-            command: Name of a method of ``Session``.
-        """
+        """Send a command to the process that learns."""
 
     def script(self, function: str, argument: Any) -> None:
-        """Call a function of ``static/demo.js``.
-
-        Args:
-            argument: Its argument, as JSON can hold it.
-        """
+        """Call a function of ``static/demo.js``."""
 
 
 class DemoLayout:
@@ -384,13 +372,7 @@ class DemoLayout:
 
 
 def counts_table(names: list[str], shown: tuple[int, ...], counts: list[list[int]], models: list[str]) -> str:
-    """Return the clients and their training images per digit as an HTML table, darker where there are more.
-
-    Args:
-        shown: The digits, one per column.
-        counts: Training images of each client, per digit.
-        models: Architectures of the clients' models.
-    """
+    """Return the clients and their training images per digit as an HTML table, darker where there are more."""
     most = max(max(row) for row in counts) or 1
     head = "".join(f'<th scope="col">{digit}</th>' for digit in shown)
     head += "".join(

@@ -105,20 +105,12 @@ class Demo:
             await asyncio.to_thread(worker.close)
 
     def send(self, command: str, *arguments: Any) -> None:
-        """Send a command to the process that learns.
-
-        Args:
-            command: Name of a method of ``Session``.
-        """
+        """Send a command to the process that learns."""
         if self._worker is not None:
             self._worker.send(command, *arguments)
 
     def script(self, function: str, argument: Any) -> None:
-        """Call a function of ``static/demo.js``.
-
-        Args:
-            argument: Its argument, as JSON can hold it.
-        """
+        """Call a function of ``static/demo.js``."""
         if not self._closed:
             text = json.dumps(argument, separators=(",", ":"))
             self.client.run_javascript(f"protofedDemo.{function}({text})")
@@ -163,21 +155,13 @@ class Demo:
         self.begin()
 
     def choose(self, side: Side, method: str) -> None:
-        """Put another method on a side; both sides begin anew, from the same weights.
-
-        Args:
-            side: Left or right.
-        """
+        """Put another method on a side; both sides begin anew, from the same weights."""
         if method and method != self.setup.chosen(side).method:
             self.setup = self.setup.with_chosen(side, usual(method))
             self.begin()
 
     def change(self, side: Side, name: str, value: float) -> None:
-        """Change an option of a method while it runs.
-
-        Args:
-            side: Left or right.
-        """
+        """Change an option of a method while it runs."""
         chosen = self.setup.chosen(side)
         options = {name: int(value) if name == "s" else value}
         self.setup = self.setup.with_chosen(side, Chosen(chosen.method, {**chosen.options, **options}))

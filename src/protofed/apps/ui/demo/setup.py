@@ -18,8 +18,8 @@ class Chosen:
     """A method and those of its options that are not as usual.
 
     Attributes:
-        method: Its name, or that of one of the :data:`VARIANTS`.
-        options: By the names users write.
+        method: Or one of the :data:`VARIANTS`.
+        options: Those that are not as usual.
     """
 
     method: str
@@ -36,17 +36,11 @@ class Setup:
     """A demonstration; the default is the one of the document this page comes from.
 
     Attributes:
-        left: The method of the one federation.
-        right: The method of the other.
-        digits: The classes.
-        clients: Number of clients.
         skew: ``paired``: half of the clients have three quarters of the one half of the classes, and the rest of
             the other; ``apart``: half of the clients have the one half of the classes, and the rest the other;
             ``dirichlet``: shares drawn from Dir(alpha).
-        alpha: Of the Dirichlet distribution.
-        d: Dimension of features and prototypes.
         models: ``same``: every client 784→64→16→d; ``mixed``: four architectures in turn.
-        seed: Decides initial weights, shares and order of samples.
+        seed: Of initial weights, shares and order of samples.
     """
 
     left: Chosen = field(default_factory=lambda: usual("fedproto"))
@@ -64,11 +58,7 @@ class Setup:
         return self.left if side == "left" else self.right
 
     def with_chosen(self, side: Side, chosen: Chosen) -> Setup:
-        """Return the same setup with another method on ``side``.
-
-        Args:
-            side: Left or right.
-        """
+        """Return the same setup with another method on ``side``."""
         return replace(self, left=chosen) if side == "left" else replace(self, right=chosen)
 
     def client_names(self) -> list[str]:

@@ -135,7 +135,7 @@ KNOBS = {
 
 
 def title(method: str) -> str:
-    """Return what a method is called."""
+    """Return the title of a method."""
     return TITLES.get(method, method)
 
 
@@ -145,11 +145,7 @@ def in_rounds(number: int) -> str:
 
 
 def listed(methods: Mapping[str, int | None]) -> dict[str, str]:
-    """Return methods as menus list them: by what they are called, with the rounds of those that soon finish.
-
-    Args:
-        methods: Rounds after which each has nothing more to do; None where it goes on.
-    """
+    """Return methods by menu name, with the rounds of those that soon finish."""
     names = sorted(methods, key=lambda method: title(method).casefold())
     return {name: title(name) + (f", {in_rounds(n)}" if (n := methods[name]) else "") for name in names}
 
@@ -168,13 +164,7 @@ def look_for(left: str, right: str, clients: int = 2) -> tuple[str, ...]:
 
 
 def why_low(setup: Setup, counts: Sequence[Sequence[int]], accuracies: Sequence[float], round: int) -> str:
-    """Return a sentence that says why both sides do badly; ``""`` where one does not, or it is too early to tell.
-
-    Args:
-        counts: Training images of each client, per digit.
-        accuracies: Accuracy of either side, in ``[0, 1]``.
-        round: Rounds that are over.
-    """
+    """Return a sentence that says why both sides do badly; ``""`` if one does not, or it is too early."""
     K = len(setup.digits)
     if round < EARLY or max(accuracies) >= 1 / K + LOW * (1 - 1 / K):
         return ""

@@ -62,11 +62,7 @@ class Worker:
         threading.Thread(target=self._listen, args=(tell,), daemon=True).start()
 
     def send(self, command: str, *arguments: Any) -> None:
-        """Send a command.
-
-        Args:
-            command: Name of a method of :class:`Session`.
-        """
+        """Send a command, the name of a method of :class:`Session`."""
         with self._lock, suppress(OSError):
             self._pipe.send((command, arguments))
 
@@ -166,12 +162,7 @@ class Session:
         self.rate = rate
 
     def change(self, side: Side, options: dict[str, Any]) -> None:
-        """Go on with other options of a method.
-
-        Args:
-            side: Left or right.
-            options: New values by name.
-        """
+        """Go on with other options of a method."""
         if self.pair is None:
             return
         try:

@@ -7,15 +7,7 @@ from pathlib import Path
 
 
 def open_runs(directory: Path, *, host: str, port: int | None, browser: bool) -> None:
-    """Serve the runs below ``directory`` until Ctrl-C; nothing is written, and nothing outside is read.
-
-    Args:
-        port: Port to listen on; None for the usual one or the next that is free.
-        browser: Whether to open the page in a browser.
-
-    Raises:
-        ConfigError: If there is no such folder, or the port is taken.
-    """
+    """Serve the runs below ``directory`` until Ctrl-C; nothing is written, and nothing outside is read."""
     from protofed.apps.ui import shell
     from protofed.apps.ui.runs.library import Library
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from protofed.runs import flat
+from protofed.runs.labels import flat
 
 ABSENT = "–"
 """Shown where a configuration lacks an option."""
@@ -17,8 +17,7 @@ class Option(NamedTuple):
 
     Attributes:
         name: Dotted.
-        values: As text, one per configuration; :data:`ABSENT` where it has none.
-        differs: Whether they are not all the same.
+        values: Texts by configuration; :data:`ABSENT` where it has none.
     """
 
     name: str

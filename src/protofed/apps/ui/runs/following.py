@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from protofed.errors import CheckpointError
-from protofed.runs import (
-    METRICS,
-    Border,
-    RoundRecord,
-    Run,
-    Signature,
-    check_run,
-    is_written,
-    load_description,
-    read_record,
-)
+from protofed.runs.border import Border, Signature
+from protofed.runs.files import is_written, read_record
+from protofed.runs.loading import check_run, load_description
+from protofed.runs.metrics import METRICS
+from protofed.runs.records import RoundRecord
+from protofed.runs.run import Run
 from protofed.untrusted import limits
 from protofed.untrusted.reading import lines, open_ordinary, reason
 
@@ -32,7 +27,7 @@ QUIET_S = 60.0
 
 
 class State(StrEnum):
-    """How far a run has come, as its files tell."""
+    """The progress of a run, as its files tell."""
 
     WAITING = "waiting"
     """Listed by a comparison, and not begun."""
@@ -47,8 +42,7 @@ class RoundsFile:
     """``rounds.jsonl`` while it grows.
 
     Attributes:
-        path: The file.
-        records: Round → its record, so far.
+        records: By round, so far.
     """
 
     def __init__(self, path: Path, border: Border) -> None:
@@ -65,7 +59,7 @@ class RoundsFile:
 
     @property
     def exists(self) -> bool:
-        """Whether there is such a file."""
+        """Return whether there is such a file."""
         return self._seen is not None
 
     def poll(self) -> bool:
@@ -138,11 +132,9 @@ class SeenRun:
 
     Attributes:
         key: Its folder below the folder shown, with ``/`` between names.
-        directory: Where it lies.
-        state: How far it has come.
-        run: Its content; None before it has begun, and where it cannot be read.
-        reason: Why it is damaged, or why it waits.
-        changed: When its files last changed, in seconds of the system's clock.
+        run: None before it has begun, and where it cannot be read.
+        reason: Of damage or waiting.
+        changed: By the system's clock, in seconds.
         version: Grows with every change.
     """
 
@@ -156,16 +148,12 @@ class SeenRun:
 
     @property
     def live(self) -> bool:
-        """Whether more may come."""
+        """Return whether more may come."""
         return self.state in (State.WAITING, State.STARTING, State.RUNNING, State.QUIET)
 
 
 class Follower:
-    """Follows one run directory.
-
-    Attributes:
-        seen: What is known of it.
-    """
+    """Follows one run directory."""
 
     FILES = ("config.toml", "federation.json", "summary.json", METRICS)
 
@@ -182,8 +170,7 @@ class Follower:
         """Read what changed; return whether ``seen`` is another than before. Raises nothing.
 
         Args:
-            now: The system's clock, in seconds; looked at when files changed.
-            running: A clock that cannot be set, by which the time since then is counted.
+            running: A clock that cannot be set, to count the time since then.
         """
         now = time.time() if now is None else now
         running = time.monotonic() if running is None else running

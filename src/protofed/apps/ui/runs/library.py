@@ -12,7 +12,10 @@ from pathlib import Path
 
 from protofed.apps.ui.runs.following import Follower, SeenRun, State
 from protofed.errors import CheckpointError, ConfigError
-from protofed.runs import DEEPEST, Border, read_comparison, tell_apart
+from protofed.runs.border import Border
+from protofed.runs.files import read_comparison
+from protofed.runs.labels import tell_apart
+from protofed.runs.loading import DEEPEST
 
 LOOKING_SHARE = 0.1
 """Looking for new runs may take this share of the time: large trees are searched less often."""
@@ -23,13 +26,12 @@ READING_S = 0.4
 
 @dataclass(frozen=True)
 class RunPlace:
-    """Where a run is, or will be.
+    """The present or future place of a run.
 
     Attributes:
         key: Its folder below the folder shown, with ``/`` between names.
-        directory: The folder.
-        reason: Why it cannot be followed, or why it is not there yet; ``""`` if it can be.
-        damaged: Whether ``reason`` is a fault.
+        reason: Why it cannot be followed, or is not there yet; ``""`` if it can be.
+        damaged: ``reason`` is a fault.
     """
 
     key: str
@@ -42,16 +44,11 @@ class Library:
     """The runs of a folder, shared by all pages; safe to be used from several threads.
 
     Attributes:
-        root: The folder shown.
         version: Grows whenever a run changes, appears or goes.
     """
 
     def __init__(self, root: Path) -> None:
-        """Begin to follow a folder.
-
-        Raises:
-            ConfigError: If there is no such folder.
-        """
+        """Begin to follow a folder."""
         if not root.is_dir():
             fault = "is a file" if root.exists() else "no such folder"
             raise ConfigError(f"{root}: {fault}: name a run, a comparison, or a folder of them")
@@ -77,9 +74,8 @@ class Library:
 
         Args:
             look: Search for new runs, even if that was done a moment ago.
-            first: Keys of runs to read before all others.
-            most_s: Seconds after which no further runs are read for the first time, except those of ``first``; the
-                next call goes on with them.
+            first: Keys of runs to read first.
+            most_s: Seconds after which only runs of ``first`` are read for the first time; the next call goes on.
         """
         with self._lock:
             started = time.monotonic()
@@ -154,12 +150,9 @@ class Library:
 
 
 def places(root: Path, border: Border) -> Iterator[RunPlace]:
-    """Yield the runs at or below ``root``, each once: run directories, and what comparisons are still to run.
+    """Yield the runs at or below ``root`` and inside ``border``, each once: of directories and of comparisons.
 
     Links are followed as long as they stay inside; the folders of a run are not searched.
-
-    Args:
-        border: Nothing beyond it is looked at.
     """
     visited: set[Path] = set()
     keys: set[str] = set()

@@ -12,7 +12,7 @@ from typing import Any
 
 from protofed.analysis.figures.lines import recorded
 from protofed.analysis.style import DASHES, MARKERS, PALETTE, LineStyle, method_styles, rule_colours
-from protofed.runs import Run, by_label, rule_of, settled
+from protofed.runs.run import Run, by_label, rule_of, settled
 
 Point = list[float]
 """``[x, y]``, or ``[x, y, spread]`` for a mean over several runs."""
@@ -20,13 +20,13 @@ Point = list[float]
 
 @dataclass(frozen=True)
 class Look:
-    """How a line is told from the others: by colour, by the shape of its marks, and by its strokes.
+    """The look of a line: colour, shape of its marks, and strokes.
 
     Attributes:
-        colour: Number in :data:`~protofed.analysis.style.PALETTE`; the page knows a shade of it for each theme.
-        mark: A Matplotlib marker.
+        colour: In :data:`~protofed.analysis.style.PALETTE`; the page knows a shade for each theme.
+        mark: For Matplotlib.
         dashes: Strokes and gaps in line widths; empty for a solid line.
-        thin: Whether it is drawn thinner: a single run beside the mean of others.
+        thin: For a single run beside the mean of others.
     """
 
     colour: int
@@ -50,10 +50,7 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: In legends.
-        look: How it is drawn.
-        points: Ascending.
-        level: Draw a horizontal line at this height instead: there is nothing to measure along the axis.
+        level: Draw a horizontal line at this height instead, without an x-axis to measure along.
     """
 
     name: str
@@ -67,7 +64,7 @@ Lines = dict[str, Line]
 
 
 def looks(runs: Iterable[Run]) -> dict[Path, Look]:
-    """Return how each run looks, by its directory: in its label's colour and strokes, with a mark of its own."""
+    """Return each run's look, by its directory: in its label's colour and strokes, with a mark of its own."""
     found: dict[Path, Look] = {}
     groups = by_label(runs)
     styles = method_styles(groups)
@@ -92,10 +89,10 @@ def accuracy(
     others have, are drawn for themselves: a mean must not mix late and early rounds.
 
     Args:
-        rule: Inference rule; each method's main rule if ``""``.
+        rule: Each method's main rule if ``""``.
         over: ``rounds`` or ``bytes``.
-        each: Draw every run for itself.
-        among: Runs from which these are to be told apart, if there are more than these.
+        each: Draw runs singly.
+        among: Further runs from which these are to be told apart.
     """
     found, means = looks(among or runs), method_styles(run.label for run in among or runs)
     lines: Lines = {}
@@ -156,17 +153,13 @@ def _height(values: Sequence[float]) -> Point:
 
 
 def by_rule(run: Run, over: str = "rounds") -> Lines:
-    """Return one run's test accuracy in per cent by every inference rule, against rounds or bytes sent so far.
-
-    Args:
-        over: ``rounds`` or ``bytes``.
-    """
+    """Return one run's test accuracy in per cent by inference rule, against ``rounds`` or ``bytes`` sent so far."""
     looks = rule_looks(run)
     return {rule: _line(run.rule(rule).title, looks[rule], [run], rule, over) for rule in run.rules}
 
 
 def rule_looks(run: Run) -> dict[str, Look]:
-    """Return how each of a run's inference rules looks."""
+    """Return the look of each of a run's inference rules."""
     colours = rule_colours(map(run.rule, run.rules))
     looks = zip(colours.items(), itertools.cycle(MARKERS), strict=False)
     return {name: Look(PALETTE.index(colour), marker) for (name, colour), marker in looks}
@@ -185,7 +178,7 @@ def measured(run: Run, names: Mapping[str, str]) -> Lines:
     """Return diagnostics of one run against rounds.
 
     Args:
-        names: Dotted name of a diagnostic → what it is called.
+        names: Titles by dotted name.
     """
     curves = {
         n: Line(title, Look.number(i), _recorded(run, "diagnostics", n))
@@ -239,7 +232,7 @@ class Feed:
 
 
 def _common(before: Sequence[Point], after: Sequence[Point]) -> int:
-    """Return how many leading points are equal."""
+    """Count the equal leading points."""
     if before == after[: len(before)]:
         return len(before)
     return next(i for i, (b, a) in enumerate(_padded(before, after)) if b != a)

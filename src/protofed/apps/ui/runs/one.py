@@ -25,7 +25,7 @@ from protofed.apps.ui.runs.parts import (
     options_table,
 )
 from protofed.errors import CheckpointError
-from protofed.runs import Run
+from protofed.runs.run import Run
 
 DISTANCES = {"distance_max": "largest", "distance_mean": "mean", "distance_min": "smallest"}
 MARGINS = {"margin_mean": "mean", "margin_min": "smallest"}

@@ -10,7 +10,7 @@ from protofed.apps.ui.runs import lines, rows
 from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.library import Library
 from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, RecordTable, accuracy_plots, check
-from protofed.runs import rules_of
+from protofed.runs.run import rules_of
 
 MAIN_RULE = {"": "each method's main rule"}
 
@@ -80,7 +80,7 @@ class Overview:
 
 
 def told(seen: dict[str, SeenRun]) -> str:
-    """Return how many runs there are in each state.
+    """Count the runs in each state.
 
     Example:
         >>> told({})

@@ -34,7 +34,7 @@ class Connections:
         self._count += 1
 
     def restored(self) -> bool:
-        """Tell, once, that the tab was connected again and that nothing is on its way to it."""
+        """Call back once when the tab is connected again and nothing is on its way to it."""
         back = self._count > max(1, self._answered) and not self._client.outbox.messages
         if back:
             self._answered = self._count

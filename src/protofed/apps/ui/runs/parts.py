@@ -45,24 +45,15 @@ def assets() -> None:
         ui.add_head_html(tag)
 
 
-def heading(text: str, note: str = "", level: int = 2) -> None:
-    """Write a heading, and a note below it.
-
-    Args:
-        level: Of the heading, 2 or more.
-    """
-    ui.html(html.escape(text), sanitize=False, tag=f"h{level}")
+def heading(text: str, note: str = "") -> None:
+    """Write a heading, and a note below it."""
+    ui.html(html.escape(text), sanitize=False, tag="h2")
     if note:
         ui.label(note).classes("soft")
 
 
 class Plot:
-    """A chart in a card, fed with numbers.
-
-    Attributes:
-        note: The line below the heading.
-        above: Room between heading and drawing.
-    """
+    """A chart in a card, fed with numbers."""
 
     def __init__(
         self, kind: str, title: str, note: str = "", *, height: str = "", missing: str = "", **settings: Any
@@ -71,8 +62,8 @@ class Plot:
 
         Args:
             kind: ``lines``, ``heat`` or ``dots``.
-            height: Of the drawing, as CSS; the shell's if ``""``.
-            missing: What to say where there is nothing to draw.
+            height: CSS; the shell's if ``""``.
+            missing: Text where there is nothing to draw.
             settings: For the script: axes, units, colours.
         """
         with ui.element("section").classes("card plot") as self.card:
@@ -100,11 +91,10 @@ class Plot:
         self._lines = lines
 
     def show(self, content: Mapping[str, Any] | None, missing: str = "") -> None:
-        """Show other content, or the reason why there is none.
+        """Show other content of a heat map or of dots, or why there is none.
 
         Args:
-            content: Content of a heat map or of dots; None for none.
-            missing: Reason to show in its place; empty for the usual one.
+            missing: Instead of the usual text where there is nothing to draw.
         """
         message = {"content": content, "missing": missing or self._missing}
         if message != self._message:
@@ -140,8 +130,8 @@ def accuracy_plots(
 
     Args:
         sent: Name of the axis of bytes.
-        unevaluated: What to say where there is no accuracy.
-        unsent: What to say where there are no bytes.
+        unevaluated: Text without accuracy.
+        unsent: Text without bytes.
     """
     first, second = notes or ("", "")
     title = "Test accuracy against"
@@ -169,11 +159,11 @@ class RecordTable(Element, component="static/table.js"):
 
         Args:
             columns: ``name``, ``label``, ``kind`` (text, number or state), and perhaps ``title``.
-            label: What the table holds, for screen readers.
-            empty: What to say where there is no row.
-            by: Column it is sorted by at first; the order of the rows if ``""``.
-            on_pick: Called with the ids of the rows that are ticked; None for a table without boxes to tick.
-            filterable: Whether to show a box for a filter.
+            label: For screen readers.
+            empty: Text without rows.
+            by: First sorted column; the order of the rows if ``""``.
+            on_pick: Called with the ids of the ticked rows; None for a table without boxes.
+            filterable: Show a filter.
         """
         super().__init__()
         self._props["columns"] = list(columns)
@@ -213,11 +203,7 @@ class RecordTable(Element, component="static/table.js"):
 
 
 class Choice:
-    """A list to choose one of.
-
-    Attributes:
-        value: What is chosen.
-    """
+    """A list to choose one of."""
 
     def __init__(self, label: str, options: Mapping[str, str], value: str, on_change: Callable[[str], Any]) -> None:
         """Build it; ``options`` are values and their texts."""
@@ -250,12 +236,7 @@ class Choice:
 
 
 def check(label: str, value: bool, on_change: Callable[[bool], Any]) -> None:
-    """Build a box to tick.
-
-    Args:
-        value: Whether it is ticked at first.
-        on_change: Is told whether it is ticked.
-    """
+    """Build a box to tick."""
     with ui.element("label").classes("check"):
         box = ui.element("input").props('type="checkbox"' + " checked" * value)
         box.on(
@@ -265,7 +246,7 @@ def check(label: str, value: bool, on_change: Callable[[bool], Any]) -> None:
 
 
 class Status:
-    """How far a run has come: a pill and a bar."""
+    """The progress of a run: a pill and a bar."""
 
     def __init__(self) -> None:
         self._pill = ui.html("", sanitize=False, tag="span").classes("pill").props('role="status"')
@@ -276,8 +257,7 @@ class Status:
         """Show another state.
 
         Args:
-            seen: The run as last seen.
-            part: Share of the rounds that are complete, in [0, 1].
+            part: Complete share of the rounds, in [0, 1].
         """
         if self._shown == (seen.state, state_text(seen), part):
             return
@@ -313,11 +293,7 @@ class Cards:
 
 
 def options_table(options: Sequence[Option], names: Sequence[str]) -> str:
-    """Return a table of options as HTML; those that differ are marked by weight and a bar, and told in words.
-
-    Args:
-        names: Headings of the columns, one per configuration.
-    """
+    """Return options of ``names`` as an HTML table that marks differences by weight, a bar and words."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
     body = "".join(
         f'<tr{" class=differs" * option.differs}><th scope="row">{html.escape(option.name)}'

@@ -11,7 +11,9 @@ from protofed.analysis.metrics import writer
 from protofed.analysis.report.metrics import BY_CLASS
 from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.lines import Look, looks
-from protofed.runs import HEADLINES, RuleOutcome, Run
+from protofed.runs.metrics import HEADLINES
+from protofed.runs.run import Run
+from protofed.runs.summary import RuleOutcome
 from protofed.text import duration, number, percent, size
 
 Row = dict[str, Any]
@@ -95,7 +97,7 @@ def report_address(key: str) -> str:
 
 
 def named(seen: Mapping[str, SeenRun]) -> dict[str, str]:
-    """Return what menus call the readable runs, by key: the folder first, as in the table."""
+    """Return the menu names of the readable runs, by key: the folder first, as in the table."""
     return {key: f"{key} ({s.run.label})" for key, s in seen.items() if s.run is not None}
 
 
@@ -110,12 +112,12 @@ def comparing(keys: Sequence[str]) -> str:
 
 
 def part_done(run: Run) -> float:
-    """Return which part of the planned rounds is over."""
+    """Return the completed share of the planned rounds."""
     return min(1.0, run.last_round / run.planned_rounds) if run.planned_rounds > 0 else 0.0
 
 
 def state_text(seen: SeenRun) -> str:
-    """Return how far a run has come, in words."""
+    """Describe the progress of a run."""
     run = seen.run
     if run is None or seen.state is State.STARTING:
         return str(seen.state)
@@ -131,12 +133,7 @@ def state_text(seen: SeenRun) -> str:
 
 
 def runs(seen: Mapping[str, SeenRun], rule: str = "") -> list[Row]:
-    """Return a row per run.
-
-    Args:
-        seen: Key → what is known of it.
-        rule: Inference rule of the accuracies; each run's main rule if ``""``.
-    """
+    """Return a row per run, by an inference rule or each run's main one."""
     found = looks(s.run for s in seen.values() if s.run is not None)
     return [_run(s, rule, found) for s in seen.values()]
 
@@ -209,12 +206,8 @@ def client_columns(run: Run) -> list[dict[str, str]]:
         {"name": "architecture", "label": "Architecture", "kind": "text"},
         *({"name": name, "label": label, "kind": "number"} for name, label in numbers.items()),
         *({"name": f"rule {rule}", "label": run.rule(rule).title, "kind": "number"} for rule in run.rules),
-        *({"name": name, "label": title, "kind": "number"} for name, title in _metric_titles(run).items()),
+        *({"name": name, "label": title, "kind": "number"} for name, title in HEADLINES.items() if run.measured),
     ]
-
-
-def _metric_titles(run: Run) -> dict[str, str]:
-    return HEADLINES if run.measured is not None else {}
 
 
 CLASS_COLUMNS = [

@@ -1,4 +1,4 @@
-"""Where prototypes lie: at the end of a run, or at the last checkpoint of one that goes on."""
+"""The files with prototypes: of a finished run, or at the last checkpoint of one that goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.errors import CheckpointError
-from protofed.runs import Border, Run, Signature
+from protofed.runs.border import Border, Signature
+from protofed.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,11 +27,9 @@ class PrototypeFile:
     """A file with prototypes, as it is at the moment.
 
     Attributes:
-        path: The file.
-        client: Name of the client whose record of a checkpoint it is; ``""`` for any other file.
-        table: Name of the ``(K, d)`` tensor in it.
-        present: Name of the ``(K,)`` tensor that tells which classes have one.
-        round: After which round it was written.
+        client: Of a record in a checkpoint; ``""`` for any other file.
+        table: Name of the ``(K, d)`` tensor.
+        present: Name of the ``(K,)`` tensor of the classes with a prototype.
         signature: Changes when the file does.
     """
 
@@ -46,7 +45,7 @@ def source(run: Run, border: Border, client: str = "") -> PrototypeFile | None:
     """Return where to find the prototypes of the server, or of one client; None if there are none yet.
 
     Args:
-        client: Its name; ``""`` for the server.
+        client: ``""`` for the server.
 
     Raises:
         CheckpointError: If the file leads out of the folder that is shown, or is no ordinary file.
@@ -70,9 +69,6 @@ def read(source: PrototypeFile, classes: int) -> tuple[Tensor, Tensor] | None:
     """Return ``(K, d)`` prototypes and ``(K,)`` which classes have a finite one; None if the file holds none.
 
     Only these two tensors are read, however large the models beside them are.
-
-    Raises:
-        CheckpointError: If the file is damaged, or its tensors do not fit ``classes``.
     """
     try:
         tensors = _of_client(source) if source.client else _of_file(source)
@@ -87,7 +83,7 @@ def read(source: PrototypeFile, classes: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _of_client(source: PrototypeFile) -> Mapping[str, Tensor]:
-    from protofed.rounds import read_rest
+    from protofed.rounds.checkpoint import read_rest
 
     return read_rest(source.path.parent, source.client)
 
@@ -102,11 +98,6 @@ def _of_file(source: PrototypeFile) -> Mapping[str, Tensor]:
 
 def geometry(table: Tensor, present: Tensor, names: list[str]) -> dict[str, Any]:
     """Return distances, margins and entries of prototypes as plain lists; None where there is no prototype.
-
-    Args:
-        table: ``(K, d)``.
-        present: ``(K,)`` bool.
-        names: ``K`` class names.
 
     Returns:
         ``distances``: rows of Euclidean distances, None on the diagonal. ``margins``: per class, normalised.

@@ -1,0 +1,110 @@
+"""The contract of executors: the results of visits, and who carries these out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from protofed.visits.roster import Roster
+
+Messages = Mapping[str, bytes | None]
+"""Encoded broadcast of each client."""
+
+Scores = tuple[Mapping[str, float], int]
+"""Correct answers by rule, and the number of samples."""
+
+On = Literal["own", "union", "balanced", "shifted"]
+"""Whose test samples clients are scored on."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of a training visit.
+
+    Attributes:
+        message: None if the round does not communicate.
+        losses: Mean per sample over the round, by term.
+        failure: Why a communicating round has no upload: the model has diverged.
+    """
+
+    client: str
+    message: bytes | None
+    losses: dict[str, float]
+    samples: int
+    seconds: float
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Result of an evaluation visit.
+
+    Attributes:
+        correct: Per rule; estimated if the client withholds its counts.
+        samples: Evaluated ones.
+        validation: ``(correct, samples)`` of the validation split.
+        union: Of the test samples of all clients together, if scored.
+        unseen: The part of ``union`` whose classes the client has no training samples of.
+    """
+
+    client: str
+    correct: Mapping[str, float]
+    samples: int
+    seconds: float
+    validation: Scores = field(default_factory=lambda: ({}, 0))
+    union: Scores = field(default_factory=lambda: ({}, 0))
+    unseen: Scores = field(default_factory=lambda: ({}, 0))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Placeholder for the result of a client that is late or gone, or whose visit failed.
+
+    Attributes:
+        reason: As one line.
+    """
+
+    client: str
+    reason: str
+
+
+class Executor(Protocol):
+    """Runs visits and yields their results in the order of ``names``.
+
+    Attributes:
+        remote: Visits go over a network and may therefore fail.
+    """
+
+    clients: Roster
+    remote: bool
+
+    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
+        """Train clients."""
+        ...
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Announce the clients that train next, on the broadcasts that the following evaluation delivers.
+
+        Over a network they may begin at once, which saves an exchange; elsewhere this does nothing.
+        """
+        return
+
+    def evaluate(
+        self, names: Iterable[str], messages: Messages | None, round: int
+    ) -> Iterator[Evaluated | Missing]:
+        """Evaluate clients.
+
+        Args:
+            messages: None to evaluate clients as training left them.
+        """
+        ...
+
+    def description(self) -> dict[str, str | int]:
+        """Return facts about the executor for reports."""
+        ...
+
+    def close(self) -> None:
+        """Free processes and files; the executor cannot be used afterwards."""
+        ...
