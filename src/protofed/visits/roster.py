@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 """Bytes of a page; no two records share one."""
+WORTH_SHARING = 2**16
+"""Bytes of what a client received from which on clients in memory share it; comparing less takes longer than copying."""
 AT_ONCE = 2**26
 """Bytes of a checkpoint that may wait in memory to be written."""
 
@@ -333,9 +336,9 @@ class Files(Store):
         rest = snapshot._replace(received={})
         place = self._write(self._records.pack(flatten(rest), rest.version))
         record = self._records.pack(snapshot.received)
-        last = self._received
-        if last is None or last[1] != record or (self.owner and last[0] not in self._users):
-            last = self._received = self._write(record), record.tobytes()
+        content, last = record.tobytes(), self._received
+        if last is None or last[1] != content or (self.owner and last[0] not in self._users):
+            last = self._received = self._write(record), content
         self.adopt(name, Address(model, place, last[0]))
 
     def _write(self, record: memoryview) -> Place:
@@ -468,13 +471,16 @@ class Roster(Mapping[str, Member]):
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Return whether tensors are equal to the bit."""
-    return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    """Return whether tensors are equal to the bit, and so large that it matters."""
+    large = sum(tensor.nbytes for tensor in one.values()) >= WORTH_SHARING
+    return large and one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    alike = one.dtype == other.dtype and one.shape == other.shape and one.device == other.device
-    return alike and torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    first, second = (t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for t in (one, other))
+    return np.array_equal(first, second)
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
