@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from msgspec import Meta
 from torch import Tensor
+
+from protofed.untrusted import limits
+from protofed.untrusted.decoding import Shape, checked
+
+
+def _encoder_key(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{32})?", value):
+        raise ValueError("expected 32 hexadecimal digits")
+    return value
+
 
 if TYPE_CHECKING:
     from protofed.data.tables import Table
 
+    EncoderKey = str
+else:
+    EncoderKey = checked(_encoder_key)
+Width = Annotated[int, Meta(ge=1, le=limits.INPUT_NUMBERS)]
 
 _SHOWN = 8
 """Clients that a note names."""
@@ -79,10 +95,10 @@ class Encoding:
         parts: Widths, where an encoded sample is more than features of one encoder; else empty.
     """
 
-    key: str
-    input_shape: tuple[int, ...]
+    key: EncoderKey
+    input_shape: Shape
     eight_bit: bool = False
-    parts: tuple[int, ...] = ()
+    parts: Annotated[tuple[Width, ...], Meta(max_length=limits.CLIENTS)] = ()
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from rich.console import Console
 
 import protofed
 import support
-from protofed.analysis.grid import SERIOUS, Figures, as_csv, rows_of
-from protofed.analysis.tables import grid_table
+from protofed.analysis.grid import SERIOUS, Figures, frame, rows_of, table
 from protofed.config.schema import CompareOptions
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments.comparing import Cell
@@ -66,9 +65,9 @@ def test_nothing_evaluated_is_a_dash():
 
 def test_csv_has_a_line_per_cell_with_mean_and_deviation():
     runs = [run(("none", "mean"), [a], seed=s) for s, a in enumerate((0.6, 0.8))]
-    (line,) = csv.DictReader(io.StringIO(as_csv(rows_of(runs, AXES), AXES)))
-    assert (line["method"], line["rule"], line["attack"], line["seeds"]) == ("fedproto", "mean", "none", "2")
-    assert (line["main_mean"], line["main_std"]) == ("70.00", "14.14")
+    (line,) = frame(rows_of(runs, AXES), AXES).to_dict("records")
+    assert (line["method"], line["rule"], line["attack"], line["seeds"]) == ("fedproto", "mean", "none", 2)
+    assert (line["main_mean"], line["main_std"]) == pytest.approx((70.0, 14.142136))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def test_a_comparison_along_axes_from_recipe_to_page(recipe, tmp_path):
     assert len(lines) == 8
     console = Console(width=80, record=True, file=io.StringIO())
     runs = load_runs([found.directory])
-    console.print(grid_table(rows_of(runs, axes_of(found.directory)), found.axes))
+    console.print(table(rows_of(runs, axes_of(found.directory)), found.axes))
     text = console.export_text()
     assert "1 × huge" in text
     assert "fedproto" in text

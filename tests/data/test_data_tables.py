@@ -282,7 +282,7 @@ def test_a_table_is_plain_data(sites):
     [
         {"standardise": "all"},
         {"columns": []},
-        {"columns": [{"name": "a"}]},
+        {"columns": [{"kind": "number"}]},
         {"more": 1},
         *({"columns": [COLUMN | odd]}
           for odd in (

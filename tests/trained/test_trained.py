@@ -581,7 +581,7 @@ def test_runs_are_shown_in_one_line_and_in_notebooks(run, tmp_path):
     assert line.startswith("<Run fedproto on quickstart: ")
     assert "\n" not in line
     html = run._repr_html_()
-    assert html.count("<tr>") == 5  # a head, and four rules
+    assert html.count("<tr") == 5  # a head, and four rules
     assert "<polyline" in html
     comparison = protofed.compare("quickstart", ["local", "fedproto"], overrides=SMALL, out=tmp_path / "c")
     assert repr(comparison) == f"<Comparison of local, fedproto: 2 runs in {tmp_path / 'c'}>"

@@ -6,14 +6,17 @@ the first column and with the first value of every other axis.
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.rules import HEAD
 from protofed.runs.run import Run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Axes = Mapping[str, Sequence[str]]
 SERIOUS = 3.0
@@ -100,24 +103,57 @@ def _accuracy(run: Run, rule: str, without: set[str]) -> float:
     return sum(accuracy * size for accuracy, size in kept) / total if total else 0.0
 
 
-def as_csv(rows: Sequence[GridRow], axes: Axes) -> str:
-    """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds."""
-    names = list(axes)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    figures = [f"{what}_{how}" for what in ("main", "head", "main_loss", "head_loss") for how in ("mean", "std")]
-    writer.writerow(["method", *names[1:], names[0], "seeds", *figures])
+def table(rows: Sequence[GridRow], axes: Axes) -> TextTable:
+    """Return a comparison along axes: one column per value of the first, losses of more than 3 points emphasised.
+
+    Args:
+        rows: See :func:`rows_of`.
+        axes: Names of the values along each axis.
+    """
+    columns, *others = axes
+    found = TextTable([*(others or [""]), *axes[columns]], text_columns=max(1, len(others)), by="method")
+    found.title = "Final test accuracy in %: main rule / head; honest clients only where others attack"
+    found.caption = "Red: more than 3 points below the first value of the method."
+    method = ""
     for row in rows:
-        for column, cell in row.cells.items():
-            numbers = [_summary(part) for part in (cell.main, cell.head, cell.main_loss, cell.head_loss)]
-            writer.writerow(
-                [row.method, *row.values, column, len(cell.main), *(n for pair in numbers for n in pair)]
-            )
-    return text.getvalue()
+        if row.method != method:
+            method = found.sections[len(found.rows)] = row.method
+        found.add(*(row.values or ("",)), *(_cell(row.cells.get(name)) for name in axes[columns]))
+    return found
 
 
-def _summary(values: Sequence[float]) -> tuple[str, str]:
-    if not values:
-        return "", ""
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{100 * statistics.fmean(values):.2f}", f"{100 * spread:.2f}"
+def _cell(figures: Figures | None) -> TextCell:
+    if figures is None:
+        return TextCell("–")
+    loss = f"{-figures.worst:+.1f}" if figures.main_loss else ""
+    loss = "0.0" if loss and float(loss) == 0 else loss.replace("-", "−")
+    return TextCell(figures.text, loss, figures.worst > SERIOUS)
+
+
+def frame(rows: Sequence[GridRow], axes: Axes) -> DataFrame:
+    """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds.
+
+    Args:
+        rows: See :func:`rows_of`.
+        axes: Names of the values along each axis.
+    """
+    from pandas import DataFrame
+
+    first, *others = axes
+    return DataFrame(
+        {
+            "method": row.method,
+            **dict(zip(others, row.values, strict=True)),
+            first: column,
+            "seeds": len(cell.main),
+            **{f"{what}_{how}": n for what, part in vars(cell).items() for how, n in _summary(part).items()},
+        }
+        for row in rows
+        for column, cell in row.cells.items()
+    )
+
+
+def _summary(values: Sequence[float]) -> dict[str, float | None]:
+    percents = [100 * value for value in values]
+    spread = statistics.stdev(percents) if len(percents) > 1 else 0.0
+    return {"mean": statistics.fmean(percents), "std": spread} if percents else {"mean": None, "std": None}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TYPE_CHECKING
 
 from protofed.analysis.paired import Interval, interval
+from protofed.analysis.table import TextTable
 from protofed.errors import ConfigError, unknown_name
 from protofed.runs.run import Run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 METRICS = {
     "final": "final test accuracy",
@@ -37,21 +40,28 @@ class Pivot:
     cells: dict[tuple[tuple[str, ...], str], Interval]
     metric: str
 
-    def text(self, row: tuple[str, ...], column: str) -> str:
-        """Return a cell: mean ± half of the interval; "not run" where there is none."""
-        cell = self.cells.get((row, column))
-        return "not run" if cell is None else written(cell)
+    def table(self) -> TextTable:
+        """Return the table of means ± half of their intervals."""
+        names, count = [*self.names[:-1], *self.columns], len(self.names) - 1
+        title = f"{METRICS[self.metric].capitalize()} in % by the main rule"
+        caption = f"Columns: {self.names[-1]}. ±: half of the 95 % t interval over seeds."
+        table = TextTable(names, text_columns=count, title=title, caption=caption)
+        for row in self.rows:
+            found = (self.cells.get((row, column)) for column in self.columns)
+            table.add(*row, *("not run" if cell is None else written(cell) for cell in found))
+        return table
 
-    def as_csv(self) -> str:
-        """Return one line per cell: mean, lower and upper end in percent."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*self.names, self.metric, "low", "high"])
-        for row, column in product(self.rows, self.columns):
-            cell = self.cells.get((row, column))
-            numbers = ["not run", "", ""] if cell is None else [_plain(number) for number in cell]
-            writer.writerow([*row, column, *numbers])
-        return text.getvalue()
+    def frame(self) -> DataFrame:
+        """Return one line per cell: mean, lower and upper end in percent; nothing where there is none."""
+        from pandas import DataFrame
+
+        cells = [
+            (*row, column, *self.cells.get((row, column), (None,) * 3))
+            for row in self.rows
+            for column in self.columns
+        ]
+        found = DataFrame(cells, columns=[*self.names, self.metric, "low", "high"])
+        return found.replace([math.inf, -math.inf], math.nan)
 
 
 def written(cell: Interval) -> str:
@@ -100,7 +110,3 @@ def pivot(
     cells = {place: interval(list(by_seed.values())) for place, by_seed in found.items()}
     combinations = list(product(*(values[name] for name in names)))
     return Pivot([*names, columns], combinations, list(values[columns]), cells, metric)
-
-
-def _plain(number: float) -> str:
-    return f"{number:.3f}" if math.isfinite(number) else ""

@@ -6,13 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich import box
-from rich.table import Table
-
 from protofed.analysis.exchange import EXCHANGES
-from protofed.analysis.grid import SERIOUS, Axes, GridRow
 from protofed.analysis.metrics import overall_text, spread_text
-from protofed.analysis.pivot import METRICS, Pivot
+from protofed.analysis.table import TextTable
 from protofed.runs.metrics import HEADLINES
 from protofed.runs.records import WAYS
 from protofed.runs.rules import Rule, known
@@ -65,7 +61,7 @@ def summaries_of(runs: Mapping[str, Sequence[Run]]) -> Groups:
     return dict(sorted(groups.items(), key=lambda item: _place(_exchanges(item[1]))))
 
 
-def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -> Table:
+def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -> TextTable:
     """Return the accuracies of each method by every rule, mean ± std over its runs."""
     sections = len({_exchanges(group) for group in groups.values()}) > 1
     outcomes = [outcome for group in groups.values() for s in group for outcome in s.outcome.accuracy.values()]
@@ -77,122 +73,62 @@ def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -
     over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
     legend = "; ".join(f"{rule.short or rule.name} = {rule.text}" for rule in rules.values())
     notes = [legend, *(NOTES[line.figure] for line in lines if line.figure in NOTES), _main_rules(groups)]
-    table = _table(f"Test accuracy in %, {rounds} rounds{over}", "\n".join(f"{note}." for note in notes if note))
-    table.add_column("method", no_wrap=True)
-    table.add_column("round", no_wrap=True, min_width=max(len(line.title) for line in lines))
-    for rule in rules.values():
-        # On a narrow screen names may lose their ends, but numbers must not.
-        table.add_column(rule.short or rule.name, justify="right", no_wrap=True, min_width=8)
+    table = TextTable(
+        ["method", "round", *(rule.short or rule.name for rule in rules.values())],
+        text_columns=2,
+        title=f"Test accuracy in %, {rounds} rounds{over}",
+        caption="\n".join(f"{note}." for note in notes if note),
+        by="exchanges",
+    )
     last = ""
     for name, group in groups.items():
         if sections and (what := _exchanges(group)) != last:
-            table.add_section()
-            table.add_row(f"[dim]{what}[/]")
-            last = what
+            last = table.sections[len(table.rows)] = what
         for i, line in enumerate(lines):
-            table.add_row("" if i else name, line.title, *(_accuracy(group, rule, line) for rule in rules))
+            table.add("" if i else name, line.title, *(_accuracy(group, rule, line) for rule in rules))
     return table
 
 
-def traffic_table(groups: Groups) -> Table:
+def traffic_table(groups: Groups) -> TextTable:
     """Return each method's traffic, in bytes and in parameters, and its time, mean over its runs."""
-    table = _table(
-        "Traffic of all clients together, and time",
-        "Parameters per round: mean over the rounds in which any were sent / over all rounds.",
-    )
-    table.add_column("method", no_wrap=True)
-    for way in WAYS:
-        table.add_column(way, justify="right", no_wrap=True)
-        table.add_column("parameters per round", justify="right", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
+    table = TextTable(["method", *("bytes", "parameters per round") * len(WAYS), "time"])
+    table.title = "Traffic of all clients together, and time"
+    table.caption = "Parameters per round: mean over the rounds in which any were sent / over all rounds."
+    table.groups = [("", 1), *((way, 2) for way in WAYS), ("", 1)]
     for name, group in groups.items():
         traffic = [s.outcome.communication for s in group]
         seconds = f"{statistics.fmean(s.outcome.seconds['total'] for s in group):.0f} s"
-        table.add_row(name, *(cell for way in WAYS for cell in _sent(traffic, way)), seconds)
+        table.add(name, *(cell for way in WAYS for cell in _sent(traffic, way)), seconds)
     return table
 
 
-def metrics_table(runs: Sequence[Run]) -> Table:
+def metrics_table(runs: Sequence[Run]) -> TextTable:
     """Return the metrics of each method's runs that have some, mean ± std over them."""
-    table = _table(
-        "Metrics of the final models; AUROC is an area, the others are in %",
-        "First line: all test samples together; clients: mean ± spread over those for which the metric is defined.",
+    table = TextTable(["method", "rule", *HEADLINES.values()], text_columns=2)
+    table.title = "Metrics of the final models; AUROC is an area, the others are in %"
+    table.caption = (
+        "First line: all test samples together; clients: mean ± spread over those for which the metric is defined."
     )
-    table.add_column("method", no_wrap=True)
-    table.add_column("rule", no_wrap=True)
-    for title in HEADLINES.values():
-        table.add_column(title, justify="right", no_wrap=True)
     for label, group in by_label(run for run in runs if run.measured).items():
         found = [run.measured for run in group if run.measured]
         for first, write in (((label, found[0].rule), overall_text), (("", "  clients"), spread_text)):
             cells = (write(found, name).replace("%", "").replace(" ± ", "±") for name in HEADLINES)
-            table.add_row(*first, *cells)
+            table.add(*first, *cells)
     return table
 
 
-def grid_table(rows: Sequence[GridRow], axes: Axes) -> Table:
-    """Return a comparison along axes: one column per value of the first, losses of more than 3 points in red."""
-    columns, *others = axes
-    table = _table(
-        "Final test accuracy in %: main rule / head; honest clients only where others attack",
-        "Red: more than 3 points below the first value of the method.",
-    )
-    for name in ("method", *others):
-        table.add_column(name, no_wrap=True)
-    for name in axes[columns]:
-        table.add_column(name, justify="right", min_width=7)
-    last = ""
-    for row in rows:
-        if last and row.method != last:
-            table.add_section()
-        cells = [row.cells.get(name) for name in axes[columns]]
-        shown = [("[red]{}[/]" if c.worst > SERIOUS else "{}").format(c.text) if c else "–" for c in cells]
-        table.add_row("" if row.method == last else row.method, *row.values, *shown)
-        last = row.method
-    return table
-
-
-def pivot_table(pivot: Pivot) -> Table:
-    """Return a table of any two options that vary; see :func:`protofed.analysis.pivot.pivot`."""
-    table = _table(
-        f"{METRICS[pivot.metric].capitalize()} in % by the main rule",
-        f"Columns: {pivot.names[-1]}. ±: half of the 95 % t interval over seeds.",
-    )
-    for name in pivot.names[:-1]:
-        table.add_column(name, no_wrap=True)
-    for name in pivot.columns:
-        table.add_column(name, justify="right", min_width=6)
-    for row in pivot.rows:
-        table.add_row(*row, *(pivot.text(row, column) for column in pivot.columns))
-    return table
-
-
-def trials_table(trials: Sequence[Trial], most: int = 12) -> Table:
+def trials_table(trials: Sequence[Trial], most: int = 12) -> TextTable:
     """Return the best trials of a search."""
     ended = {how: sum(trial.ended == how for trial in trials) for how in ("complete", "pruned", "failed")}
     count = ", ".join(f"{number} {how}" for how, number in ended.items() if number)
-    table = _table("Best accuracy on validation samples in %, by the main rule", f"Trials: {count or 'none'}.")
-    table.add_column("trial", justify="right")
-    for name in trials[0].values if trials else ():
-        table.add_column(name, justify="right")
-    table.add_column("validation", justify="right", min_width=10)
+    table = TextTable(["trial", *(trials[0].values if trials else ()), "validation"])
+    table.title = "Best accuracy on validation samples in %, by the main rule"
+    table.caption = f"Trials: {count or 'none'}."
     done = [(trial.score, place) for place, trial in enumerate(trials) if trial.score is not None]
     for score, place in sorted(done, key=lambda item: (-item[0], item[1]))[:most]:
         values = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in trials[place].values.values())
-        table.add_row(str(place), *values, f"{100 * score:.1f}")
+        table.add(str(place), *values, f"{100 * score:.1f}")
     return table
-
-
-def _table(title: str, caption: str) -> Table:
-    return Table(
-        title=title,
-        caption=caption,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=0,
-        show_edge=False,
-    )
 
 
 def _exchanges(group: Sequence[Summary]) -> str:

@@ -406,10 +406,10 @@ def _show(result: Any, *, table: bool = True) -> None:
 
 
 def _print(result: Any) -> None:
+    from protofed.analysis import grid
     from protofed.analysis.differing import remarks
-    from protofed.analysis.grid import rows_of
     from protofed.analysis.report.facts import warnings
-    from protofed.analysis.tables import grid_table, metrics_table, results_table, summaries_of, traffic_table
+    from protofed.analysis.tables import metrics_table, results_table, summaries_of, traffic_table
     from protofed.experiments import Comparison
     from protofed.runs.loading import load_runs
     from protofed.runs.run import rules_of
@@ -417,7 +417,7 @@ def _print(result: Any) -> None:
     runs = result.runs if isinstance(result, Comparison) else {result.method: [result]}
     compared = load_runs([result.directory]) if isinstance(result, Comparison) else [result]
     if isinstance(result, Comparison) and result.axes:
-        console.print(grid_table(rows_of(compared, result.axes), result.axes))
+        console.print(grid.table(grid.rows_of(compared, result.axes), result.axes))
     else:
         groups = summaries_of(runs)
         console.print(results_table(groups, rules_of(run for group in runs.values() for run in group)))
@@ -441,14 +441,13 @@ def _print(result: Any) -> None:
 def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
     """Print the table of a sweep, what is missing from it, and the path of its report."""
     from protofed.analysis.pivot import pivot
-    from protofed.analysis.tables import pivot_table
     from protofed.runs.loading import load_runs
     from protofed.storage.files import write_text
 
     if any(result.runs.values()):
         table = pivot(load_runs([result.directory]), result.axes, rows, columns, metric)
-        console.print(pivot_table(table))
-        write_text(result.directory / "table.csv", table.as_csv())
+        console.print(table.table())
+        write_text(result.directory / "table.csv", table.frame().to_csv(index=False, float_format="%.3f"))
     for label, why in result.failed.items():
         errors.print(f"{label}: {why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
     if result.waiting:
@@ -460,24 +459,10 @@ def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
 
 def _show_worth(result: Any) -> None:
     """Print what joining is worth to each site."""
-    from rich.table import Table
-
+    from protofed.analysis.report.worth import sites_table
     from protofed.text import size
 
-    table = Table("site", "samples", "classes", "alone", "together", "gain (95 %)", "all sites' samples", box=None)
-    for site in result.sites:
-        mean, low, high = (f"{100 * value:+.1f}" for value in site.gain)
-        apart, joined = (f"{100 * value:.1f}" for value in site.everywhere)
-        table.add_row(
-            site.name,
-            f"{site.samples:,}",
-            f"{site.classes} of {site.classes + len(site.lacks)}",
-            f"{100 * site.alone:.1f}",
-            f"{100 * site.together:.1f}",
-            f"{mean} ({low} … {high})",
-            f"{apart} → {joined}",
-        )
-    console.print(table)
+    console.print(sites_table(result))
     mean, low, high = (f"{100 * value:+.1f}" for value in result.gain)
     told = f"{mean} points ({low} … {high}) on their own test samples. {result.prediction}"
     console.print(f"All sites: {told}".strip(), markup=False)

@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
+from msgspec import Meta
 
 from protofed import methods, models
 from protofed.config.schema import Experiment, ModelOptions
@@ -17,8 +18,19 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.options import build_options
 from protofed.samples import Encoding, FederatedData
 from protofed.stages.robust.believed import believed
-from protofed.untrusted import claims
+from protofed.untrusted import claims, limits
+from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side, line
 
+if TYPE_CHECKING:
+    ArchitectureName = str
+else:
+    ArchitectureName = line(limits.ARCHITECTURE)
+ClientCount = Annotated[int, Meta(ge=0, le=limits.CLIENTS)]
+ClassSize = Annotated[float, Meta(gt=-1, le=float(limits.CLIENTS) * limits.CLAIMED_SAMPLES)]
+MOST_OPTIONS = 64
+"""Maximum number of options of an architecture."""
+MOST_KINDS = 1024
+"""Maximum number of kinds of models that a simulation computes in bfloat16."""
 _SHOWN = 12
 """Values of a list among its options with which an architecture is called."""
 
@@ -32,10 +44,10 @@ class Architecture:
         turn: Index of the part of an encoded sample that the client's own network takes.
     """
 
-    name: str
-    options: Mapping[str, Any]
-    d: int
-    turn: int = 0
+    name: ArchitectureName
+    options: Annotated[Mapping[Identifier, Any], Meta(max_length=MOST_OPTIONS)]
+    d: Side
+    turn: Annotated[int, Meta(ge=0, le=limits.INPUT_SIDE)] = 0
 
     def __str__(self) -> str:
         return self._written(_SHOWN)
@@ -69,14 +81,14 @@ class FederationSummary:
         encoding: The samples before an encoder, if any.
     """
 
-    classes: tuple[str, ...]
+    classes: ClassNames
     architectures: tuple[Architecture, ...]
-    feature_dim: int
-    class_size: float
-    clients: int
+    feature_dim: Side
+    class_size: ClassSize
+    clients: ClientCount
     template: Architecture | None = None
-    bfloat16: tuple[str, ...] = ()
-    input_shape: tuple[int, ...] = ()
+    bfloat16: Annotated[tuple[str, ...], Meta(max_length=MOST_KINDS)] = ()
+    input_shape: Shape = ()
     table: Table | None = None
     encoding: Encoding | None = None
 

@@ -25,7 +25,7 @@ from protofed.data.splits import apportion, hold_out, limited, subset
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.untrusted import claims
+from protofed.untrusted.decoding import Settings, decoded
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import read_toml, reason
 
@@ -256,7 +256,7 @@ def client_settings(folder: Path) -> dict[str, Any]:
     """Return the settings in a client's ``client.toml``; empty if the file does not exist."""
     path = folder / "client.toml"
     try:
-        return claims.settings(_toml(path))
+        return dict(decoded(_toml(path), Settings, error=ValueError, exact=True))
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
 

@@ -13,7 +13,7 @@ from protofed.data.dates import DAY
 from protofed.data.tables import Missing, Standardise, category
 from protofed.errors import ConfigError
 from protofed.options import Options, build_options, option
-from protofed.untrusted import claims, limits
+from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 
 T = TypeVar("T")
@@ -108,12 +108,8 @@ class DataOptions(Options):
                     f"dates.{name} must be {DAY!r} or another column whose dates are {DAY!r}, not {other!r}"
                 )
         for name, value in self.ranges.items():
-            try:
-                low, high = (claims.number(v, name, -limits.LARGEST, limits.LARGEST) for v in value)
-                right = low < high
-            except (TypeError, ValueError):
-                right = False
-            if not right:
+            ends = value if isinstance(value, (list, tuple)) and len(value) == 2 else (0, 0)
+            if {*map(type, ends)} - {int, float} or not -limits.LARGEST < ends[0] < ends[1] <= limits.LARGEST:
                 raise ValueError(f"ranges.{name} must be [least, largest], e.g. [0, 110], not {value}")
         if self.ranges and self.standardise == "none":
             raise ValueError("ranges map columns to [-1, 1], but standardise=none leaves them as they are")

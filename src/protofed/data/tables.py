@@ -20,7 +20,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from protofed.errors import DataError, unknown_name
-from protofed.untrusted import claims, limits
+from protofed.untrusted import limits
 from protofed.untrusted.decoding import ClassName, decoded
 
 Standardise = Literal["none", "site", "federated"]
@@ -89,6 +89,11 @@ class Column:
     indicator: bool = False
     bounded: bool = False
 
+    def __post_init__(self) -> None:
+        _check_categories(self)
+        if self.kind not in ("number", "category", "text"):
+            raise ValueError(f"column {self.name}: must be number, category or text")
+
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the model's inputs for this column."""
@@ -105,7 +110,11 @@ class Table:
     """
 
     standardise: Standardise
-    columns: tuple[Column, ...]
+    columns: Annotated[tuple[Column, ...], Meta(min_length=1, max_length=limits.COLUMNS)]
+
+    def __post_init__(self) -> None:
+        if len({column.name for column in self.columns}) < len(self.columns):
+            raise ValueError("columns: expected columns with different names")
 
     @property
     def raw(self) -> tuple[RawColumn, ...]:
@@ -208,16 +217,7 @@ class Table:
     @classmethod
     def from_dict(cls, value: object) -> Table:
         """Return a table from plain values; the inverse of :meth:`to_dict`."""
-        fields = claims.mapping(value, "table", cls.__dataclass_fields__)
-        for item in claims.items(fields["columns"], "columns", limits.COLUMNS):
-            given = {"bounded": False, **item} if isinstance(item, Mapping) else item  # absent until 0.2.0
-            claims.mapping(given, "column", Column.__dataclass_fields__)
-        found = decoded(fields, cls, error=ValueError)
-        if not found.columns or len({c.name for c in found.columns}) < len(found.columns):
-            raise ValueError("columns: expected columns with different names")
-        for column in found.columns:
-            check_column(column)
-        return found
+        return decoded(value, cls, error=ValueError, exact=True)
 
 
 class TableInputs(nn.Module):
@@ -264,13 +264,10 @@ class TableInputs(nn.Module):
         return torch.where(self.numeric.view(shape), number, flag).float()
 
 
-def check_column(column: Column | SiteColumn) -> None:
-    """Refuse, with ValueError, a column with repeated categories, with numbers and categories, or of no input."""
+def _check_categories(column: Column | SiteColumn) -> None:
     names, kind = column.categories, column.kind
     if len(set(names)) < len(names) or len(names) > limits.CATEGORIES or (names and kind != "category"):
         raise ValueError(f"categories: expected at most {limits.CATEGORIES} different names, of categories only")
-    if isinstance(column, Column) and kind not in ("number", "category", "text"):
-        raise ValueError(f"column {column.name}: must be number, category or text")
 
 
 def _encoded(
@@ -334,6 +331,9 @@ class SiteColumn:
     number: Annotated[int, Meta(ge=0, le=limits.CLAIMED_SAMPLES * limits.INPUT_SIDE)] = 0
     mean: _Moderate = 0.0
     squares: Annotated[float, Meta(ge=0, le=limits.LARGEST**3)] = 0.0
+
+    def __post_init__(self) -> None:
+        _check_categories(self)
 
     @property
     def raw(self) -> RawColumn:

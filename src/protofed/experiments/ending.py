@@ -7,29 +7,28 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
+from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from protofed import data
-from protofed.config.architectures import Architecture, FederationSummary
+from protofed.config.architectures import Architecture, ClassSize, ClientCount, FederationSummary
 from protofed.config.schema import Experiment, Tree
 from protofed.errors import CheckpointError, writing
+from protofed.rounds import checkpoint
 from protofed.rounds.checkpoint import newest_checkpoint
 from protofed.rounds.loop import Federation
-from protofed.rounds.standing import Standing
-from protofed.rounds.state import read_forgotten, read_generations
+from protofed.rounds.state import StoredState
 from protofed.runs.border import Border
 from protofed.samples import Encoding, FederatedData
 from protofed.storage.files import (
-    check_format,
     check_tensors,
     read_json,
     read_tensors,
@@ -38,15 +37,14 @@ from protofed.storage.files import (
     write_text,
 )
 from protofed.storage.snapshots import Snapshot, flatten, unflatten
-from protofed.untrusted import claims, limits
+from protofed.untrusted import claims
+from protofed.untrusted.decoding import Shape, Side, decoded
 from protofed.untrusted.reading import reason
 
 VERSION = 1
 """Number of the format of ``end.json``."""
 END = "end.json"
 _FROM_SERVER = "protofed.from_server"
-TOLD = ("feature_dim", "class_size", "clients")
-"""Facts of :class:`FederationSummary` about all clients, which a folder of one client cannot tell."""
 
 
 def describe_models(
@@ -71,16 +69,17 @@ class ModelsDescription:
     """A description from :func:`describe_models`.
 
     Attributes:
-        eight_bit: Samples are 8-bit images.
-        input_shape: Of one sample.
-        told: Facts about all clients for a node of a network, by the names in :data:`TOLD`; else empty.
-        encoding: The samples before an encoder, if any.
+        eight_bit: Whether samples are 8-bit images.
+        input_shape: Shape of one sample.
+        architectures: Architecture of each client's model.
+        told: What the node of a network was told about all clients; else empty.
+        encoding: What the samples were before an encoder made vectors of them, or None.
     """
 
     eight_bit: bool
     input_shape: tuple[int, ...]
     architectures: dict[str, Architecture]
-    told: dict[str, Any] = field(default_factory=dict)
+    told: Mapping[str, Any] = field(default_factory=dict)
     encoding: Encoding | None = None
 
     @classmethod
@@ -95,59 +94,32 @@ class ModelsDescription:
                 if isinstance(network, dict) and "run" in network
                 else f"{path}: does not describe the models (an older version ran them)"
             )
-        try:
-            found = claims.mapping(
-                tree["models"], "models", ("inputs", "scaled_to", "normalisation", "map", "clients")
-            )
-            shape = claims.items(tree.get("input_shape"), "input_shape", limits.INPUT_DIMENSIONS)
-            sides = tuple(claims.whole(n, "input_shape", 1, limits.INPUT_SIDE) for n in shape)
-            if found["inputs"] not in ("uint8", "float32"):
-                raise ValueError("models.inputs: should be uint8 or float32")
-            if not isinstance(found["clients"], dict):
-                raise ValueError("models.clients: should be a table")
-            architectures = {name: _architecture(value, name) for name, value in found["clients"].items()}
-            told = _told(tree["network"]) if "network" in tree else {}
-            encoding = read_encoding(tree.get("encoder"))
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {error}") from None
-        return cls(found["inputs"] == "uint8", sides, architectures, told, encoding)
+        found = decoded(tree, _Described, f"{path}")
+        models = found.models
+        told: Mapping[str, Any] = found.network or {}
+        return cls(models.inputs == "uint8", found.input_shape, models.clients, told, found.encoder)
 
 
-def read_encoding(value: object) -> Encoding | None:
-    """Return the samples before an encoder, from plain values of another party."""
-    if value is None:
-        return None
-    given = {"parts": [], **value} if isinstance(value, dict) else value  # older runs have no parts
-    found = claims.mapping(given, "encoder", Encoding.__dataclass_fields__)
-    shape, listed = claims.shape(found["input_shape"]), claims.items(found["parts"], "parts", limits.CLIENTS)
-    parts = tuple(claims.whole(part, "parts", 1, limits.INPUT_NUMBERS) for part in listed)
-    return Encoding(encoder_key(found["key"]), shape, claims.flag(found["eight_bit"], "eight_bit"), parts)
+class Network(TypedDict):
+    """Facts of :class:`FederationSummary` about all clients, which a folder of one client cannot tell."""
+
+    feature_dim: Side
+    class_size: ClassSize
+    clients: ClientCount
 
 
-def encoder_key(value: object) -> str:
-    """Return the hash of an encoder that another party states; "" for none."""
-    if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{32})?", value):
-        raise ValueError("encoder: expected 32 hexadecimal digits")
-    return value
+class _Models(Struct):
+    inputs: Literal["uint8", "float32"]
+    clients: dict[str, Architecture]
 
 
-def _architecture(value: object, client: str) -> Architecture:
-    given = {"turn": 0, **value} if isinstance(value, dict) else value  # older runs have none
-    found = claims.mapping(given, f"model of {client}", ("name", "options", "d", "turn"))
-    if not isinstance(found["name"], str) or not isinstance(found["options"], dict):
-        raise ValueError(f"model of {client}: should have a name and options")
-    d, turn = (claims.whole(found[n], n, least, limits.INPUT_SIDE) for n, least in (("d", 1), ("turn", 0)))
-    return Architecture(found["name"], found["options"], d, turn)
+class _Described(Struct):
+    """What is read of ``federation.json``."""
 
-
-def _told(value: object) -> dict[str, Any]:
-    network = claims.mapping(value, "network", ("run", *TOLD))
-    samples = float(limits.CLIENTS) * limits.CLAIMED_SAMPLES
-    return {
-        "feature_dim": claims.whole(network["feature_dim"], "feature_dim", 1, limits.INPUT_SIDE),
-        "class_size": claims.number(network["class_size"], "class_size", -1.0, samples),
-        "clients": claims.whole(network["clients"], "clients", 1, limits.CLIENTS),
-    }
+    models: _Models
+    input_shape: Shape
+    network: Network | None = None
+    encoder: Encoding | None = None
 
 
 # The state of a finished run.
@@ -168,11 +140,10 @@ def write_end(folder: Path, federation: Federation) -> None:
         kept = {n: t for n, t in snapshot.received.items() if n not in same}
         tensors = flatten(snapshot._replace(model={}, received=kept))
         write_tensors(client_state(folder, name), tensors, {_FROM_SERVER: json.dumps(same)})
-    state = federation.state
-    record = {"version": VERSION, "round": state.round, "clients": list(clients)}
-    there: Tree = {} if clients.rests_here else {"generations": state.generations}
-    there |= {"forgotten": state.forgotten} if state.forgotten else {}
-    write_json(folder / END, {**record, "refusals": state.standing.to_dict(), **there})
+    record = {"version": VERSION, **federation.state.to_dict(clients)}
+    if clients.rests_here:
+        del record["generations"]
+    write_json(folder / END, record)
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:
@@ -184,20 +155,9 @@ def restore_end(folder: Path, federation: Federation) -> bool:
     path = folder / END
     if not path.is_file():
         return False
-    record, clients = read_json(path), federation.executor.clients
-    if clients.rests_here and "generations" in record:
-        raise CheckpointError(f"{folder}: its clients are at the nodes of a network: continue it with flwr run")
-    check_format(path, record.get("version"), VERSION)
-    if record.get("clients") != list(clients):
-        raise CheckpointError(f"{path}: was written for other clients")
-    try:
-        round = claims.whole(record.get("round"), "round", 1, limits.ROUNDS)
-        standing = Standing.of(record.get("refusals"), clients)
-        generations = read_generations(record.get("generations", {}), clients)
-        gone = read_forgotten(record.get("forgotten", {}))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    server = read_server(folder)
+    clients = federation.executor.clients
+    state = StoredState.read(path, VERSION).of(clients, path)
+    state.tensors = server = read_server(folder)
     for name in clients if clients.rests_here else ():
         where = client_model(folder, name)
         snapshot = read_client(folder, name, server)._replace(model=read_tensors(where))
@@ -206,30 +166,22 @@ def restore_end(folder: Path, federation: Federation) -> bool:
         except (KeyError, RuntimeError) as error:
             why = str(error).splitlines()[0]
             raise CheckpointError(f"{where}: does not fit the model of {name} ({why})") from None
-    state = federation.state
-    state.round, state.tensors, state.standing = round, server, standing
-    state.generations, state.saved, state.forgotten = generations, dict(generations), gone
+    vars(federation.state).update(vars(state))
     return True
 
 
 def ended_generations(folder: Path) -> dict[str, str]:
     """Return the names of the states with which the clients of a network ended a run; empty for those of others."""
-    record = read_json(folder / END)
-    try:
-        clients = claims.items(record.get("clients"), "clients", limits.CLIENTS)
-        return read_generations(record.get("generations", {}), clients)
-    except ValueError as error:
-        raise CheckpointError(f"{folder / END}: {error}") from None
+    return StoredState.read(folder / END, VERSION).generations
 
 
 def forgotten(folder: Path) -> dict[str, str]:
     """Return the date on which each client was taken out of a run, by name."""
     newest = None if (folder / "summary.json").is_file() else newest_checkpoint(folder / "checkpoint")
-    path = newest / "state.json" if newest else folder / END
-    try:
-        return read_forgotten(read_json(path).get("forgotten", {})) if path.is_file() else {}
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {claims.clean(error)}") from None
+    if newest:
+        return StoredState.read(newest / "state.json", checkpoint.VERSION).forgotten
+    path = folder / END
+    return StoredState.read(path, VERSION).forgotten if path.is_file() else {}
 
 
 def without(experiment: Experiment, gone: Collection[str]) -> Experiment:
@@ -316,7 +268,7 @@ def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapsho
         with safe_open(path, framework="pt") as file:
             same = json.loads((file.metadata() or {}).get(_FROM_SERVER, "[]"))
             snapshot = unflatten({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        received = {name: server[name] for name in claims.items(same, "from_server", len(server))}
+        received = {name: server[name] for name in decoded(same, list[str], "from_server", ValueError)}
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error) if error.args else error})") from None
     return snapshot._replace(received=snapshot.received | received)

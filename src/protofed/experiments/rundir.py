@@ -17,7 +17,7 @@ from torch import Tensor
 from protofed import methods
 from protofed.config.schema import Experiment, Tree, defaults, identity
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
-from protofed.experiments.ending import END, read_encoding, restore_end, wipe, write_end
+from protofed.experiments.ending import END, restore_end, wipe, write_end
 from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
@@ -28,7 +28,7 @@ from protofed.runs.labels import flat
 from protofed.runs.metrics import METRICS
 from protofed.runs.records import RoundRecord
 from protofed.runs.summary import Summary
-from protofed.samples import Samples
+from protofed.samples import Encoding, Samples
 from protofed.storage.files import (
     check_room,
     json_text,
@@ -40,7 +40,7 @@ from protofed.storage.files import (
     write_tensors,
     write_text,
 )
-from protofed.untrusted import claims
+from protofed.untrusted.decoding import decoded
 from protofed.untrusted.reading import read_toml, reason
 from protofed.visits.batches import batches
 
@@ -241,10 +241,8 @@ class RunDirectory:
         path = self.path / "federation.json"
         if not path.is_file():
             return
-        try:
-            before, now = (read_encoding(tree.get("encoder")) for tree in (read_json(path), description))
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {claims.clean(error)}") from None
+        kind: Any = Encoding | None
+        before, now = (decoded(t.get("encoder"), kind, f"{path}: encoder") for t in (read_json(path), description))
         if (before and before.key) != (now and now.key):
             raise CheckpointError(
                 f"{self.path}: its encoder has other weights now than when the run began: restore them, or choose "

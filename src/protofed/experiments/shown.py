@@ -11,7 +11,6 @@ from protofed.runs.run import Run
 from protofed.text import percent, size
 
 WIDTH, HEIGHT = 240, 60
-_TABLE = '<table style="text-align:right"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def run_line(run: Run) -> str:
@@ -61,10 +60,10 @@ def _curve(run: Run) -> list[tuple[int, float]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    return _TABLE.format(
-        head="".join(f"<th>{name}</th>" for name in head), rows="".join(f"<tr>{row}</tr>" for row in cells)
-    )
+    from pandas import DataFrame
+
+    table: str = DataFrame(rows, columns=head).to_html(index=False, border=0)
+    return table
 
 
 def _plot(curves: Sequence[Sequence[tuple[int, float]]]) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
+from msgspec import Meta, field
 from torch import Tensor
 
 from protofed.errors import CheckpointError, writing
-from protofed.rounds.standing import Standing
-from protofed.rounds.state import ServerState, read_forgotten, read_generations
-from protofed.storage.files import PARTIAL, check_format, read_json, read_tensors, write_json, write_tensors
+from protofed.rounds.state import ServerState, StoredState
+from protofed.storage.files import PARTIAL, read_json, read_tensors, write_json, write_tensors
 from protofed.storage.records import Records, read_at
-from protofed.storage.snapshots import Snapshot, unflatten
+from protofed.storage.snapshots import joined
 from protofed.untrusted import claims
+from protofed.untrusted.decoding import decoded
 from protofed.untrusted.reading import open_ordinary, reason
 from protofed.visits.roster import Roster, StoreSnapshot
 
@@ -29,6 +30,18 @@ lies."""
 LARGE = 2**20
 """Bytes of clients from which on they are written while the next round is trained."""
 _PREFIX = "round-"
+
+
+_Place = tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=8)]]
+"""Position and length of a record."""
+
+
+_Places = Annotated[list[_Place], Meta(min_length=2, max_length=3)]
+"""Of a client's model, the rest of its snapshot and, since 0.3, what it received."""
+
+
+class _Stored(StoredState):
+    records: dict[str, _Places] = field(default_factory=dict)
 
 
 class Checkpoint:
@@ -44,14 +57,7 @@ class Checkpoint:
         self.folder = folder
         self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}
         self.generations = dict(state.generations)
-        self.record: dict[str, Any] = {
-            "version": VERSION,
-            "round": state.round,
-            "clients": list(clients),
-            "refusals": state.standing.to_dict(),
-            "generations": self.generations,
-            **({"forgotten": state.forgotten} if state.forgotten else {}),
-        }
+        self.record = {"version": VERSION, **state.to_dict(clients)}
         self.frozen = frozen
 
     @property
@@ -149,26 +155,17 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
     newest = newest_checkpoint(folder)
     if newest is None:
         return False
-    record = read_json(newest / "state.json")
-    check_format(newest, record.get("version", 1), VERSION)
-    if record.get("clients") != list(clients):
-        raise CheckpointError(f"{newest}: was written for other clients")
-    round = record.get("round")
-    if type(round) is not int or newest.name != f"{_PREFIX}{round:06d}":
-        raise CheckpointError(f"{newest / 'state.json'}: its round is {round!r}, not that of its folder")
-    try:
-        standing = Standing.of(record.get("refusals"), clients)
-        generations = read_generations(record.get("generations"), clients)
-        forgotten = read_forgotten(record.get("forgotten", {}))
-    except ValueError as error:
-        raise CheckpointError(f"{newest / 'state.json'}: damaged ({claims.clean(error)})") from None
-    if clients.rests_here and generations:
-        raise CheckpointError(f"{newest}: its clients are at the nodes of a network: continue it with flwr run")
-    tensors = read_tensors(newest / "server.safetensors")
-    if clients.rests_here and (round or "records" in record):
-        _restore(newest / CLIENTS, record.get("records"), clients)
-    state.round, state.tensors, state.standing = round, tensors, standing
-    state.generations, state.saved, state.forgotten = generations, dict(generations), forgotten
+    path = newest / "state.json"
+    stored = _Stored.read(path, VERSION)
+    restored = stored.of(clients, path)
+    if newest.name != f"{_PREFIX}{stored.round:06d}":
+        raise CheckpointError(f"{path}: its round is {stored.round}, not that of its folder")
+    restored.tensors = read_tensors(newest / "server.safetensors")
+    if clients.rests_here and (stored.round or stored.records):
+        if stored.records.keys() != set(clients):
+            raise CheckpointError(f"{path}: damaged: does not say where each client is")
+        _restore(newest / CLIENTS, stored.records, clients)
+    vars(state).update(vars(restored))
     return True
 
 
@@ -183,28 +180,25 @@ def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
     places = read_json(folder / "state.json").get("records")
     if not isinstance(places, dict) or client not in places:
         return {}
-    path = folder / CLIENTS
+    kind: Any = _Places
+    places, path = decoded(places[client], kind, f"{folder / 'state.json'}: damaged: records"), folder / CLIENTS
     try:
         with open_ordinary(path) as file:
-            _, place = claims.items(places[client], "place", 2)
-            return _record(file, os.fstat(file.fileno()).st_size, place, Records())
+            return _record(file, places[1], Records())
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 
 
-def _restore(path: Path, places: object, clients: Roster) -> None:
+def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None:
     """Give all clients the snapshots in the file of a checkpoint."""
-    if not isinstance(places, dict) or places.keys() != set(clients):
-        raise CheckpointError(f"{path.parent / 'state.json'}: damaged (it does not say where each client is)")
     records = Records()
     try:
         with open_ordinary(path) as file:
-            size = os.fstat(file.fileno()).st_size
             for name in clients:
                 try:
-                    snapshot = _client(file, size, places[name], records)
+                    snapshot = joined(*(_record(file, place, records) for place in places[name]))
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"{path}: {name} cannot be read ({claims.clean(error)})") from None
                 try:
@@ -216,17 +210,15 @@ def _restore(path: Path, places: object, clients: Roster) -> None:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 
 
-def _client(file: BinaryIO, size: int, places: object, records: Records) -> Snapshot:
-    """Return a client."""
-    model, rest = (_record(file, size, place, records) for place in claims.items(places, "places", 2))
-    return unflatten(rest)._replace(model=model)
+def _record(file: BinaryIO, place: _Place, records: Records) -> dict[str, Tensor]:
+    """Return the tensors of a record.
 
-
-def _record(file: BinaryIO, size: int, place: object, records: Records) -> dict[str, Tensor]:
-    """Return the tensors of a record of a file of ``size`` bytes."""
-    offset, length = claims.items(place, "place", 2)
-    first = claims.whole(offset, "position", 0, size)
-    return records.unpack(read_at(file, first, claims.whole(length, "length", 8, size - first)))
+    Raises:
+        ValueError: If the file ends before, or the record is damaged.
+    """
+    if sum(place) > os.fstat(file.fileno()).st_size:
+        raise ValueError(f"position {place[0]} and length {place[1]} are beyond the end of the file")
+    return records.unpack(read_at(file, *place))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TypedDict
 
 from protofed.runs.records import RoundRecord
-from protofed.untrusted import claims, limits
+from protofed.untrusted import claims
+from protofed.untrusted.decoding import Round
+
+
+class Refusals(TypedDict):
+    """What is stored of a :class:`Standing`: numbers of refusals and the round of the last one, by client."""
+
+    damaged: dict[str, Round]
+    diverged: dict[str, Round]
+    last: dict[str, Round]
+    misled: list[str]
 
 
 class Standing:
@@ -55,7 +65,7 @@ class Standing:
         resting = times >= limit and round <= self._last[name] + times
         return resting or self.damaged[name] >= limit
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Refusals:
         """Return the record as plain values, for a checkpoint."""
         return {
             "damaged": +self.damaged,
@@ -65,21 +75,21 @@ class Standing:
         }
 
     @classmethod
-    def of(cls, value: object, names: Collection[str]) -> Standing:
-        """Undo :meth:`to_dict`; ValueError for plain values that are malformed or name other clients."""
-        found = claims.mapping(value, "refusals", ("damaged", "diverged", "last", "misled"))
+    def of(cls, value: Refusals, names: Collection[str]) -> Standing:
+        """Undo :meth:`to_dict`.
+
+        Args:
+            names: Names of all clients.
+
+        Raises:
+            ValueError: If ``value`` names other clients, or lacks the round of a refusal.
+        """
+        if undated := value["diverged"].keys() - value["last"].keys():
+            raise ValueError(f"refusals: last: {min(undated)} is missing")
+        strangers = {*value["damaged"], *value["diverged"], *value["last"], *value["misled"]} - set(names)
+        if strangers:
+            raise ValueError(f"refusals: names an unknown client ({claims.clean(min(strangers), 80)})")
         standing = cls()
-        for table, key in (
-            (standing.damaged, "damaged"),
-            (standing.diverged, "diverged"),
-            (standing._last, "last"),
-        ):
-            numbers = claims.mapping(found[key], key, names, complete=False)
-            table.update({n: claims.whole(v, f"{key} of {n}", 0, limits.ROUNDS) for n, v in numbers.items()})
-        if undated := standing.diverged.keys() - standing._last.keys():
-            raise ValueError(f"last: {min(undated)} is missing")
-        for name in claims.items(found["misled"], "misled", len(names)):
-            if not isinstance(name, str) or name not in names:
-                raise ValueError("misled: names an unknown client")
-            standing._misled.add(name)
+        standing.damaged, standing.diverged = Counter(value["damaged"]), Counter(value["diverged"])
+        standing._last, standing._misled = value["last"], set(value["misled"])
         return standing

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
-from protofed.errors import DivergedError
+from msgspec import Struct
+
+from protofed.errors import CheckpointError, DivergedError
 from protofed.methods.contract import Method, Tensors
-from protofed.rounds.standing import Standing
+from protofed.rounds.standing import Refusals, Standing
+from protofed.storage.files import check_format, read_json
 from protofed.untrusted import claims
+from protofed.untrusted.decoding import Round, checked, decoded
 from protofed.wire.validate import check_values
+
+if TYPE_CHECKING:
+    from protofed.visits.roster import Roster
 
 
 @dataclass
@@ -30,20 +39,80 @@ class ServerState:
     saved: dict[str, str] = field(default_factory=dict)
     forgotten: dict[str, str] = field(default_factory=dict)
 
+    def to_dict(self, clients: Iterable[str]) -> dict[str, Any]:
+        """Return what is stored beside the tensors.
 
-def read_generations(value: object, clients: Collection[str]) -> dict[str, str]:
-    """Return the state that each client on a node had, by name; ValueError if ``value`` holds anything else."""
-    if not isinstance(value, Mapping) or not all(n in clients and isinstance(g, str) for n, g in value.items()):
-        raise ValueError("does not say which states its clients had")
-    return dict(value)
+        Args:
+            clients: Names of all clients.
+        """
+        return {
+            "round": self.round,
+            "clients": list(clients),
+            "refusals": self.standing.to_dict(),
+            "generations": dict(self.generations),
+            **({"forgotten": self.forgotten} if self.forgotten else {}),
+        }
 
 
-def read_forgotten(value: object) -> dict[str, str]:
-    """Return the date on which each client was taken out of a run; ValueError if ``value`` holds anything else."""
-    found = claims.mapping(value, "forgotten", value if isinstance(value, Mapping) else ())
-    if not all(isinstance(date, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", date) for date in found.values()):
-        raise ValueError("forgotten: expected dates by name")
-    return {claims.client_name(name): date for name, date in found.items()}
+def _date(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+        raise ValueError(f"expected a date, not {claims.shown(value)}")
+    return value
+
+
+if TYPE_CHECKING:
+    Date = str
+else:
+    Date = checked(_date)
+
+
+class StoredState(Struct):
+    """What a checkpoint and the end of a run hold of a server's state beside its tensors."""
+
+    round: Round
+    clients: list[str]
+    refusals: Refusals
+    generations: dict[str, str] = {}
+    forgotten: dict[str, Date] = {}
+
+    def __post_init__(self) -> None:
+        if not self.generations.keys() <= set(self.clients):
+            raise ValueError("does not say which states its clients had")
+        for name in self.forgotten:
+            claims.client_name(name)
+
+    @classmethod
+    def read(cls, path: Path, version: int) -> Self:
+        """Return what a file holds.
+
+        Args:
+            version: Number of its format.
+
+        Raises:
+            CheckpointError: If the file is missing, damaged or of another format.
+        """
+        record = read_json(path)
+        check_format(path, record.get("version", 1), version)
+        return decoded(record, cls, f"{path}: damaged")
+
+    def of(self, clients: Roster, path: Path) -> ServerState:
+        """Return the state, without tensors.
+
+        Args:
+            path: What errors begin with.
+
+        Raises:
+            CheckpointError: If it is that of other clients, or of clients elsewhere.
+        """
+        if self.clients != list(clients):
+            raise CheckpointError(f"{path}: was written for other clients")
+        if clients.rests_here and self.generations:
+            raise CheckpointError(f"{path}: its clients are at the nodes of a network: continue it with flwr run")
+        try:
+            standing = Standing.of(self.refusals, self.clients)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: damaged: {error}") from None
+        return ServerState(self.round, {}, standing, self.generations, dict(self.generations), self.forgotten)
 
 
 def unsound(method: Method, state: Tensors, round: int) -> str:

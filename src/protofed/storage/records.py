@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from protofed.storage.snapshots import WITHOUT_OPTIMIZER
 from protofed.untrusted import limits
 from protofed.untrusted.reading import parse_json
 
@@ -67,7 +68,7 @@ class Records:
         self._read: dict[bytes, _Layout] = {}
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
-    def pack(self, tensors: Mapping[str, Tensor], version: int) -> memoryview:
+    def pack(self, tensors: Mapping[str, Tensor], version: int = WITHOUT_OPTIMIZER) -> memoryview:
         """Return tensors as a record, which is valid until the next call.
 
         Args:

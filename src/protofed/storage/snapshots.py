@@ -67,6 +67,16 @@ def unflatten(tensors: Mapping[str, Tensor]) -> Snapshot:
     return Snapshot(**parts)
 
 
+def joined(model: dict[str, Tensor], rest: Mapping[str, Tensor], *received: dict[str, Tensor]) -> Snapshot:
+    """Return a snapshot from its model, the rest as one flat dictionary, and what was received if it stood apart.
+
+    Raises:
+        KeyError: If a name in ``rest`` belongs to no part of a snapshot.
+    """
+    snapshot = unflatten(rest)._replace(model=model)
+    return snapshot._replace(received=received[0]) if received else snapshot
+
+
 def pack(snapshot: Snapshot) -> bytes:
     """Return a snapshot as the bytes of a safetensors file."""
     return save(contiguous(flatten(snapshot)), {_KEY: str(snapshot.version)})

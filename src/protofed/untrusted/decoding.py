@@ -1,21 +1,39 @@
 """Plain values of another party as typed records: the annotations of a class are what its values must be.
 
 msgspec converts the values and checks types and bounds; what it finds wrong becomes one line that names the field
-and says what would be right. Whoever reads a text limits its size before.
+and says what would be right. The size of a text is limited before it is read.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from itertools import starmap
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import msgspec
 from msgspec import Meta
 
-from protofed.errors import CheckpointError, PayloadError
+from protofed.errors import CheckpointError, PayloadError, unknown_name
 from protofed.untrusted import claims, limits
+from protofed.untrusted.reading import parse_json
 
 T = TypeVar("T")
 
@@ -24,6 +42,11 @@ Large = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Ordinal = Annotated[int, Meta(ge=1, lt=2**53)]
 Number = Annotated[float, Meta(gt=-1e300, lt=1e300)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+Round = Annotated[int, Meta(ge=0, le=limits.ROUNDS)]
+SampleCount = Annotated[int, Meta(ge=0, le=limits.CLAIMED_SAMPLES)]
+Side = Annotated[int, Meta(ge=1, le=limits.INPUT_SIDE)]
+Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
+"""Name of a network, a prediction rule or an option."""
 
 
 def checked(function: Callable[[Any], T]) -> Any:
@@ -53,21 +76,84 @@ def line(most: int = limits.CLASS_NAME) -> Any:
     return checked(printable)
 
 
+def _class_names(values: object) -> tuple[str, ...]:
+    kind: Any = Annotated[tuple[ClassName, ...], Meta(max_length=limits.CLASSES)]
+    names: tuple[str, ...] = decoded(values, kind, error=ValueError)
+    if len(set(names)) < len(names):
+        raise ValueError(f"{claims.clean(Counter(names).most_common(1)[0][0], 80)!r} occurs more than once")
+    return names
+
+
+def _shape(values: object) -> tuple[int, ...]:
+    kind: Any = Annotated[tuple[Side, ...], Meta(max_length=limits.INPUT_DIMENSIONS)]
+    sides: tuple[int, ...] = decoded(values, kind, error=ValueError)
+    if (size := math.prod(sides)) > limits.INPUT_NUMBERS:
+        raise ValueError(f"{size} numbers per sample, at most {limits.INPUT_NUMBERS} are allowed")
+    return sides
+
+
 if TYPE_CHECKING:
     Line = str
     ClassName = str
+    ClassNames = tuple[str, ...]
     ClientName = str
+    ModelName = str
+    Shape = tuple[int, ...]
+    Disclosure = str
 else:
     Line, ClassName, ClientName = line(), checked(claims.class_name), checked(claims.client_name)
+    ClassNames, ModelName, Shape = checked(_class_names), checked(claims.model), checked(_shape)
+    Disclosure = Literal[claims.COUNTS]
 
 
-def decoded(value: object, kind: type[T], where: str = "", error: type[Exception] = CheckpointError) -> T:
+class Settings(TypedDict, total=False):
+    """Settings that a client may choose in its ``client.toml``."""
+
+    model: ModelName
+    d: Side
+    epochs: Annotated[int, Meta(ge=1, le=1000)]
+    batch_size: Annotated[int, Meta(ge=1, le=10**6)]
+    lr: Annotated[float, Meta(gt=0, le=10)]
+    counts: Disclosure
+    least_samples: SampleCount
+
+
+def parsed(text: object, where: str, most: int = limits.JSON_CHARACTERS) -> Any:
+    """Return the value of a JSON text of at most ``most`` characters.
+
+    Raises:
+        ValueError: If it is none, or has a number that no file has.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: expected text, not {claims.shown(text)}")
+    if len(text) > most:
+        raise ValueError(f"{where}: {len(text)} characters, at most {most} are allowed")
+    try:
+        return parse_json(text)
+    except UnicodeEncodeError:
+        raise ValueError(f"{where}: contains an unpaired surrogate: expected Unicode text") from None
+    except (ValueError, MemoryError) as error:
+        raise ValueError(f"{where}: not JSON ({claims.clean(error, 120)})") from None
+
+
+def decoded(
+    value: object,
+    kind: type[T],
+    where: str = "",
+    error: type[Exception] = CheckpointError,
+    *,
+    exact: bool = False,
+) -> T:
     """Return plain values as a record.
 
     Args:
         kind: Dataclass or ``msgspec.Struct``; :func:`checked` gives types with rules of their own.
         where: Beginning of the message.
         error: Type of the error.
+        exact: Whether records may have no other names than those of their fields.
+
+    Raises:
+        Exception: An ``error`` of one line, if the values are no such record.
 
     Example:
         >>> decoded({"a": [1, 2], "b": [3, "x"]}, dict[str, list[Count]], "counts.json")
@@ -75,6 +161,8 @@ def decoded(value: object, kind: type[T], where: str = "", error: type[Exception
         ...
         protofed.errors.CheckpointError: counts.json: b[1]: expected a whole number, not 'x'
     """
+    if exact and (unknown := _unknown(value, kind)):
+        raise error(": ".join(filter(None, (where, unknown))))
     try:
         found: T = _converted(value, kind)
     except msgspec.ValidationError as fault:
@@ -84,14 +172,40 @@ def decoded(value: object, kind: type[T], where: str = "", error: type[Exception
         place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
         place = claims.clean(place.removeprefix("."), 120)
         said = _in_words(_END.sub("", message), _at(value, steps), kind, unnamed)
-        parts = (where, f"{place} {said}") if place and said.startswith("lacks") else (where, place, said)
-        raise error(": ".join(filter(None, parts))) from None
+        between = "" if said.startswith("[") else " " if said.startswith("lacks") else ": "
+        raise error(": ".join(filter(None, (where, f"{place}{between if place else ''}{said}")))) from None
     return found
 
 
 def take(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
     """Return a value of a message."""
     return decoded(values.get(name), kind, name, PayloadError)
+
+
+def _unknown(value: object, kind: Any) -> str:
+    """Return what is wrong with a name that is no field of its record; "" if there is none."""
+    origin, inner = get_origin(kind), get_args(kind)
+    parts: list[tuple[object, Any]] = []
+    if origin is Annotated:
+        parts = [(value, inner[0])]
+    elif origin in (Union, UnionType):
+        parts = [(value, part) for part in inner]
+    elif isinstance(value, (list, tuple)) and origin in (list, tuple):
+        parts = [(part, inner[0]) for part in value]
+    elif isinstance(value, Mapping) and origin in (dict, Mapping):
+        parts = [(part, inner[1]) for part in value.values()]
+    elif isinstance(value, Mapping) and (is_dataclass(kind) or is_typeddict(kind)):
+        fields = _fields(kind)
+        if (strange := next((name for name in value if name not in fields), None)) is not None:
+            what = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__.strip("_")).lower().removesuffix("s")
+            return unknown_name(what, claims.clean(strange, 40), fields)
+        parts = [(part, fields[name]) for name, part in value.items()]
+    return next(filter(None, starmap(_unknown, parts)), "")
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _converted(value: object, kind: Any) -> Any:
@@ -139,7 +253,8 @@ def _in_words(said: str, value: object, kind: Any, steps: _Steps) -> str:
         return f"expected {' or '.join(_WORDS.get(name, name) for name in found[1].split(' | '))}, not {shown}"
     if found := re.fullmatch(r"Expected `\w+` ([<>]=?) (\S+)", said):
         words = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
-        return f"must be {words[found[1]]} {found[2]}, not {shown}"
+        range = _range(_kind_at(kind, steps)) or f"{words[found[1]]} {found[2]}"
+        return f"must be {range}, not {shown}"
     if found := re.fullmatch(r"Expected `(\w+)` of length ([<>])= (\d+)", said):
         things = "characters" if found[1] == "str" else "entries" if found[3] != "1" else "entry"
         return f"must have at {'least' if found[2] == '>' else 'most'} {found[3]} {things}, not {shown}"
@@ -148,21 +263,42 @@ def _in_words(said: str, value: object, kind: Any, steps: _Steps) -> str:
     if found := re.fullmatch(r"Object missing required field `([^`]*)`", said):
         return f"lacks {found[1]!r}"
     if said.startswith("Invalid enum value"):
-        *others, last = get_args(_kind_at(kind, steps))
+        *others, last = get_args(_bare(_kind_at(kind, steps)))
         return f"must be {', '.join(others)} or {last}, not {shown}"
-    return said
+    if said.startswith("Expected `str` matching"):
+        return "expected names of up to 64 letters, digits and underscores"
+    return "is too large a number" if said == "Number out of range" else said
+
+
+def _bare(kind: Any) -> Any:
+    """Return an annotation without bounds; of several types the record, else the first."""
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        choices = [part for part in get_args(kind) if part is not type(None)]
+        kind = next(filter(is_dataclass, choices), choices[0])
+    return kind
 
 
 def _kind_at(kind: Any, steps: _Steps) -> Any:
     """Return the annotation of a value inside one of a kind."""
-    while get_origin(kind) in (Annotated, Union, UnionType):
-        kind = next(part for part in get_args(kind) if part is not type(None))
     if not steps:
         return kind
     step, *rest = steps
+    kind = _bare(kind)
     if isinstance(step, str):
-        return _kind_at(get_type_hints(kind, include_extras=True)[step], rest)
+        return _kind_at(_fields(kind)[step.replace("-", "_")], rest)
     return _kind_at(get_args(kind)[0 if isinstance(step, int) else 1], rest)
+
+
+def _range(kind: Any) -> str:
+    """Return both bounds of a number in words; "" if it has but one."""
+    while get_origin(kind) in (Union, UnionType):
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    bounds = next((part for part in get_args(kind)[1:] if isinstance(part, Meta)), None)
+    if bounds is None or bounds.le is None:
+        return ""
+    if bounds.gt is not None:
+        return f"above {bounds.gt} and at most {bounds.le}"
+    return "" if bounds.ge is None else f"from {bounds.ge} to {bounds.le}"
 
 
 def _named(value: Any, kind: Any, steps: _Steps, message: str) -> _Steps:

@@ -19,15 +19,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protofed.compute.optimizers import check_kept
 from protofed.errors import CheckpointError, OutputError, writing
 from protofed.samples import Samples
-from protofed.storage import snapshots
 from protofed.storage.records import Records, read_at, write_at
-from protofed.storage.snapshots import Snapshot, flatten, unflatten
+from protofed.storage.snapshots import WITHOUT_OPTIMIZER, Snapshot, flatten, joined
 from protofed.untrusted.reading import reason
 from protofed.visits.client import Member
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 """Bytes of a page; no two records share one."""
+WORTH_SHARING = 2**16
+"""Bytes of what a client received from which on clients in memory share it; comparing less takes longer than copying."""
 AT_ONCE = 2**26
 """Bytes of a checkpoint that may wait in memory to be written."""
 
@@ -76,7 +78,7 @@ class StoreSnapshot:
     """All clients of a store as they were at one moment, whatever is stored from then on.
 
     Args:
-        parts: Handles of each client's model and of the rest of its snapshot; clients may share a model.
+        parts: Handles of each client's model, the rest of its snapshot and what it received; some share them.
         copy: Writes the record of a handle to a file, and returns the number of bytes.
         release: Called with the handles of each client once they have been written.
         size: Bytes of all of them.
@@ -84,9 +86,9 @@ class StoreSnapshot:
 
     def __init__(
         self,
-        parts: Mapping[str, tuple[Any, Any]],
+        parts: Mapping[str, tuple[Any, ...]],
         copy: Callable[[Any, BinaryIO], int],
-        release: Callable[[tuple[Any, Any]], None],
+        release: Callable[[tuple[Any, ...]], None],
         size: int,
     ) -> None:
         self.parts = dict(parts)
@@ -98,7 +100,7 @@ class StoreSnapshot:
         """Write all clients to an empty file; any thread may do this, once.
 
         Returns:
-            Position and length of each client's model and of the rest of its snapshot.
+            Position and length of each client's model, the rest of its snapshot and what it received, by name.
 
         Raises:
             OSError: If the file cannot be written.
@@ -130,6 +132,7 @@ class Memory(Store):
 
     def __init__(self) -> None:
         self.snapshots: dict[str, Snapshot] = {}
+        self._received: dict[str, Tensor] = {}
 
     def read(self, name: str) -> Snapshot:
         """Return the client's snapshot."""
@@ -138,8 +141,10 @@ class Memory(Store):
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
         """Store a copy of a client's snapshot."""
         kept = _on_host(snapshot.model) if model else self.snapshots[name].model
-        rest = (_on_host(part) for part in (snapshot.state, snapshot.received, snapshot.optimizer))
-        self.snapshots[name] = Snapshot(kept, *rest)
+        if not _same(snapshot.received, self._received):  # often all clients receive the same, which is kept once
+            self._received = _on_host(snapshot.received)
+        state, optimizer = map(_on_host, (snapshot.state, snapshot.optimizer))
+        self.snapshots[name] = Snapshot(kept, state, self._received, optimizer)
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
         """Store a client that starts from the model of another one."""
@@ -150,10 +155,10 @@ class Memory(Store):
         records = Records()
 
         def copy(part: dict[str, Tensor] | Snapshot, file: BinaryIO) -> int:
-            version = part.version if isinstance(part, Snapshot) else snapshots.WITHOUT_OPTIMIZER
+            version = part.version if isinstance(part, Snapshot) else WITHOUT_OPTIMIZER
             return file.write(records.pack(flatten(part) if isinstance(part, Snapshot) else part, version))
 
-        parts = {name: (s.model, s._replace(model={})) for name, s in self.snapshots.items()}
+        parts = {n: (s.model, s._replace(model={}, received={}), s.received) for n, s in self.snapshots.items()}
         size = sum(tensor.nbytes for snapshot in self.snapshots.values() for tensor in flatten(snapshot).values())
         return StoreSnapshot(parts, copy, lambda _: None, size)
 
@@ -177,10 +182,11 @@ class Place(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Places of a client's records: the model's weights, and the rest of the snapshot."""
+    """Places of a client's records: the model's weights, the rest of the snapshot, and what it received."""
 
     model: Place
     rest: Place
+    received: Place
 
 
 class _Opened:
@@ -212,7 +218,7 @@ class Files(Store):
 
     A record that is in use is never modified: every write goes to a place that no client uses, so the old record
     stays valid if the write fails. The owner, one process, keeps account of the places; others write where it lets
-    them.
+    them. Clients that received the same share a record of it.
 
     Args:
         owner: This process keeps account of the places, and removes the folder.
@@ -232,23 +238,21 @@ class Files(Store):
         self._files = _Opened(folder)
         self._own = f"{secrets.token_hex(4)}.records"
         self._end = 0
+        self._received: tuple[Place, bytes] | None = None
 
     def read(self, name: str) -> Snapshot:
         """Return the client's snapshot."""
         with self._readable():
-            model, rest = (self._records.unpack(self._load(p, self._files)) for p in self.addresses[name])
-        return unflatten(rest)._replace(model=model)
+            return joined(*(self._records.unpack(self._load(p, self._files)) for p in self.addresses[name]))
 
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
         """Write the snapshot to free places."""
-        place = self._write(snapshot.model, snapshots.WITHOUT_OPTIMIZER) if model else self.addresses[name].model
-        rest = snapshot._replace(model={})
-        self.adopt(name, Address(place, self._write(flatten(rest), rest.version)))
+        place = self._write(self._records.pack(snapshot.model)) if model else self.addresses[name].model
+        self._adopt(name, place, snapshot._replace(model={}))
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
         """Store a client that starts from the model of another one."""
-        rest = self._write(flatten(Snapshot({}, state, {})), snapshots.WITHOUT_OPTIMIZER)
-        self.adopt(name, Address(self.addresses[other].model, rest))
+        self._adopt(name, self.addresses[other].model, Snapshot({}, state, {}))
 
     def close(self) -> None:
         """Remove the folder."""
@@ -275,11 +279,16 @@ class Files(Store):
                 record = self._load(place, opened)
             return file.write(record.numpy().data)
 
+        self.part()  # a place may be free as soon as it is copied, whatever this thread is about to do
         with self._lock:
             for address in self.addresses.values():
                 self._users.update(address)
         places = {place for address in self.addresses.values() for place in address}
         return StoreSnapshot(self.addresses, copy, self._release, sum(place.length for place in places))
+
+    def part(self) -> None:
+        """Let no client share what another one received before."""
+        self._received = None
 
     def lend(self, names: Iterable[str]) -> dict[int, list[Place]]:
         """Take as many free places as another process needs to write the snapshots of clients.
@@ -300,7 +309,7 @@ class Files(Store):
             for room, free in places.items():
                 self.free.setdefault(room, []).extend(free)
 
-    def _release(self, places: tuple[Place, Place]) -> None:
+    def _release(self, places: tuple[Place, ...]) -> None:
         """Note that some client or copy no longer uses places."""
         with self._lock:
             for place in places:
@@ -322,8 +331,17 @@ class Files(Store):
                 f"{self.folder}: a client cannot be read ({reason(error)}): go on with --resume"
             ) from None
 
-    def _write(self, tensors: Mapping[str, Tensor], version: int) -> Place:
-        record = self._records.pack(tensors, version)
+    def _adopt(self, name: str, model: Place, snapshot: Snapshot) -> None:
+        """Write all of a client but its model."""
+        rest = snapshot._replace(received={})
+        place = self._write(self._records.pack(flatten(rest), rest.version))
+        record = self._records.pack(snapshot.received)
+        content, last = record.tobytes(), self._received
+        if last is None or last[1] != content or (self.owner and last[0] not in self._users):
+            last = self._received = self._write(record), content
+        self.adopt(name, Address(model, place, last[0]))
+
+    def _write(self, record: memoryview) -> Place:
         place = Place(self._own, self._end, len(record))
         with self._lock:
             if free := self.free.get(place.room):
@@ -450,6 +468,19 @@ class Roster(Mapping[str, Member]):
     def in_bfloat16(self) -> list[str]:
         """Kinds of models whose layers are computed in bfloat16."""
         return [kind for kind, model in self.models.items() if model.in_bfloat16]
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Return whether tensors are equal to the bit, and so large that it matters."""
+    large = sum(tensor.nbytes for tensor in one.values()) >= WORTH_SHARING
+    return large and one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    first, second = (t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for t in (one, other))
+    return np.array_equal(first, second)
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

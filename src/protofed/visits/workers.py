@@ -42,9 +42,11 @@ AHEAD = 16
 class _Task(NamedTuple):
     """Visits for one process: ``training``, or evaluation with or without ``messages``.
 
-    Clients start from ``addresses``; the process may write over ``free`` places of the store.
+    Clients start from ``addresses``; the process may write over ``free`` places of the store. Tasks with one
+    ``number`` are visits of the same kind to different clients.
     """
 
+    number: int
     addresses: dict[str, Address]
     free: dict[int, list[Place]]
     messages: Messages | None
@@ -86,6 +88,7 @@ class Workers(Executor):
         self._start = (build, PackedData.of(federated), self.store.folder, threads)
         self._pool: ProcessPoolExecutor | None = None
         self._seconds: dict[tuple[str, bool], float] = {}
+        self._runs = 0
 
     def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
@@ -115,8 +118,10 @@ class Workers(Executor):
         self, names: Sequence[str], messages: Messages | None, round: int, *, training: bool
     ) -> Iterator[Trained | Evaluated]:
         """Run visits; yield results in the order of ``names`` as early as possible."""
+        self._runs += 1
         tasks = [
             _Task(
+                self._runs,
                 {name: self.store.addresses[name] for name in group},
                 {},
                 None if messages is None else {name: messages[name] for name in group},
@@ -255,6 +260,7 @@ def stay_with_parent() -> None:
 
 _Done = tuple[list[Trained | Evaluated], dict[str, Address], dict[int, list[Place]]]
 _bench: tuple[Executor, Files]
+_number = 0
 
 
 def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Queue[int]) -> None:
@@ -272,7 +278,11 @@ def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Q
 
 
 def _visit(task: _Task) -> _Done:
+    global _number
     executor, store = _bench
+    if task.number != _number:
+        store.part()
+        _number = task.number
     store.addresses, store.free = dict(task.addresses), task.free
     results: list[Any] = []
     if task.training:

@@ -227,7 +227,7 @@ def test_a_node_withholds_rare_classes_by_default(root):
 def test_what_a_node_may_choose(root, tmp_path):
     assert source_of({"client-dir": "a/north", "least-samples": 3}).least == 3
     for wrong in (-1, "many", True, 1.5):
-        with pytest.raises(ConfigError, match="least_samples"):
+        with pytest.raises(ConfigError, match="least-samples"):
             source_of({"client-dir": "a/north", "least-samples": wrong})
     (root / "clients" / "ann" / "client.toml").write_text("least_samples = -3\n")
     with pytest.raises(DataError, match=r"client\.toml: least_samples: must be from 0"):

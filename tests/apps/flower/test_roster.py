@@ -102,7 +102,6 @@ def test_a_roster_that_somebody_has_changed(made, tmp_path):
         {"federation": "another"},
         {"signature": ""},
         {"signature": "no base64"},
-        {"signature": None},
     ):
         text = refusal(made, roster=str(changed(made, tmp_path, **change)))
         assert "changed.json: not signed by 'CN=protofed trial CA" in text
@@ -114,7 +113,7 @@ def test_a_roster_that_somebody_has_changed(made, tmp_path):
         ('{"north": "SHA256:abc"}', "has no signature: a node needs the roster that `protofed deploy roster`"),
         ("[]", "has no signature"),
         ("", "roster: not JSON"),
-        ('{"signature": "x"}', "roster: federation is missing"),
+        ('{"signature": "x"}', "roster: lacks 'federation'"),
         ('{"signature": "x", "more": 1}', "unknown roster 'more'"),
         ("[" * 100_000, "not JSON"),
     ],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from protofed.analysis.table import tex
 from protofed.apps.reproduction.cells import CONTROLS, experiment_of, figure_cells, figure_runs
 from protofed.apps.reproduction.layout import Scope, Sheet, formula_runs, hyperparameters, layout
 from protofed.apps.reproduction.output import (
@@ -22,7 +23,6 @@ from protofed.apps.reproduction.output import (
     facts_of,
     formula_lines,
     hyperparameter_lines,
-    tex,
 )
 from protofed.apps.reproduction.papers import ACCURACY
 from protofed.apps.reproduction.papers import papers as all_papers

@@ -11,26 +11,25 @@ from protofed.analysis.report.facts import architectures, bytes_per_round, param
 from protofed.analysis.report.tables import (
     CONVERGED,
     OutcomeColumn,
-    ReportCell,
-    ReportTable,
     groups_of,
     outcome_columns,
 )
 from protofed.analysis.style import method_styles
+from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.run import Run, by_label, rule_of, rules_of, settled
 from protofed.text import duration, size
 
 __all__ = ["methods", "remarks", "rules"]
 
 
-def methods(runs: Sequence[Run]) -> ReportTable:
+def methods(runs: Sequence[Run]) -> TextTable:
     """Return one row per method by its main rule: accuracy, traffic, time; mean ± std over seeds.
 
     Methods stand together by what they exchange.
     """
     columns = outcome_columns(runs)
     headings = [column.heading for column in columns]
-    table = ReportTable(["Method", "Runs", *headings, "Up / round", "Down / round", "In total", "Time"])
+    table = TextTable(["Method", "Runs", *headings, "Up / round", "Down / round", "In total", "Time"])
     table.groups = [("", 2), *groups_of(columns), ("Bytes sent", 3), ("", 1)]
     styles = method_styles(run.label for run in runs)
     differ = bool(models(runs))
@@ -44,8 +43,8 @@ def methods(runs: Sequence[Run]) -> ReportTable:
             f"; {architectures(chosen[0])}, {parameters(chosen[0])}" if differ else ""
         )
         table.add(
-            ReportCell(label, note, style=styles[label]),
-            ReportCell(str(len(chosen)), waiting),
+            TextCell(label, note, style=styles[label]),
+            TextCell(str(len(chosen)), waiting),
             *(column.cell(chosen, rule) for column in columns),
             *(size(statistics.fmean(bytes_per_round(run, way) for run in chosen)) for way in ("up", "down")),
             size(statistics.fmean(run.outcome.communication.sent for run in chosen)),
@@ -55,34 +54,34 @@ def methods(runs: Sequence[Run]) -> ReportTable:
     return table
 
 
-def rules(runs: Sequence[Run]) -> ReportTable:
+def rules(runs: Sequence[Run]) -> TextTable:
     """Return one row per method: final and best accuracy by every rule, mean ± std over seeds."""
     final = OutcomeColumn("", "Final", "final", "client_std", "client_mean")
     best = OutcomeColumn("", "Best", "best", "best_client_std", "best_client_mean")
     return _by_rule(runs, [final, best])
 
 
-def beyond(runs: Sequence[Run]) -> ReportTable | None:
+def beyond(runs: Sequence[Run]) -> TextTable | None:
     """Return one row per method: final accuracy on everyone's samples by every rule; None if there is none."""
     scored = any(outcome.union for run in runs for outcome in run.outcome.accuracy.values())
     columns = [OutcomeColumn("", "All classes", "union"), OutcomeColumn("", "Unseen classes", "unseen")]
     return _by_rule(runs, columns) if scored else None
 
 
-def _by_rule(runs: Sequence[Run], columns: Sequence[OutcomeColumn]) -> ReportTable:
+def _by_rule(runs: Sequence[Run], columns: Sequence[OutcomeColumn]) -> TextTable:
     """Return one row per method with the same columns for every rule."""
     rules = rules_of(runs)
-    table = ReportTable(["Method", *(column.heading for _ in rules for column in columns)])
+    table = TextTable(["Method", *(column.heading for _ in rules for column in columns)])
     table.groups = [("", 1), *((rule.title, len(columns)) for rule in rules.values())]
     styles = method_styles(run.label for run in runs)
     for label, group in _sections(table, runs):
         cells = [column.cell(settled(group), rule) for rule in rules for column in columns]
-        table.add(ReportCell(label, style=styles[label]), *cells)
+        table.add(TextCell(label, style=styles[label]), *cells)
     _emphasise(table, range(1, len(table.head)))
     return table
 
 
-def _sections(table: ReportTable, runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+def _sections(table: TextTable, runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     """Yield labels and their runs by what their methods exchange; head each such section of the table."""
     groups = by_exchange(runs)
     for what, members in groups.items():
@@ -91,10 +90,10 @@ def _sections(table: ReportTable, runs: Sequence[Run]) -> Iterator[tuple[str, li
         yield from by_label(members).items()
 
 
-def _emphasise(table: ReportTable, columns: Iterable[int]) -> None:
+def _emphasise(table: TextTable, columns: Iterable[int]) -> None:
     """Mark the highest value of each column, as papers do; ties are all marked."""
 
-    def value(cell: ReportCell) -> float:
+    def value(cell: TextCell) -> float:
         digits = cell.text.split(" ")[0].rstrip("%")
         return float(digits) if digits != "–" else -1.0
 

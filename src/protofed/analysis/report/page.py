@@ -36,14 +36,14 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
     axes = axes_of(paths[0]) if len(paths) == 1 else {}
     if axes:
         rows = grid.rows_of(runs, axes)
-        write_text(out.with_name("grid.csv"), grid.as_csv(rows, axes))
+        write_text(out.with_name("grid.csv"), grid.frame(rows, axes).to_csv(index=False, float_format="%.2f"))
         template = environment().get_template("grid.html")
         write_text(
             out,
             template.render(
                 runs=runs,
                 axes=list(axes),
-                grid=tables.grid(rows, axes),
+                grid=grid.table(rows, axes),
                 plots=_along(axes, runs),
                 facts=facts,
                 comparison=comparison,

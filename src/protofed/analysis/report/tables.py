@@ -5,50 +5,18 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from protofed.analysis.grid import SERIOUS, Axes, GridRow
 from protofed.analysis.metrics import writer
 from protofed.analysis.report import facts
 from protofed.analysis.report.facts import bytes_per_round
-from protofed.analysis.style import LineStyle
+from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.description import ClientDescription
 from protofed.runs.findings import Findings
 from protofed.runs.metrics import HEADLINES
 from protofed.runs.run import Run, rule_of, settled
 from protofed.runs.summary import Beyond
 from protofed.text import duration, mean_std, number, percent, size
-
-
-class ReportCell(NamedTuple):
-    """One entry: its text, a smaller note below, emphasis, and a sample of a line for a legend."""
-
-    text: str
-    note: str = ""
-    strong: bool = False
-    style: LineStyle | None = None
-
-
-@dataclass
-class ReportTable:
-    """A table.
-
-    Attributes:
-        text_columns: Number of leading columns with words instead of numbers.
-        groups: Above the columns, each with the number of columns it spans.
-        sections: Headings above rows.
-    """
-
-    head: list[str]
-    rows: list[list[ReportCell]] = field(default_factory=list)
-    text_columns: int = 1
-    groups: list[tuple[str, int]] = field(default_factory=list)
-    sections: dict[int, str] = field(default_factory=dict)
-
-    def add(self, *cells: str | ReportCell) -> None:
-        """Append a row."""
-        self.rows.append([cell if isinstance(cell, ReportCell) else ReportCell(cell) for cell in cells])
 
 
 class OutcomeColumn(NamedTuple):
@@ -66,18 +34,18 @@ class OutcomeColumn(NamedTuple):
     spread: str = ""
     mean: str = ""
 
-    def cell(self, runs: Sequence[Run], rule: str) -> ReportCell:
+    def cell(self, runs: Sequence[Run], rule: str) -> TextCell:
         """Return the mean over runs, with the standard deviation over several."""
         values = accuracies(runs, rule, self.name)
         if self.name == CONVERGED:
             some = f"{len(values)} of {len(runs)} runs" if 0 < len(values) < len(runs) else ""
-            return ReportCell(mean_std(values, number), some)
+            return TextCell(mean_std(values, number), some)
         if self.spread and values:
             spread = f"± {100 * statistics.fmean(accuracies(runs, rule, self.spread)):.1f}"
             mean = percent(statistics.fmean(accuracies(runs, rule, self.mean))) if self.mean else ""
-            return ReportCell(mean_std(values), f"{mean.removesuffix('%')} {spread}".strip())
+            return TextCell(mean_std(values), f"{mean.removesuffix('%')} {spread}".strip())
         rounds = accuracies(runs, rule, f"{self.name}_round") if self.name in WITH_ROUND else []
-        return ReportCell(mean_std(values), f"round {', '.join(map(str, rounds))}" if rounds else "")
+        return TextCell(mean_std(values), f"round {', '.join(map(str, rounds))}" if rounds else "")
 
 
 CONVERGED = "rounds_to_convergence"
@@ -109,25 +77,23 @@ def groups_of(columns: Sequence[OutcomeColumn]) -> list[tuple[str, int]]:
     return [(name, len(list(own))) for name, own in itertools.groupby(column.group for column in columns)]
 
 
-def rules(runs: Sequence[Run]) -> ReportTable:
+def rules(runs: Sequence[Run]) -> TextTable:
     """Return one row per inference rule of one method."""
     chosen = settled(runs)
     columns = outcome_columns(chosen)
-    table = ReportTable(["A sample is given …", *(column.heading for column in columns)])
+    table = TextTable(["A sample is given …", *(column.heading for column in columns)])
     table.groups = [("", 1), *groups_of(columns)]
     for rule in dict.fromkeys(rule for run in chosen for rule in run.rules):
         main = rule == rule_of(chosen)
         described = chosen[0].rule(rule)
-        title = ReportCell(described.title + " (main rule)" * main, described.text, main)
+        title = TextCell(described.title + " (main rule)" * main, described.text, main)
         table.add(title, *(column.cell(chosen, rule) for column in columns))
     return table
 
 
-def clients(run: Run) -> ReportTable:
+def clients(run: Run) -> TextTable:
     """Return one row per client: model, data, and final accuracy by every rule."""
-    table = ReportTable(
-        ["Client", "Architecture", "Parameters", "d", "Training", "Test", "Classes"], text_columns=2
-    )
+    table = TextTable(["Client", "Architecture", "Parameters", "d", "Training", "Test", "Classes"], text_columns=2)
     table.groups = [("", 2), ("Model", 2), ("Samples", 2), ("", 1)]
     if run.rules:
         table.head += [run.rule(rule).title for rule in run.rules]
@@ -157,12 +123,12 @@ def clients(run: Run) -> ReportTable:
     return table
 
 
-def _client_metrics(run: Run, client: str) -> list[ReportCell]:
+def _client_metrics(run: Run, client: str) -> list[TextCell]:
     """Return the metrics of a client, and why one is not defined."""
     if run.measured is None:
         return []
     own = run.measured.clients[client]
-    return [ReportCell(writer(name)(getattr(own, name)), (own.undefined or {}).get(name, "")) for name in HEADLINES]
+    return [TextCell(writer(name)(getattr(own, name)), (own.undefined or {}).get(name, "")) for name in HEADLINES]
 
 
 def _samples(client: ClientDescription, per_class: Sequence[int]) -> str:
@@ -176,10 +142,10 @@ def _extras(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number(size)}" for name, size in sizes.items()) or "–"
 
 
-def communication(runs: Sequence[Run]) -> ReportTable:
+def communication(runs: Sequence[Run]) -> TextTable:
     """Return the traffic up, down and in both directions: parameters as papers count them, and real bytes."""
     chosen = settled(runs)
-    table = ReportTable(
+    table = TextTable(
         [
             "Direction",
             "Parameters per round",
@@ -206,7 +172,7 @@ def communication(runs: Sequence[Run]) -> ReportTable:
     return table
 
 
-def geometry(run: Run) -> ReportTable | None:
+def geometry(run: Run) -> TextTable | None:
     """Return distances, angles and lengths of the global prototypes; None if there are none."""
     from protofed.analysis.figures.geometry import global_prototypes
     from protofed.prototypes.geometry import summary
@@ -215,11 +181,11 @@ def geometry(run: Run) -> ReportTable | None:
     values = summary(*table_and_present) if table_and_present else {}
     if not values.get("classes"):
         return None
-    table = ReportTable(["Between the prototypes of two classes", "Smallest", "Mean", "Largest"])
+    table = TextTable(["Between the prototypes of two classes", "Smallest", "Mean", "Largest"])
     for name, title, unit in (("distance", "Euclidean distance", ""), ("angle", "Angle", "°")):
         table.add(title, *(f"{values[f'{name}_{which}']:.3g}{unit}" for which in ("min", "mean", "max")))
     table.add(
-        ReportCell("Normalised margin", "distance to the nearest other class, divided by the largest"),
+        TextCell("Normalised margin", "distance to the nearest other class, divided by the largest"),
         f"{values['margin_min']:.2f}",
         f"{values['margin_mean']:.2f}",
         "1.00",
@@ -228,28 +194,28 @@ def geometry(run: Run) -> ReportTable | None:
     return table
 
 
-def refused(runs: Sequence[Run]) -> ReportTable | None:
+def refused(runs: Sequence[Run]) -> TextTable | None:
     """Return the uploads that broke their schema; None if there were none."""
     return _incidents(runs, "refused", ("client", "field", "reason"))
 
 
-def missing(runs: Sequence[Run]) -> ReportTable | None:
+def missing(runs: Sequence[Run]) -> TextTable | None:
     """Return the clients of a network that gave no result, and why; None if there were none."""
     return _incidents(runs, "missing", ("client", "phase", "reason"))
 
 
-def left_out(runs: Sequence[Run]) -> ReportTable | None:
+def left_out(runs: Sequence[Run]) -> TextTable | None:
     """Return the clients of a network that did not fit the others, and why; None if all did."""
     rows = dict.fromkeys((*entry, str(run.seed)) for run in runs for entry in run.federation.left_out.items())
     if not rows:
         return None
-    table = ReportTable(["Client", "Reason", "Seed"], text_columns=2)
+    table = TextTable(["Client", "Reason", "Seed"], text_columns=2)
     for row in rows:
         table.add(*row)
     return table
 
 
-def without_effect(runs: Sequence[Run]) -> ReportTable | None:
+def without_effect(runs: Sequence[Run]) -> TextTable | None:
     """Return the rounds after which the server kept its state, and why; None if there were none."""
     rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
@@ -263,12 +229,12 @@ STEPS = 20
 """Rounds, besides the first and the last, that the table of the cost of privacy has at most."""
 
 
-def privacy(run: Run) -> ReportTable | None:
+def privacy(run: Run) -> TextTable | None:
     """Return the cost of differential privacy after each round, of many rounds after some; None without noise."""
     spent = [(record.round, record.privacy) for record in run.rounds if record.privacy and record.privacy.noise]
     if not spent:
         return None
-    table = ReportTable(["After round", "ε", "Noisy sums", *["Noisy statistics"] * (spent[-1][1].means > 0)])
+    table = TextTable(["After round", "ε", "Noisy sums", *["Noisy statistics"] * (spent[-1][1].means > 0)])
     step = -(-len(spent) // STEPS)
     for place, (round, cost) in enumerate(spent, start=1):
         if place == 1 or place % step == 0 or place == len(spent):
@@ -277,7 +243,7 @@ def privacy(run: Run) -> ReportTable | None:
     return table
 
 
-def _incidents(runs: Sequence[Run], kind: str, fields: tuple[str, ...]) -> ReportTable | None:
+def _incidents(runs: Sequence[Run], kind: str, fields: tuple[str, ...]) -> TextTable | None:
     """Count what the records of rounds list under ``kind``, the same from the same client in one row."""
     rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
@@ -290,11 +256,11 @@ def _incidents(runs: Sequence[Run], kind: str, fields: tuple[str, ...]) -> Repor
 
 def _counted(
     columns: list[str], text_columns: int, rounds: Mapping[tuple[str, ...], list[int]]
-) -> ReportTable | None:
+) -> TextTable | None:
     """Count events and list their rounds, the most frequent first; None without any."""
     if not rounds:
         return None
-    table = ReportTable([*columns, "Times", "Rounds"], text_columns=text_columns)
+    table = TextTable([*columns, "Times", "Rounds"], text_columns=text_columns)
     for key, when in sorted(rounds.items(), key=lambda item: -len(item[1])):
         table.add(*key, str(len(when)), str(when[0]) if when[0] == when[-1] else f"{when[0]} to {when[-1]}")
     return table
@@ -304,7 +270,7 @@ NAMED = 20
 """Clients to which the same was done in the same rounds and that have rows of their own; more share one."""
 
 
-def robust(runs: Sequence[Run]) -> ReportTable | None:
+def robust(runs: Sequence[Run]) -> TextTable | None:
     """Return the interventions of the robust rule, by client; None without any.
 
     Classes that one client alone reported stand in a row of their own: nothing protects them.
@@ -316,7 +282,7 @@ def robust(runs: Sequence[Run]) -> ReportTable | None:
                 interventions.setdefault((client, what), []).append(record.round)
     if not interventions:
         return None
-    table = ReportTable(["Client", "What was done", "Rounds", "First", "Last"], text_columns=2)
+    table = TextTable(["Client", "What was done", "Rounds", "First", "Last"], text_columns=2)
     alike: dict[tuple[str, ...], list[str]] = {}
     for (client, what), when in sorted(interventions.items(), key=lambda item: (item[0][1], -len(item[1]))):
         alike.setdefault((what, str(len(when)), str(min(when)), str(max(when))), []).append(client)
@@ -341,39 +307,12 @@ def _interventions(findings: Findings) -> Iterator[tuple[str, str]]:
         yield "", f"class {label} was reported by one client alone and cannot be protected"
 
 
-def grid(rows: Sequence[GridRow], axes: Axes) -> ReportTable:
-    """Return the table of a comparison along axes; losses of more than 3 points are emphasised."""
-    columns, *others = axes
-    table = ReportTable(
-        [*others, *axes[columns]] if others else ["", *axes[columns]], text_columns=max(1, len(others))
-    )
-    method = ""
-    for row in rows:
-        if row.method != method:
-            method = table.sections[len(table.rows)] = row.method
-        cells = [row.cells.get(name) for name in axes[columns]]
-        shown = [
-            ReportCell(c.text, _difference(-c.worst) if c.main_loss else "", c.worst > SERIOUS)
-            if c
-            else ReportCell("–")
-            for c in cells
-        ]
-        table.add(*(row.values or ("",)), *shown)
-    return table
-
-
-def _difference(points: float) -> str:
-    """Return a difference with its sign; none where it rounds to zero."""
-    text = f"{points:+.1f}"
-    return "0.0" if float(text) == 0 else text.replace("-", "−")
-
-
-def environment(runs: Sequence[Run]) -> ReportTable | None:
+def environment(runs: Sequence[Run]) -> TextTable | None:
     """Return where the first finished run was computed; None if none has finished."""
     run = next((run for run in runs if run.summary), None)
     if run is None or run.summary is None:
         return None
-    table = ReportTable(["Environment", ""], text_columns=2)
+    table = TextTable(["Environment", ""], text_columns=2)
     if run.summary.protofed:
         table.add("protofed", run.summary.protofed)
     for name, value in run.summary.environment.items():

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from protofed.analysis.figures.base import legend_below, panels, percent_axis, write_title
 from protofed.analysis.figures.saving import inline_svg
 from protofed.analysis.report.page import PageFigure, environment
-from protofed.analysis.report.tables import ReportCell, ReportTable
 from protofed.analysis.style import BLUE, GREY, theme
+from protofed.analysis.table import TextCell, TextTable
 from protofed.storage.files import write_text
 from protofed.text import number, percent, size
 from protofed.trained.curves import SHARES
@@ -35,12 +35,14 @@ def write_worth(worth: Worth, out: Path) -> None:
         else PageFigure(None, "too many sites, or no test samples")
     )
     template = environment().get_template("worth.html")
-    write_text(out, template.render(worth=worth, sites=_table(worth), plot=plot, gain=_gain(worth.gain), size=size))
+    write_text(
+        out, template.render(worth=worth, sites=sites_table(worth), plot=plot, gain=_gain(worth.gain), size=size)
+    )
 
 
-def _table(worth: Worth) -> ReportTable:
+def sites_table(worth: Worth) -> TextTable:
     """Return one row per site."""
-    table = ReportTable(["Site", "Training", "Test", "Classes", "Alone", "Together", "Gain", "Alone", "Together"])
+    table = TextTable(["Site", "Training", "Test", "Classes", "Alone", "Together", "Gain", "Alone", "Together"])
     table.groups = [("", 1), ("Samples", 2), ("", 1), ("Own test samples", 3), ("All sites’ test samples", 2)]
     for site in worth.sites:
         table.add(
@@ -50,7 +52,7 @@ def _table(worth: Worth) -> ReportTable:
             f"{site.classes} of {site.classes + len(site.lacks)}",
             _share(site.alone),
             _share(site.together),
-            ReportCell(*_gain(site.gain)),
+            TextCell(*_gain(site.gain)),
             *map(_share, site.everywhere),
         )
     return table

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.analysis.report.page import environment
-from protofed.analysis.report.tables import ReportCell, ReportTable
+from protofed.analysis.table import TextCell, TextTable
 from protofed.apps.audit.findings import Audit, Finding
 from protofed.storage.files import write_text
 
@@ -38,14 +38,14 @@ def write_audit(audit: Audit, out: Path) -> Path:
     return out
 
 
-def table(audit: Audit) -> ReportTable:
+def table(audit: Audit) -> TextTable:
     """Return one row per finding."""
-    rows = ReportTable(["Question", "Figure", "Learned", "Found", "By guessing"], text_columns=3)
+    rows = TextTable(["Question", "Figure", "Learned", "Found", "By guessing"], text_columns=3)
     for f in audit.findings:
-        found = ReportCell(_number(f, f.value), "" if not f.error else f"± {_number(f, f.error)}")
-        learned = ReportCell(WORDS[f.learned], strong=bool(f.learned))
+        found = TextCell(_number(f, f.value), "" if not f.error else f"± {_number(f, f.error)}")
+        learned = TextCell(WORDS[f.learned], strong=bool(f.learned))
         guess = _number(f, f.baseline)
-        rows.add(ReportCell(f.attack, f.observer), ReportCell(_capital(f.measure), f.note), learned, found, guess)
+        rows.add(TextCell(f.attack, f.observer), TextCell(_capital(f.measure), f.note), learned, found, guess)
     return rows
 
 

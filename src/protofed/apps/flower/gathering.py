@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, TypedDict, cast
+
+from msgspec import Meta
 
 from protofed.apps.flower.admission import Admission, admit
 from protofed.apps.flower.identity import IDENTITIES, Bindings, Identity, admitted_samples, bound, read_roster
-from protofed.apps.flower.messages import Description, Job, Values, description, read_sizes, sizes
-from protofed.apps.flower.nodes import QUERY, Nodes, message, reason_of, values_of
+from protofed.apps.flower.messages import Description, Job, RunName, ValidDescription, Values, read_sizes, sizes
+from protofed.apps.flower.nodes import QUERY, Nodes, reason_of
 from protofed.apps.flower.summary import client_summaries, described_federation
 from protofed.config.architectures import FederationSummary
 from protofed.config.schema import Experiment
 from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError, unknown_name
 from protofed.storage.files import read_json
 from protofed.untrusted import claims, limits
+from protofed.untrusted.decoding import ClassNames, ClientName, Round, decoded
 
 PATIENCE = 300.0
 """Seconds to wait for a node to build its model."""
@@ -75,6 +78,13 @@ class Gathering:
         return {**stated, **admitted_samples(Path(self.roster).expanduser())}
 
 
+class Anew(TypedDict):
+    """A fresh start of a client whose node had lost its state."""
+
+    client: ClientName
+    round: Round
+
+
 @dataclass
 class Party:
     """The clients of a run.
@@ -85,14 +95,14 @@ class Party:
         anew: Client and round of each fresh start after a node had lost the state.
     """
 
-    run: str
-    clients: list[Description]
-    classes: tuple[str, ...]
+    run: RunName
+    clients: list[ValidDescription]
+    classes: ClassNames
     sizes: dict[str, Any] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
-    order: int = 0
-    anew: list[dict[str, Any]] = field(default_factory=list)
+    order: Annotated[int, Meta(ge=0, le=limits.ORDER >> REQUEST_BITS)] = 0
+    anew: list[Anew] = field(default_factory=list)
 
     def to_tree(self) -> dict[str, Any]:
         """Return the party as plain values."""
@@ -101,35 +111,15 @@ class Party:
     @classmethod
     def of(cls, tree: object, experiment: Experiment) -> Party:
         """Return a party from plain values; the inverse of :meth:`to_tree`."""
-        kept = claims.mapping(tree, "nodes", cls.__dataclass_fields__)
-        clients = [description(d) for d in claims.items(kept["clients"], "clients", limits.JSON_CHARACTERS)]
-        dims = {d.name: d.settings.get("d", experiment.model.d) for d in clients}
-        left_out, keys, known = (_table(kept[name], name) for name in ("left_out", "keys", "sizes"))
-        return cls(
-            claims.identifier(f"r{kept['run']}", "run")[1:],
-            clients,
-            claims.class_names(kept["classes"]),
-            {name: sizes(known[name], d) for name, d in dims.items() if name in known},
-            {claims.clean(who): claims.clean(why) for who, why in left_out.items()},
-            {name: "" for name in dims if keys.get(name) == ""}
-            | bound({name: keys[name] for name in dims if keys.get(name)}),
-            claims.whole(kept["order"], "order", 0, limits.ORDER >> REQUEST_BITS),
-            [_note(item) for item in claims.items(kept["anew"], "anew", limits.JSON_CHARACTERS)],
+        found = decoded(tree, cls, error=ValueError, exact=True)
+        dims = {d.name: d.settings.get("d", experiment.model.d) for d in found.clients}
+        return replace(
+            found,
+            sizes={name: sizes(found.sizes[name], d) for name, d in dims.items() if name in found.sizes},
+            left_out={claims.clean(who): claims.clean(why) for who, why in found.left_out.items()},
+            keys={name: "" for name in dims if found.keys.get(name) == ""}
+            | bound({name: found.keys[name] for name in dims if found.keys.get(name)}),
         )
-
-
-def _note(item: object) -> dict[str, Any]:
-    note = claims.mapping(item, "anew", ("client", "round"))
-    return {
-        "client": claims.client_name(note["client"]),
-        "round": claims.whole(note["round"], "round", 0, limits.ROUNDS),
-    }
-
-
-def _table(value: object, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{what}: expected a table")
-    return value
 
 
 def meet(nodes: Nodes, experiment: Experiment, gathering: Gathering) -> Party:
@@ -231,15 +221,4 @@ def _ask_sizes(
 
 def _ask(nodes: Nodes, jobs: Sequence[Job], wait_s: float) -> Iterator[tuple[str, Values | str]]:
     """Ask nodes about one client each; yield its name with the answer, or with the reason why there is none."""
-    connected = [job for job in jobs if job.client in nodes.node_of]
-    waiting = {job.client: "is not connected" for job in jobs} | {job.client: "no answer" for job in connected}
-    questions = [message(job.to_values(), nodes.node_of[job.client], QUERY) for job in connected]
-    for number, reply in nodes.exchange(questions, min(max(wait_s, 1.0), PATIENCE)):
-        name = connected[number].client
-        del waiting[name]
-        try:
-            answer: Values | str = values_of(reply)
-        except Exception as error:  # no answer of a node may end the run
-            answer = reason_of(error)
-        yield name, answer
-    yield from waiting.items()
+    return nodes.ask({job.client: job.to_values() for job in jobs}, QUERY, min(max(wait_s, 1.0), PATIENCE))

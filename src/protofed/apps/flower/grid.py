@@ -119,20 +119,16 @@ class GridExecutor:
         yield from self._answers(jobs, EVALUATE, read, {}, further)
 
     def ask(self, stage: Stage, requests: Mapping[str, Values]) -> Iterator[tuple[str, Values | str]]:
-        """Send requests of secure aggregation; yield names with answers, or with the reason why there is none."""
-        nodes = self.nodes.node_of
-        names = [name for name in requests if name in nodes]
-        waiting = dict.fromkeys(requests, "not connected") | dict.fromkeys(names, "no answer in time")
-        sent = (message({**requests[n], "client": n, "stage": stage}, nodes[n], SECURE) for n in names)
-        for number, reply in self.nodes.exchange(sent, self.deadline):
-            name = names[number]
-            del waiting[name]
-            try:
-                answer: Values | str = values_of(reply)
-            except Exception as error:  # no answer of a node may end the run
-                answer = reason_of(error)
-            yield name, answer
-        yield from waiting.items()
+        """Send requests of secure aggregation.
+
+        Args:
+            requests: Request to each client, by name.
+
+        Returns:
+            Names with answers, or with the reason why there is none.
+        """
+        staged = {name: {**request, "client": name, "stage": stage} for name, request in requests.items()}
+        return self.nodes.ask(staged, SECURE, self.deadline)
 
     def description(self) -> dict[str, str | int]:
         """Return the facts about the executor for the report."""

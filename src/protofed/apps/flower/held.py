@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from flwr.app import ConfigRecord, RecordDict
+from msgspec import Meta, Struct
 
 from protofed.apps.flower.messages import Job, Values
 from protofed.apps.flower.roster import read_signed
@@ -23,6 +24,7 @@ from protofed.stages.secure.options import FEWEST
 from protofed.stages.secure.peers import TRUSTING, KnownPeers, Peers, digest
 from protofed.stages.secure.stage import Offer
 from protofed.untrusted import claims, limits
+from protofed.untrusted.decoding import decoded, parsed
 
 if TYPE_CHECKING:
     from protofed.stages.secure.protocol import Stage
@@ -60,11 +62,15 @@ def peers_of(config: Mapping[str, Any], name: str) -> Peers:
     if found.keys[name] != private.public_key():
         raise ConfigError(f"{roster}: lists {name} with another key than {key}: correct one of them")
     try:
-        least = claims.whole(config.get("least-peers", FEWEST - 1), "least-peers", FEWEST - 1, limits.CLIENTS)
-        threshold = claims.whole(config.get("least-threshold", FEWEST), "least-threshold", FEWEST, limits.CLIENTS)
+        fewest = decoded(dict(config), _Fewest, error=ValueError)
     except ValueError as error:
         raise ConfigError(f"{error} (in --node-config)") from None
-    return KnownPeers(private, found.keys, found.federation, least, threshold)
+    return KnownPeers(private, found.keys, found.federation, fewest.least_peers, fewest.least_threshold)
+
+
+class _Fewest(Struct, rename="kebab"):
+    least_peers: Annotated[int, Meta(ge=FEWEST - 1, le=limits.CLIENTS)] = FEWEST - 1
+    least_threshold: Annotated[int, Meta(ge=FEWEST, le=limits.CLIENTS)] = FEWEST
 
 
 def check(folder: Path | None, job: Job) -> None:
@@ -122,7 +128,7 @@ def _visit(job: Job) -> bytes:
     With another fixed point, another order of the classes or another broadcast for each, it could tell from a sum
     whose part is whose.
     """
-    common = claims.parse(job.summary, "summary")
+    common = parsed(job.summary, "summary")
     common.pop("architectures", None)  # each client's own
     told = json.dumps(common, sort_keys=True), str(job.message is not None), job.message or b""
     return digest("visit", job.run, job.round, job.config, *told)

@@ -20,7 +20,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from protofed.errors import ConfigError
-from protofed.untrusted import claims, limits
+from protofed.untrusted import claims
+from protofed.untrusted.decoding import SampleCount, decoded, parsed
 
 Identity = Literal["key", "name"]
 IDENTITIES = ("key", "name")
@@ -111,23 +112,24 @@ def admitted_samples(path: Path) -> dict[str, int]:
     return _read(path)[1]
 
 
+@dataclass(frozen=True)
+class _Entry:
+    key: str
+    samples: SampleCount
+
+
 def _read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
     """Return a roster's fingerprints and numbers of samples, by name."""
     try:
-        roster = claims.parse(path.read_text(encoding="utf-8"), "roster")
+        roster = parsed(path.read_text(encoding="utf-8"), "roster")
         if isinstance(roster, Mapping) and "signature" in roster:
             roster = roster.get("clients")
         if not isinstance(roster, Mapping) or not roster:
             raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
-        keys, samples = dict[object, object](), dict[str, int]()
-        for given, entry in roster.items():
-            keys[given] = entry
-            if isinstance(entry, Mapping):
-                name = claims.client_name(given)
-                fields = claims.mapping(entry, name, ("key", "samples"))
-                keys[given] = fields["key"]
-                samples[name] = claims.whole(fields["samples"], f"{name}: samples", 0, limits.CLAIMED_SAMPLES)
-        return bound(keys), samples
+        named = {claims.client_name(name): entry for name, entry in roster.items()}
+        entries = decoded(named, dict[str, str | _Entry], error=ValueError, exact=True)
+        samples = {name: entry.samples for name, entry in entries.items() if isinstance(entry, _Entry)}
+        return bound({n: e.key if isinstance(e, _Entry) else e for n, e in entries.items()}), samples
     except OSError as error:
         message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
         raise ConfigError(message) from None
@@ -135,12 +137,12 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def bound(table: Mapping[object, object]) -> dict[str, str]:
+def bound(table: Mapping[str, str]) -> dict[str, str]:
     """Return each client's fingerprint from plain values; ValueError for invalid or equal names or keys."""
     keys: dict[str, str] = {}
     for given, key in table.items():
         name = claims.client_name(given)
-        print_ = key if isinstance(key, str) and _FINGERPRINT.fullmatch(key) else fingerprint(str(key).encode())
+        print_ = key if _FINGERPRINT.fullmatch(key) else fingerprint(key.encode())
         if not print_:
             raise ValueError(f"{name}: neither a public key nor a fingerprint SHA256:…: {claims.clean(key, 60)!r}")
         other = next((n for n in keys if claims.twin(n) == claims.twin(name)), None)

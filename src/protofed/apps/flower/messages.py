@@ -11,19 +11,33 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
-from protofed.data.tables import SiteColumn, check_column
+from protofed.data.tables import SiteColumn
 from protofed.errors import PayloadError
-from protofed.experiments.ending import encoder_key
+from protofed.samples import EncoderKey
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import ClientName, checked, decoded, take
+from protofed.untrusted.decoding import (
+    ClassNames,
+    ClientName,
+    Identifier,
+    Round,
+    SampleCount,
+    Settings,
+    Shape,
+    Side,
+    checked,
+    decoded,
+    parsed,
+    take,
+)
 from protofed.visits.contract import Evaluated, Trained
 
 Values = dict[str, Any]
 """Contents of Flower's ``ConfigRecord``: text, numbers, bytes."""
+RunName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,60}\Z")]
 SHARES = 100
 """Denominator of the scores of a client that withholds its counts: these are percentages."""
 GENERATION = re.compile(r"[0-9]{6,9}-[0-9a-f]{16}")
@@ -37,18 +51,13 @@ def _generation(value: Any) -> str:
 
 
 if TYPE_CHECKING:
-    ClassNames = tuple[str, ...]
-    Disclosure = str
-    EncoderKey = str
+    OwnSettings = dict[str, Any]
+    Told = str
     GenerationName = str
-    RunName = str
-    Settings = dict[str, Any]
-    Shape = tuple[int, ...]
 else:
-    ClassNames, EncoderKey, GenerationName = checked(claims.class_names), checked(encoder_key), checked(_generation)
-    RunName = checked(lambda value: claims.identifier(f"run_{value}", "run")[4:])
-    Disclosure = Literal[*claims.COUNTS, claims.EVEN]
-    Settings, Shape = checked(claims.settings), checked(claims.shape)
+    GenerationName = checked(_generation)
+    OwnSettings = Settings
+    Told = Literal[*claims.COUNTS, claims.EVEN]
 
 
 @dataclass(frozen=True)
@@ -72,13 +81,13 @@ class Description:
     name: ClientName
     classes: ClassNames
     named: bool
-    train: tuple[int, ...]
-    test: tuple[int, ...]
-    validation: Annotated[int, Meta(ge=0, le=limits.CLAIMED_SAMPLES)]
+    train: tuple[SampleCount, ...]
+    test: tuple[SampleCount, ...]
+    validation: SampleCount
     input_shape: Shape
-    settings: Settings = field(default_factory=dict)
+    settings: OwnSettings = field(default_factory=dict)
     place: Annotated[int, Meta(ge=0, le=limits.CLIENTS)] = 0
-    counts: Disclosure = "exact"
+    counts: Told = "exact"
     table: Annotated[tuple[SiteColumn, ...], Meta(max_length=limits.COLUMNS)] | None = None
     encoder: EncoderKey = ""
 
@@ -124,7 +133,7 @@ class Job:
 
     run: RunName
     client: ClientName
-    round: Annotated[int, Meta(ge=0, le=limits.ROUNDS)]
+    round: Round
     config: str
     summary: str
     message: bytes | None = None
@@ -177,8 +186,9 @@ def description_values(descriptions: list[Description]) -> Values:
 
 def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> list[Description]:
     """Read descriptions from the values of a message; the inverse of :func:`description_values`."""
+    kind: Any = Annotated[list[Any], Meta(max_length=most)]
     try:
-        items = claims.items(claims.parse(values.get("clients"), "clients"), "clients", most)
+        items = decoded(parsed(values.get("clients"), "clients"), kind, error=ValueError)
         return [description(item) for item in items]
     except ValueError as error:
         raise PayloadError(f"clients: not a description of clients ({claims.clean(error)})") from None
@@ -186,35 +196,43 @@ def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> 
 
 def description(item: object) -> Description:
     """Return a description from plain values."""
-    fields = claims.mapping(item, "description", Description.__dataclass_fields__)
-    name = claims.client_name(fields["name"])
+    found = decoded(item, Description, _name(item), ValueError, exact=True)
     try:
-        return _description(name, fields)
+        _check(found)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{found.name}: {error}") from None
+    return replace(found, settings={name: value for name, value in found.settings.items() if name != "counts"})
 
 
-def _description(name: str, fields: Mapping[str, Any]) -> Description:
-    for column in fields["table"] if isinstance(fields["table"], list) else ():
-        claims.mapping(column, "column", SiteColumn.__dataclass_fields__)
-    found = decoded(fields, Description, error=ValueError)
-    for what in ("train", "test"):
-        claims.counts(getattr(found, what), what, len(found.classes), found.counts)
-    if found.validation != claims.withheld(found.validation, found.counts):
-        raise ValueError(f"validation: not a {found.counts} count")
-    if found.table is not None:
-        _check_table(found.table, sum(found.train), found.input_shape)
-    settings = {name: value for name, value in found.settings.items() if name != "counts"}
-    return replace(found, name=name, settings=settings)
+if TYPE_CHECKING:
+    ValidDescription = Description
+else:
+    ValidDescription = checked(description)
 
 
-def _check_table(columns: tuple[SiteColumn, ...], samples: int, shape: tuple[int, ...]) -> None:
-    """Refuse columns that do not fit a number of training samples of some raw shape."""
+def _name(item: object) -> str:
+    """Return the name in a description; "" without a description that has one."""
+    return claims.client_name(item["name"]) if isinstance(item, Mapping) and "name" in item else ""
+
+
+def _check(found: Description) -> None:
+    """Refuse a description whose parts do not fit each other."""
+    for what, counts in (("train", found.train), ("test", found.test)):
+        if len(counts) != len(found.classes):
+            raise ValueError(f"{what}: {len(counts)} counts do not fit {len(found.classes)} classes")
+        if sum(counts) > limits.CLAIMED_SAMPLES:
+            raise ValueError(f"{what}: {sum(counts)} samples, at most {limits.CLAIMED_SAMPLES} are allowed")
+    for what, counts in (("train", found.train), ("test", found.test), ("validation", (found.validation,))):
+        if any(n != claims.withheld(n, found.counts) for n in counts):
+            expected = "0 or 1" if found.counts == "none" else "powers of two"
+            raise ValueError(f"{what}: not {found.counts} counts: expected {expected}")
+    columns, shape = found.table, found.input_shape
+    if columns is None:
+        return
     if len(columns) != shape[0] or len({column.name for column in columns}) < len(columns):
         raise ValueError(f"table: expected {shape[0]} columns with different names")
     for column in columns:
-        check_column(column)
-        if column.number > samples * math.prod(shape[1:]):
+        if column.number > sum(found.train) * math.prod(shape[1:]):
             raise ValueError(f"table: more values of {column.name!r} than training samples")
 
 
@@ -226,7 +244,7 @@ def sizes_values(sizes: Mapping[str, Any]) -> Values:
 def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
     """Read the sizes of a model from the values of a message; the inverse of :func:`sizes_values`."""
     try:
-        return sizes(claims.parse(values.get("sizes"), "sizes", limits.ANSWER_CHARACTERS), d)
+        return sizes(parsed(values.get("sizes"), "sizes", limits.ANSWER_CHARACTERS), d)
     except ValueError as error:
         raise PayloadError(claims.clean(error)) from None
 
@@ -237,18 +255,19 @@ def sizes(item: object, d: int) -> dict[str, Any]:
     Returns:
         ``parameters``, ``extras`` by name, and ``d``.
     """
-    fields = claims.mapping(item, "sizes", ("parameters", "extras", "d"))
-    extras = fields["extras"]
-    if not isinstance(extras, Mapping) or len(extras) > limits.NETWORKS:
-        raise ValueError(f"extras: expected a table of at most {limits.NETWORKS} networks")
-    return {
-        "parameters": claims.whole(fields["parameters"], "parameters", 1, limits.PARAMETERS),
-        "extras": {
-            claims.identifier(name, "network"): claims.whole(n, "parameters", 0, limits.PARAMETERS)
-            for name, n in extras.items()
-        },
-        "d": claims.whole(fields["d"], "d", d, d),
-    }
+    found = decoded(item, _Sizes, error=ValueError, exact=True)
+    if found["d"] != d:
+        raise ValueError(f"d: must be {d}, not {found['d']}")
+    return {**found}
+
+
+_Size = Annotated[int, Meta(ge=0, le=limits.PARAMETERS)]
+
+
+class _Sizes(TypedDict):
+    parameters: Annotated[int, Meta(ge=1, le=limits.PARAMETERS)]
+    extras: Annotated[dict[Identifier, _Size], Meta(max_length=limits.NETWORKS)]
+    d: Side
 
 
 def trained_values(result: Trained) -> Values:
@@ -303,21 +322,11 @@ def _numbers(values: Mapping[str, Any], where: str) -> dict[str, float]:
     try:
         if len(text) > limits.ANSWER_CHARACTERS:
             raise ValueError(f"{len(text)} characters, at most {limits.ANSWER_CHARACTERS} are allowed")
-        table = json.loads(text)
-        if not isinstance(table, dict) or len(table) > limits.LOSSES:
-            raise ValueError(f"expected at most {limits.LOSSES} named numbers")
-        return {claims.class_name(name): _real(value) for name, value in table.items()}
+        kind: Any = Annotated[dict[str, float], Meta(max_length=limits.LOSSES)]
+        table = decoded(json.loads(text), kind, error=ValueError)
+        return {claims.class_name(name): value for name, value in table.items()}
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"{where}: not a table of numbers ({claims.clean(error, 160)})") from None
-
-
-def _real(value: object) -> float:
-    if type(value) not in (int, float):
-        raise ValueError(f"expected numbers, not {type(value).__name__}")
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        raise ValueError("a number too large for a float") from None
 
 
 def _counts(

@@ -33,6 +33,7 @@ from protofed.experiments.hardware import Hardware
 from protofed.experiments.stages import secure_stage
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims
+from protofed.untrusted.decoding import decoded, parsed
 from protofed.visits.contract import Evaluated, Trained
 from protofed.visits.executor import Sequential
 from protofed.visits.roster import Memory, Roster
@@ -208,12 +209,9 @@ def experiment_key(experiment: Experiment) -> str:
 @lru_cache(maxsize=4)
 def _resolve(config: str) -> Experiment:
     try:
-        tree = claims.parse(config, "config")
-        if not isinstance(tree, dict):
-            raise ValueError("config: expected a table")
+        return resolve(decoded(parsed(config, "config"), dict[str, Any], "config", PayloadError))
     except ValueError as error:
         raise PayloadError(str(error)) from None
-    return resolve(tree)
 
 
 @lru_cache(maxsize=16)

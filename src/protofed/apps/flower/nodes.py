@@ -111,6 +111,29 @@ class Nodes:
                 pause = min(2 * pause, POLL[1])
                 time.sleep(pause)
 
+    def ask(self, requests: Mapping[str, Values], kind: str, seconds: float) -> Iterator[tuple[str, Values | str]]:
+        """Ask nodes about one client each.
+
+        Args:
+            requests: What is asked about each client, by name.
+            seconds: As for :meth:`exchange`.
+
+        Yields:
+            Names with answers, or with the reason why there is none.
+        """
+        names = [name for name in requests if name in self.node_of]
+        waiting = dict.fromkeys(requests, "not connected") | dict.fromkeys(names, "no answer in time")
+        sent = (message(requests[name], self.node_of[name], kind) for name in names)
+        for number, reply in self.exchange(sent, seconds):
+            name = names[number]
+            del waiting[name]
+            try:
+                answer: Values | str = values_of(reply)
+            except Exception as error:  # no answer of a node may end the run
+                answer = reason_of(error)
+            yield name, answer
+        yield from waiting.items()
+
     def wait(self, number: int, seconds: float, least: int = 1) -> None:
         """Wait until ``number`` clients are connected; too few are a FederationError.
 

@@ -17,7 +17,7 @@ from protofed.config.schema import Experiment
 from protofed.errors import writing
 from protofed.experiments.builder import Builder
 from protofed.experiments.description import describe_roster
-from protofed.experiments.ending import TOLD, describe_models
+from protofed.experiments.ending import Network, describe_models
 from protofed.runs.files import read_rounds
 from protofed.runs.metrics import METRICS
 from protofed.runs.records import Accuracy, RoundRecord
@@ -42,7 +42,7 @@ def show(place: Kept, builder: Builder, experiment: Experiment, result: Evaluate
     told = builder.summary
     described = describe_roster(method, place.roster, builder.federated)
     described["models"] = describe_models(experiment, builder.federated, told.architectures)
-    described["network"] = {"run": place.job.run, **{name: getattr(told, name) for name in TOLD}}
+    described["network"] = {"run": place.job.run, **{name: getattr(told, name) for name in Network.__annotations__}}
     summary = Summary(
         protofed=protofed.__version__,
         recipe=experiment.recipe,

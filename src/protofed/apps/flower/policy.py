@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
 
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
@@ -13,7 +15,7 @@ from protofed.experiments.builder import Builder
 from protofed.experiments.stages import secure_stage
 from protofed.stages.privacy.accounting import Release, epsilon
 from protofed.stages.privacy.samples import Training
-from protofed.untrusted import claims
+from protofed.untrusted.decoding import decoded
 
 TRAINED = "trained"
 """Name of the note that counts how often a client has been trained in a run."""
@@ -27,7 +29,7 @@ class Policy:
         mode: ``privacy.mode``; ``none`` for any.
     """
 
-    mode: str = "none"
+    mode: Literal["none", "client", "sample"] = "none"
     epsilon: float = math.inf
     delta: float = 1e-5
 
@@ -41,13 +43,10 @@ class Policy:
         if "epsilon" not in config:
             raise ConfigError("privacy in --node-config needs epsilon, the largest ε of a run, e.g. epsilon=8")
         try:
-            return cls(
-                claims.one_of(config["privacy"], "privacy", ("client", "sample")),
-                claims.number(config["epsilon"], "epsilon", 0, 1e6),
-                claims.number(config.get("delta", cls.delta), "delta", 0, 0.5),
-            )
+            found = decoded(dict(config), _Asked, error=ValueError)
         except ValueError as error:
             raise ConfigError(f"{error} (in --node-config)") from None
+        return cls(found.privacy, found.epsilon, found.delta)
 
     def check(self, experiment: Experiment) -> None:
         """Refuse a run that protects something else, before anything is told about the data."""
@@ -96,6 +95,12 @@ class Policy:
                 f"this node allows {self.epsilon:g} (epsilon in its --node-config)"
             )
         notes[TRAINED] = [trained]
+
+
+class _Asked(Struct):
+    privacy: Literal["client", "sample"]
+    epsilon: Annotated[float, Meta(gt=0, le=1e6)]
+    delta: Annotated[float, Meta(gt=0, le=0.5)] = Policy.delta
 
 
 ANY = Policy()

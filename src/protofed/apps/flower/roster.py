@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -21,11 +21,18 @@ from protofed.apps.flower import trust
 from protofed.apps.flower.identity import bound
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
+from protofed.untrusted.decoding import ClassName, decoded, parsed
 from protofed.untrusted.reading import read_text, reason
 
 FIELDS = ("federation", "from", "until", "clients")
 SIGNATURE = "signature"
 _ALGORITHM = ec.ECDSA(hashes.SHA384())
+
+
+_Roster = TypedDict(
+    "_Roster",
+    {"federation": ClassName, "from": str, "until": str, "clients": dict[str, str], "signature": str},
+)
 
 
 class SignedRoster(NamedTuple):
@@ -51,13 +58,14 @@ def sign_roster(
     try:
         if not federation.strip() or not federation.isprintable():
             raise ValueError(f"name of the federation {claims.clean(federation, 40)!r}: expected printable text")
+        keys = {claims.client_name(name): " ".join(key.split()[:2]) for name, key in clients.items()}
+        _keys(keys)
         fields = {
             "federation": claims.class_name(federation),
             "from": start.isoformat(timespec="seconds"),
             "until": end.isoformat(timespec="seconds"),
-            "clients": {claims.client_name(name): " ".join(key.split()[:2]) for name, key in clients.items()},
+            "clients": keys,
         }
-        _keys(fields["clients"])
     except ValueError as error:
         raise ConfigError(f"roster: {error}") from None
     signature = authority.sign(_statement(fields), _ALGORITHM)
@@ -69,23 +77,23 @@ def read_signed(path: Path, authority: Path) -> SignedRoster:
     """Read a roster."""
     certificates = trust.read_authorities(authority)
     try:
-        content = claims.parse(read_text(path, limits.JSON_CHARACTERS), "roster")
+        content = parsed(read_text(path, limits.JSON_CHARACTERS), "roster")
         if not isinstance(content, Mapping) or SIGNATURE not in content:
             raise ValueError("has no signature: a node needs the roster that `protofed deploy roster` has signed")
-        fields = claims.mapping(content, "roster", (*FIELDS, SIGNATURE))
+        fields = decoded(content, _Roster, "roster", ValueError, exact=True)
         if not any(_signed(fields, certificate) for certificate in certificates):
             names = ", ".join(trust.full_name(c.subject) for c in certificates)
             raise ValueError(
                 f"not signed by {names} ({authority}), or changed since: ask the authority for a new one"
             )
-        start, until = (datetime.fromisoformat(str(fields[name])) for name in ("from", "until"))
+        start, until = (datetime.fromisoformat(fields[name]) for name in ("from", "until"))
         now = datetime.now(UTC)
         if not start <= now <= until:
             raise ValueError(
                 f"valid from {start:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
                 f"{now:%Y-%m-%d %H:%M}: ask the authority for a new one, or set the clock"
             )
-        return SignedRoster(claims.class_name(fields["federation"]), until, _keys(fields["clients"]))
+        return SignedRoster(fields["federation"], until, _keys(fields["clients"]))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: {reason(error)}") from None
 
@@ -127,15 +135,15 @@ def _file(path: Path) -> str:
         raise ConfigError(f"{path}: {reason(error)}") from None
 
 
-def _keys(clients: object) -> dict[str, ec.EllipticCurvePublicKey]:
+def _keys(clients: Mapping[str, str]) -> dict[str, ec.EllipticCurvePublicKey]:
     """Return the public keys of clients, given in OpenSSH form by name."""
-    if not isinstance(clients, Mapping) or not clients:
+    if not clients:
         raise ValueError("clients: expected a table of public keys by name")
     keys: dict[str, ec.EllipticCurvePublicKey] = {}
     owners: dict[str, str] = {}
     for name, fingerprint in bound(clients).items():
         try:
-            key = serialization.load_ssh_public_key(str(clients[name]).encode())
+            key = serialization.load_ssh_public_key(clients[name].encode())
         except (ValueError, KeyError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, ec.EllipticCurvePublicKey):

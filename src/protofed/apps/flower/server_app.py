@@ -15,7 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofed.analysis.report import write_report
-from protofed.apps.flower.gathering import REQUEST_BITS, Gathering, Party, meet, recall
+from protofed.apps.flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed.apps.flower.grid import GridExecutor, Nodes
 from protofed.apps.flower.node import experiment_key
 from protofed.apps.flower.summary import client_summaries, described_federation, scored
@@ -127,7 +127,7 @@ def _federation(
     write_json(record, party.to_tree())
 
     def began_anew(client: str, round: int) -> None:
-        note = {"client": client, "round": round}
+        note = Anew(client=client, round=round)
         if note not in party.anew[-len(party.clients) :]:
             log.warning("%s: its node had lost its state, so it started afresh in round %d", client, round)
             party.anew.append(note)

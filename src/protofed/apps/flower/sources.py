@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct
+
 from protofed.apps.flower.messages import Description
 from protofed.config.architectures import FederationSummary, check_trusted, counts_needed, is_code, recipe_names
 from protofed.config.coverage import check_classes, check_steps
@@ -20,6 +22,7 @@ from protofed.experiments.loading import load_data
 from protofed.models.encoders import build_encoder
 from protofed.samples import FederatedData
 from protofed.untrusted import claims
+from protofed.untrusted.decoding import Disclosure, SampleCount, decoded
 from protofed.visits.rare import LEAST_SAMPLES
 
 
@@ -197,14 +200,18 @@ def source_of(node: Mapping[str, bool | float | int | str]) -> Source:
         path = Path(str(node["client-dir"])).expanduser()
         try:
             name = claims.client_name(str(node.get("client", path.name)))
-            withhold = claims.one_of(node["counts"], "counts", claims.COUNTS) if "counts" in node else ""
-            least = claims.SETTINGS["least_samples"](node["least-samples"]) if "least-samples" in node else None
+            found = decoded(dict(node), _Disclosed, error=ValueError)
         except ValueError as error:
             raise ConfigError(f"{error} (in --node-config, or the folder's name)") from None
-        return Folder(path, name, withhold, least)
+        return Folder(path, name, found.counts, found.least_samples)
     if "partition-id" in node and "num-partitions" in node:
         return SimulatedShare(int(node["partition-id"]), int(node["num-partitions"]))
     raise ConfigError("the node has no data: start it with --node-config 'client-dir=\"FOLDER\"'")
+
+
+class _Disclosed(Struct, rename="kebab"):
+    counts: Disclosure = ""
+    least_samples: SampleCount | None = None
 
 
 def check_counts(experiment: Experiment, name: str, counts: str) -> None:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
@@ -34,7 +34,7 @@ from protofed.storage import snapshots
 from protofed.storage.files import PARTIAL, check_format, lock, read_json, write_bytes, write_json
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import decoded
+from protofed.untrusted.decoding import Round, checked, decoded
 from protofed.untrusted.reading import read_bytes, reason
 
 VERSION = 3
@@ -52,6 +52,18 @@ RUNS = 32
 """Runs of which a node keeps a client, unless its operator chooses another number."""
 
 
+def _losses(value: object) -> str:
+    if not isinstance(value, str) or not isinstance(json.loads(value), dict):
+        raise ValueError("expected a table, as JSON")
+    return value
+
+
+if TYPE_CHECKING:
+    Losses = str
+else:
+    Losses = checked(_losses)
+
+
 @dataclass(frozen=True)
 class Generation:
     """One state of a client on disk.
@@ -63,11 +75,11 @@ class Generation:
     """
 
     name: GenerationName
-    round: Annotated[int, Meta(ge=0, le=limits.ROUNDS)]
+    round: Round
     trained: bool
     request: str
     answered: bool
-    losses: str
+    losses: Losses
 
     @property
     def place(self) -> tuple[int, bool]:
@@ -75,14 +87,15 @@ class Generation:
         return self.round, not self.trained
 
 
-def _generation(item: object) -> Generation:
-    """Return a generation from plain values."""
-    found = decoded(
-        claims.mapping(item, "generation", Generation.__dataclass_fields__), Generation, error=ValueError
-    )
-    if not isinstance(json.loads(found.losses), dict):
-        raise ValueError("losses: expected a table")
-    return found
+@dataclass(frozen=True)
+class _State:
+    """The content of an index."""
+
+    run: str
+    order: Annotated[int, Meta(ge=0, le=limits.ORDER)]
+    chain: Annotated[list[Generation], Meta(max_length=limits.ROUNDS)]
+    notes: dict[str, list[Any]]
+    version: int = 1
 
 
 @contextlib.contextmanager
@@ -146,20 +159,15 @@ class ClientFolder:
         content = read_json(index)
         check_format(index, content.get("version", 1), VERSION)
         try:
-            claims.mapping(content, "state", ("version", "run", "order", "chain", "notes"))
-            if content["run"] != self.run:  # where names that differ in case only are the same
-                raise ValueError(f"of run {claims.clean(content['run'], 40)}, not {self.run}")
-            self.chain = [_generation(item) for item in claims.items(content["chain"], "chain", limits.ROUNDS)]
-            self.order = claims.whole(content["order"], "order", 0, limits.ORDER)
-            notes = content["notes"]
-            if not isinstance(notes, dict) or not all(isinstance(kinds, list) for kinds in notes.values()):
-                raise ValueError("notes: expected lists by name")
-            self.notes = notes
+            found = decoded(content, _State, error=ValueError, exact=True)
+            if found.run != self.run:  # where names that differ in case only are the same
+                raise ValueError(f"of run {claims.clean(found.run, 40)}, not {self.run}")
         except ValueError as error:
             raise CheckpointError(
                 f"{index}: damaged ({claims.clean(error)}): "
                 "restore it, or remove the folder and add fresh=true to --node-config"
             ) from None
+        self.chain, self.order, self.notes = found.chain, found.order, found.notes
 
     def check_new(self, most: int) -> None:
         """Refuse to begin a run of a client of which the node keeps ``most`` already."""
@@ -319,9 +327,8 @@ def revealed(path: Path) -> dict[str, int]:
     file = path / REVEALED
     if not file.exists():
         return {}
-    found = read_json(file)
     try:
-        return {run: claims.whole(round, "round", 1, limits.ROUNDS) for run, round in found.items()}
+        return decoded(read_json(file), dict[str, Annotated[int, Meta(ge=1, le=limits.ROUNDS)]], error=ValueError)
     except ValueError as error:
         raise CheckpointError(
             f"{file}: damaged ({claims.clean(error)}): restore it, or remove the folder and add fresh=true to "

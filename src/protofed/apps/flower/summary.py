@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from protofed.apps.flower.messages import Description, Scored
-from protofed.config.architectures import Architecture, FederationSummary
+from protofed.config.architectures import FederationSummary
 from protofed.data import DataOptions, Table
 from protofed.data.comparing import Site, merged
 from protofed.data.preparing import colour_note
 from protofed.data.tables import fit
 from protofed.errors import PayloadError
-from protofed.experiments.ending import read_encoding
 from protofed.models.encoders import EncoderOptions, encoded_width
 from protofed.samples import ClientData, Encoding, FederatedData, Samples
 from protofed.stages.robust import RobustOptions
 from protofed.stages.robust.believed import believed
 from protofed.untrusted import claims, limits
-
-MOST_OPTIONS = 64
-"""Maximum number of options of an architecture."""
-MOST_KINDS = 1024
-"""Maximum number of kinds of models that a simulation computes in bfloat16."""
+from protofed.untrusted.decoding import decoded, parsed
 
 
 def client_summaries(summary: FederationSummary) -> list[str]:
@@ -46,41 +41,14 @@ def client_summaries(summary: FederationSummary) -> list[str]:
 
 def read_summary(text: str) -> FederationSummary:
     """Read the server's summary for one client."""
-    keys = [name for name in FederationSummary.__dataclass_fields__ if name != "template"]
     try:
-        fields = claims.mapping(claims.parse(text, "summary"), "summary", keys)
-        total = float(limits.CLIENTS) * limits.CLAIMED_SAMPLES
-        (architecture,) = claims.items(fields["architectures"], "architectures", 1) or (None,)
-        return FederationSummary(
-            claims.class_names(fields["classes"]),
-            (_architecture(architecture),),
-            claims.whole(fields["feature_dim"], "feature_dim", 1, limits.INPUT_SIDE),
-            claims.number(fields["class_size"], "class_size", -1.0, total),
-            claims.whole(fields["clients"], "clients", 0, limits.CLIENTS),
-            bfloat16=_kinds(fields["bfloat16"]),
-            input_shape=claims.shape(fields["input_shape"]),
-            table=None if fields["table"] is None else Table.from_dict(fields["table"]),
-            encoding=read_encoding(fields["encoding"]),
-        )
+        found = decoded(parsed(text, "summary"), FederationSummary, error=ValueError, exact=True)
+        if len(found.architectures) != 1 or found.template is not None:
+            raise ValueError("architectures: expected that of one client")
+        claims.model(found.architectures[0].name)
     except ValueError as error:
         raise PayloadError(f"summary: {claims.clean(error)}") from None
-
-
-def _architecture(item: object) -> Architecture:
-    fields = claims.mapping(item, "architecture", Architecture.__dataclass_fields__)
-    options = fields["options"]
-    if not isinstance(options, Mapping) or len(options) > MOST_OPTIONS:
-        raise ValueError(f"options: expected a table of at most {MOST_OPTIONS} options")
-    named = {claims.identifier(name, "option"): value for name, value in options.items()}
-    d, turn = (claims.whole(fields[n], n, least, limits.INPUT_SIDE) for n, least in (("d", 1), ("turn", 0)))
-    return Architecture(claims.model(fields["name"]), named, d, turn)
-
-
-def _kinds(values: object) -> tuple[str, ...]:
-    kinds = claims.items(values, "bfloat16", MOST_KINDS)
-    if not all(isinstance(kind, str) for kind in kinds):
-        raise ValueError("bfloat16: expected a list of kinds of models")
-    return tuple(kinds)
+    return found
 
 
 @dataclass(frozen=True)

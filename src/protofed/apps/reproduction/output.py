@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import NamedTuple
 
+from protofed.analysis.table import TextCell, TextTable, tex
 from protofed.apps.reproduction.layout import Filled, Formula, Hyperparameter, Row, Scope, Sheet, hyperparameters
 from protofed.apps.reproduction.papers import ACCURACY, Claim, Paper, PaperTable
 from protofed.apps.reproduction.verdicts import NOT_RUN, Judgement
@@ -188,13 +187,33 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _short(filled: Filled | None, plus: str = " ± ") -> str:
+def _short(filled: Filled | None) -> str:
     """Return a cell in one line: printed / ours ± half verdict."""
     if filled is None:
         return ""
     printed, ours, half, verdict = cell_lines(filled)
     text = f"{printed} / {ours}" if printed else ours
-    return f"{text}{plus + half[1:] if half else ''}{' ' + verdict if verdict else ''}"
+    return f"{text}{' ± ' + half[1:] if half else ''}{' ' + verdict if verdict else ''}"
+
+
+def table_of(sheet: Sheet, cell: Callable[[Filled | None], str | TextCell], *, known: bool = False) -> TextTable:
+    """Return a table with one line per row.
+
+    Args:
+        cell: Writes what was found; None where the paper has no number.
+        known: Whether to leave out the rows without any number of ours.
+    """
+    columns = sheet.layout.columns
+    table = TextTable(["method", *(" ".join(heading(sheet, column)) for column in columns)], by="setting")
+    last = ""
+    for row in sheet.layout.rows:
+        filled = [sheet.filled(row, column) for column in columns]
+        if known and not any(own.values for own in filled if own):
+            continue
+        if (section := section_label(sheet, row)) != last:
+            last = table.sections[len(table.rows)] = section
+        table.add(" ".join(row_labels(sheet, row)), *map(cell, filled))
+    return table
 
 
 def as_markdown(sheet: Sheet, facts: Facts, *, known: bool = False) -> str:
@@ -203,19 +222,9 @@ def as_markdown(sheet: Sheet, facts: Facts, *, known: bool = False) -> str:
     Args:
         known: Leave out the rows without any number of ours.
     """
-    names = [" ".join(heading(sheet, column)) for column in sheet.layout.columns]
-    labels = ["setting"] if sheet.table.rows else []
-    head = [*labels, "method", *names]
-    lines = [f"**{title_of(sheet.paper, sheet.table)}** (paper / ours ± half of the 95 % interval, verdict)", ""]
-    lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for row in sheet.layout.rows:
-        first = [section_label(sheet, row)] if labels else []
-        filled = [sheet.filled(row, column) for column in sheet.layout.columns]
-        if known and not any(own.values for own in filled if own):
-            continue
-        cells = [_short(own) for own in filled]
-        lines.append(f"| {' | '.join([*first, ' '.join(row_labels(sheet, row)), *cells])} |")
-    return "\n".join([*lines, "", *(f"- {line}" for line in facts.lines())]) + "\n"
+    title = f"**{title_of(sheet.paper, sheet.table)}** (paper / ours ± half of the 95 % interval, verdict)"
+    notes = "".join(f"- {line}\n" for line in facts.lines())
+    return f"{title}\n\n{table_of(sheet, _short, known=known).markdown()}\n{notes}"
 
 
 COLUMNS = ("paper", "paper_std", "ours", "half_interval", "verdict")
@@ -223,74 +232,34 @@ COLUMNS = ("paper", "paper_std", "ours", "half_interval", "verdict")
 
 def as_csv(sheet: Sheet) -> str:
     """Return a table as CSV, one line per number."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    from pandas import DataFrame
+
     table = sheet.table
-    writer.writerow([*table.rows, "method", *table.inner, "column", "metric", "scale", "seeds", *COLUMNS])
-    for row in sheet.layout.rows:
-        for column in sheet.layout.columns:
-            filled = sheet.filled(row, column)
-            if filled is None:
-                continue
-            printed = filled.entry.printed
-            writer.writerow(
-                [
-                    *(*row.section, row.method, *row.inner, " ".join(heading(sheet, column))),
-                    *(filled.entry.metric, sheet.scope.scale, len(filled.values)),
-                    *((printed.value, printed.std) if printed else ("", "")),
-                    number(filled.mean, digits=4) if filled.values else filled.state,
-                    "" if filled.half is None else number(filled.half, digits=4),
-                    filled.verdict,
-                ]
-            )
-    return text.getvalue()
-
-
-_TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "α": r"$\alpha$",
-    "γ": r"$\gamma$",
-    "λ": r"$\lambda$",
-    "±": r"$\pm$",
-    "–": "--",
-    "w̄": r"$\bar{w}$",
-    "ŝ": r"$\hat{s}$",
-    "×": r"$\times$",
-    "“": "``",
-    "”": "''",
-    "…": r"\ldots{}",
-}
-
-
-def tex(text: str) -> str:
-    r"""Return a text with everything escaped that LaTeX takes for a command.
-
-    Example:
-        >>> print(tex("5 % of n_i"))
-        5 \% of n\_i
-    """
-    return re.sub("|".join(re.escape(c) for c in sorted(_TEX, key=len, reverse=True)), lambda m: _TEX[m[0]], text)
+    lines = []
+    for row, column in product(sheet.layout.rows, sheet.layout.columns):
+        if (filled := sheet.filled(row, column)) is None:
+            continue
+        printed = filled.entry.printed
+        lines.append(
+            [
+                *(*row.section, row.method, *row.inner, " ".join(heading(sheet, column))),
+                *(filled.entry.metric, sheet.scope.scale, len(filled.values)),
+                *((printed.value, printed.std) if printed else ("", "")),
+                number(filled.mean, digits=4) if filled.values else filled.state,
+                "" if filled.half is None else number(filled.half, digits=4),
+                filled.verdict,
+            ]
+        )
+    names = [*table.rows, "method", *table.inner, "column", "metric", "scale", "seeds", *COLUMNS]
+    text: str = DataFrame(lines, columns=names).to_csv(index=False)
+    return text
 
 
 def as_latex(sheet: Sheet, facts: Facts) -> str:
     """Return a table as LaTeX, for the package ``booktabs``."""
-    columns = sheet.layout.columns
-    names = [tex(" ".join(heading(sheet, column))) for column in columns]
-    lines = [r"\begin{table}", r"\centering", r"\small"]
-    lines += [rf"\caption{{{tex(sheet.table.caption)} (paper / ours $\pm$ half of the 95\,\% interval, verdict)}}"]
-    lines += [rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\toprule"]
-    lines += [" & ".join(["", *names]) + r" \\", r"\midrule"]
-    last = ""
-    for row in sheet.layout.rows:
-        if (section := section_label(sheet, row)) != last:
-            rule = [r"\midrule"] if last else []
-            lines += [*rule, rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{{tex(section)}}} \\"]
-            last = section
-        cells = [tex(_short(sheet.filled(row, column))) for column in columns]
-        lines.append(" & ".join([tex(" ".join(row_labels(sheet, row))), *cells]) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+    caption = rf"{tex(sheet.table.caption)} (paper / ours $\pm$ half of the 95\,\% interval, verdict)"
+    lines = [r"\begin{table}", r"\centering", r"\small", rf"\caption{{{caption}}}"]
+    lines.append(table_of(sheet, _short).latex() + r"\end{table}")
     return "\n".join([*lines, *(f"% {line}" for line in facts.lines())]) + "\n"
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from protofed.analysis.report.page import environment
-from protofed.analysis.report.tables import ReportCell, ReportTable
-from protofed.apps.reproduction.layout import Scope, Sheet, formulas, hyperparameters
-from protofed.apps.reproduction.output import cell_lines, facts_of, heading, row_labels, section_label, title_of
+from protofed.analysis.table import TextCell, TextTable
+from protofed.apps.reproduction.layout import Filled, Scope, formulas, hyperparameters
+from protofed.apps.reproduction.output import cell_lines, facts_of, table_of, title_of
 from protofed.apps.reproduction.running import Reproduced
 from protofed.storage.files import write_text
 from protofed.text import number as counted
@@ -18,17 +18,17 @@ from protofed.text import number as counted
 def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Path:
     """Write one self-contained page with a section per table, figure and claim."""
     sections: list[dict[str, Any]] = [
-        {"title": title_of(s.paper, s.table), "table": _table(s), "lines": facts_of(s, command).lines()}
+        {"title": title_of(s.paper, s.table), "table": table_of(s, _cell), "lines": facts_of(s, command).lines()}
         for s in found.sheets
     ]
     for paper, table in found.others:
         if table.kind == "formulas":
-            own = ReportTable(["Method", "Formula", "Expected", "Counted", "Verdict"], text_columns=2)
+            own = TextTable(["Method", "Formula", "Expected", "Counted", "Verdict"], text_columns=2)
             for line in formulas(paper, table, scope, found.find):
                 own.add(line.method, line.text, counted(line.expected), counted(line.counted), line.verdict)
             sections.append({"title": title_of(paper, table), "table": own, "lines": []})
             continue
-        own = ReportTable(["Method", "Name", "Data set", "Paper", "Ours", "Verdict"], text_columns=3)
+        own = TextTable(["Method", "Name", "Data set", "Paper", "Ours", "Verdict"], text_columns=3)
         for row in hyperparameters(paper.name, table.number):
             own.add(row.method, row.name, row.column, row.printed, row.ours or "none", row.verdict)
         sections.append({"title": title_of(paper, table), "table": own, "lines": []})
@@ -40,28 +40,18 @@ def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Pat
         }
         for paper, figure, paths, why in found.figures
     ]
-    claims = ReportTable(["Number", "Claim", "Verdict", "Comparisons"], text_columns=4)
+    claims = TextTable(["Number", "Claim", "Verdict", "Comparisons"], text_columns=4)
     for paper, claim, judgement in found.claims:
         name = f"{paper.name}/claim{claim.number}"
         verdict = scope.shown(judgement.verdict)
-        claims.add(name, ReportCell(claim.text, claim.origin), verdict, judgement.why or judgement.tally)
+        claims.add(name, TextCell(claim.text, claim.origin), verdict, judgement.why or judgement.tally)
     template = environment().get_template("reproduction.html")
     text = template.render(sections=sections, figures=figures, claims=claims, command=command)
     write_text(path, text)
     return path
 
 
-def _table(sheet: Sheet) -> ReportTable:
-    columns = sheet.layout.columns
-    table = ReportTable(["", *(" ".join(heading(sheet, column)) for column in columns)])
-    last = ""
-    for row in sheet.layout.rows:
-        if (section := section_label(sheet, row)) != last:
-            last = table.sections[len(table.rows)] = section
-        cells = []
-        for column in columns:
-            printed, ours, half, verdict = cell_lines(sheet.filled(row, column))
-            note = ", ".join(part for part in (f"paper {printed}" if printed else "", verdict) if part)
-            cells.append(ReportCell(f"{ours} {half}".strip(), note))
-        table.add(" ".join(row_labels(sheet, row)), *cells)
-    return table
+def _cell(filled: Filled | None) -> TextCell:
+    printed, ours, half, verdict = cell_lines(filled)
+    note = ", ".join(part for part in (f"paper {printed}" if printed else "", verdict) if part)
+    return TextCell(f"{ours} {half}".strip(), note)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from protofed.options import Options, option
-from protofed.untrusted import claims, limits
+from protofed.untrusted import claims
+from protofed.untrusted.decoding import SampleCount, decoded
 
 Rule = Literal["none", "clip", "median", "trimmed", "geometric_median", "krum", "multi_krum"]
 POOLING = ("median", "trimmed", "geometric_median", "krum")
@@ -65,5 +66,10 @@ class RobustOptions(Options):
             raise ValueError(f"reject must be 0, or greater than 1, not {self.reject}")
         if 0 < self.weight < 1:
             raise ValueError(f"weight must be 0, or at least 1, not {self.weight}")
-        for name, number in self.admitted.items():
-            claims.whole(number, f"admitted.{claims.client_name(name)}", 0, limits.CLAIMED_SAMPLES)
+        for name in self.admitted:
+            claims.client_name(name)
+        decoded({"admitted": self.admitted}, _Admitted, error=ValueError)
+
+
+class _Admitted(TypedDict):
+    admitted: dict[str, SampleCount]

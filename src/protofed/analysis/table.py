@@ -1,0 +1,157 @@
+"""The one model of tables: cells of text, which the report, the terminal and files write in their own ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from rich.table import Table
+
+    from protofed.analysis.style import LineStyle
+
+
+class TextCell(NamedTuple):
+    """One entry: its text, a smaller note below, emphasis, and a sample of a line for a legend."""
+
+    text: str
+    note: str = ""
+    strong: bool = False
+    style: LineStyle | None = None
+
+
+@dataclass
+class TextTable:
+    """A table.
+
+    Attributes:
+        head: Column headings.
+        rows: Entries, text or :class:`TextCell`.
+        text_columns: How many leading columns hold words; the others hold numbers.
+        groups: Headings above the columns, each with the number of columns it spans.
+        sections: Headings above rows, by the row they precede.
+        title: Heading above the table, where it does not stand in a page.
+        caption: What its words mean, likewise.
+        by: What the sections are, for files with a column of them.
+    """
+
+    head: list[str]
+    rows: list[list[TextCell]] = field(default_factory=list)
+    text_columns: int = 1
+    groups: list[tuple[str, int]] = field(default_factory=list)
+    sections: dict[int, str] = field(default_factory=dict)
+    title: str = ""
+    caption: str = ""
+    by: str = "section"
+
+    def add(self, *cells: str | TextCell) -> None:
+        """Append a row."""
+        self.rows.append([cell if isinstance(cell, TextCell) else TextCell(cell) for cell in cells])
+
+    def lines(self) -> Iterator[tuple[str, list[TextCell]]]:
+        """Yield every row after the heading of the section that it begins, or ``""``."""
+        for place, row in enumerate(self.rows):
+            yield self.sections.get(place, ""), row
+
+    def names(self, between: str = ": ") -> list[str]:
+        """Return the headings of the columns, after those above them."""
+        groups = [name for name, span in self.groups for _ in range(span)] or [""] * len(self.head)
+        return [f"{g}{between}{name}" if g else name for g, name in zip(groups, self.head, strict=True)]
+
+    def frame(self) -> DataFrame:
+        """Return the texts of the cells, with the sections in a first column if there are any."""
+        from pandas import DataFrame
+
+        found, section = [], ""
+        for heading, row in self.lines():
+            section = heading or section
+            found.append([*([section] if self.sections else []), *(cell.text for cell in row)])
+        return DataFrame(found, columns=[*([self.by] if self.sections else []), *self.names()])
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        frame = self.frame()
+        rows = [list(frame.columns), *frame.to_numpy().tolist()]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
+
+    def latex(self) -> str:
+        """Return the table as a ``tabular`` of LaTeX, for the package ``booktabs``."""
+        words, width = self.text_columns, len(self.head)
+        lines = [rf"\begin{{tabular}}{{{'l' * words}{'r' * (width - words)}}}", r"\toprule"]
+        lines += [_latex_row(self.names()), r"\midrule"]
+        for place, (heading, row) in enumerate(self.lines()):
+            if heading:
+                lines += [r"\midrule"] * (place > 0)
+                lines.append(rf"\multicolumn{{{width}}}{{l}}{{{tex(heading)}}} \\")
+            lines.append(_latex_row([cell.text for cell in row]))
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def __rich__(self) -> Table:
+        """Return what a terminal shows: notes below, emphasised cells red."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(
+            title=self.title or None,
+            caption=self.caption or None,
+            title_justify="left",
+            caption_justify="left",
+            box=box.SIMPLE,
+            padding=0,
+            show_edge=False,
+        )
+        for place, name in enumerate(self.names("\n")):
+            if place < self.text_columns:
+                table.add_column(escape(name), no_wrap=True)
+            else:  # on a narrow screen names may lose their ends, but numbers must not
+                table.add_column(escape(name), justify="right", no_wrap=True, min_width=8)
+        for heading, row in self.lines():
+            if heading:
+                table.add_section()
+                table.add_row(f"[dim]{escape(heading)}[/]")
+            table.add_row(*map(_shown, row))
+        return table
+
+
+def _shown(cell: TextCell) -> str:
+    from rich.markup import escape
+
+    text = f"[red]{escape(cell.text)}[/]" if cell.strong else escape(cell.text)
+    return f"{text}\n[dim]{escape(cell.note)}[/]" if cell.note else text
+
+
+def _latex_row(texts: Sequence[str]) -> str:
+    return " & ".join(map(tex, texts)) + r" \\"
+
+
+_TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "α": r"$\alpha$",
+    "γ": r"$\gamma$",
+    "λ": r"$\lambda$",
+    "±": r"$\pm$",
+    "–": "--",
+    "w̄": r"$\bar{w}$",
+    "ŝ": r"$\hat{s}$",
+    "×": r"$\times$",
+    "“": "``",
+    "”": "''",
+    "…": r"\ldots{}",
+}
+
+
+def tex(text: str) -> str:
+    r"""Return a text with everything escaped that LaTeX takes for a command.
+
+    Example:
+        >>> print(tex("5 % of n_i"))
+        5 \% of n\_i
+    """
+    return re.sub("|".join(re.escape(c) for c in sorted(_TEX, key=len, reverse=True)), lambda m: _TEX[m[0]], text)
