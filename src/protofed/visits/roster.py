@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PAGE = 4096
 """Bytes of a page; no two records share one."""
 WORTH_SHARING = 2**16
-"""Bytes of what a client received from which on clients in memory share it; comparing less takes longer than copying."""
+"""Bytes of what a client received from which on clients in memory share it: below, copying takes less time."""
 AT_ONCE = 2**26
 """Bytes of a checkpoint that may wait in memory to be written."""
 

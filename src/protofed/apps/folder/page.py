@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from protofed.analysis.figures.base import canvas, legend_below
 from protofed.analysis.figures.saving import inline_svg
 from protofed.analysis.report.page import PageFigure, environment
-from protofed.analysis.report.tables import ReportCell, ReportTable
 from protofed.analysis.style import BLUE, GREY, theme
+from protofed.analysis.table import TextCell, TextTable
 from protofed.apps.folder.finding import Finding
 from protofed.apps.folder.trying import Arm, Trial, difference
 from protofed.storage.files import write_text
@@ -40,35 +40,33 @@ def write_trial(trial: Trial, findings: Sequence[Finding]) -> None:
     )
 
 
-def _gains(trial: Trial) -> ReportTable:
+def _gains(trial: Trial) -> TextTable:
     """Return one row per site: the closed form alone and together."""
-    table = ReportTable(["Site", "Test", "Alone", "Together", "Gain"])
+    table = TextTable(["Site", "Test", "Alone", "Together", "Gain"])
     for site in ("", *trial.sites):
         hits = trial.arms[0].hits
         tested = sum(len(hits[name][0]) for name in ([site] if site else hits))
         mean, low, high = trial.gain(site)
-        gain = ReportCell(
-            f"{100 * mean:+.1f}", f"{100 * low:+.1f} … {100 * high:+.1f}", strong=not low <= 0 <= high
-        )
+        gain = TextCell(f"{100 * mean:+.1f}", f"{100 * low:+.1f} … {100 * high:+.1f}", strong=not low <= 0 <= high)
         alone, together = (_percent(arm, site) for arm in (trial.arms[1], trial.arms[0]))
         table.add(site or "all", f"{tested:,}", alone, together, gain)
     return table
 
 
-def _arms(trial: Trial) -> ReportTable:
+def _arms(trial: Trial) -> TextTable:
     """Return one row per way of learning: all sites, the difference from the closed form together, each site."""
     few = trial.sites[:12]
-    table = ReportTable(["Way of learning", "All sites", "Closed form together gains", *few])
+    table = TextTable(["Way of learning", "All sites", "Closed form together gains", *few])
     for arm in sorted(trial.arms, key=lambda arm: -arm.mean()[0]):
         mean, low, high = (100 * value for value in difference(trial.arms[0], arm))
-        gain = ReportCell("–") if arm is trial.arms[0] else ReportCell(f"{mean:+.1f}", f"{low:+.1f} … {high:+.1f}")
+        gain = TextCell("–") if arm is trial.arms[0] else TextCell(f"{mean:+.1f}", f"{low:+.1f} … {high:+.1f}")
         table.add(arm.title, _percent(arm), gain, *(_percent(arm, site) for site in few))
     return table
 
 
-def _percent(arm: Arm, site: str = "") -> ReportCell:
+def _percent(arm: Arm, site: str = "") -> TextCell:
     mean, low, high = (100 * value for value in arm.mean(site))
-    return ReportCell(f"{mean:.1f}", f"{low:.1f} … {high:.1f}")
+    return TextCell(f"{mean:.1f}", f"{low:.1f} … {high:.1f}")
 
 
 def _drawn(trial: Trial) -> Figure:

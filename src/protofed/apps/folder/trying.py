@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from protofed.api import compare
 from protofed.apps.folder.recipe import write
 from protofed.config.schema import Tree, apply_overrides, resolve
+from protofed.errors import DataError
 from protofed.experiments.comparing import Comparison
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import place_for
@@ -67,7 +68,8 @@ class Trial:
     """What each site reaches alone and together.
 
     Attributes:
-        sites: Names of the sites.
+        sites: Names of the sites that have test samples and more than one class.
+        left_out: Names of the others.
         arms: The ways of learning; the first is the closed form together, the second its twin alone.
         seeds: Seeds of splits and networks.
         sent: Bytes that a site sends for the closed form.
@@ -75,6 +77,7 @@ class Trial:
     """
 
     sites: tuple[str, ...]
+    left_out: tuple[str, ...]
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     sent: float
@@ -108,7 +111,12 @@ class Trial:
             text += f"; {', '.join(helped[:4])} gain{'s' * (len(helped) == 1)}"
         if hurt:
             text += f"; {', '.join(hurt[:4])} lose{'s' * (len(hurt) == 1)}"
-        return f"{text}. {self._rivals()}"
+        apart = (
+            f" Not judged, for want of classes or test samples: {', '.join(self.left_out[:4])}."
+            if self.left_out
+            else ""
+        )
+        return f"{text}. {self._rivals()}{apart}"
 
     def _rivals(self) -> str:
         """Return how the best way alone compares, chosen with the test samples' help, which favours it."""
@@ -167,12 +175,16 @@ def tried(
     ]
     plain = resolve(apply_overrides(tree, {"encoder": {}}))
     held = [load_data(replace(plain, seed=seed, encoder=EncoderOptions())).clients for seed in seeds]
-    kept = [name for name, hits in arms[0].hits.items() if sum(map(len, hits))]
+    single = {c.name for clients in held for c in clients if len(c.train.y.unique()) < 2}
+    kept = [name for name, hits in arms[0].hits.items() if all(map(len, hits)) and name not in single]
+    if not kept:
+        raise DataError("no site has test samples and more than one class: nothing can be compared")
     for name, make in _estimators(int(np.prod(held[0][0].train.x.shape[1:]))).items():
         arms += [Arm(name, pooled, False, _learnt(make, held, pooled)) for pooled in (False, True)]
-    arms = [replace(arm, hits={site: arm.hits[site] for site in kept}) for arm in arms]
     sent = np.mean([sum(r.bytes["up"] for r in run.rounds) / len(run.clients) for run in runs[TOGETHER]])
-    trial = Trial(tuple(kept), tuple(arms), tuple(seeds), float(sent), found.directory)
+    apart = tuple(name for name in arms[0].hits if name not in kept)
+    arms = [replace(arm, hits={site: arm.hits[site] for site in kept}) for arm in arms]
+    trial = Trial(tuple(kept), apart, tuple(arms), tuple(seeds), float(sent), found.directory)
     write_json(found.directory / "try.json", trial.to_dict())
     return trial
 
