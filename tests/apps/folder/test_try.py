@@ -1,0 +1,95 @@
+"""``protofed try``: each site alone against all together."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from protofed.apps.folder.looking import inspected
+from protofed.apps.folder.page import write_trial
+from protofed.apps.folder.trying import Arm, Trial, tried
+from protofed.cli.main import app
+from protofed.config.schema import apply_overrides
+from protofed.errors import DataError
+from strangers import FOLDERS, write
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory, without_pictures):
+    home = tmp_path_factory.mktemp("try")
+    FOLDERS["hospitals"](home / "sites")
+    look = inspected(home / "sites")
+    taken = [finding for finding in look.findings if finding.options]
+    tree = apply_overrides(look.recipe(taken), {"rounds": 2, "evaluation.every": 2})
+    found = tried(tree, (0, 1), home / "runs")
+    write_trial(found, taken)
+    return found
+
+
+def test_every_way_of_learning_is_compared_on_the_same_samples(trial):
+    titles = [arm.title for arm in trial.arms]
+    assert titles == [
+        *("closed form, together", "closed form, alone", "networks, beacon, together", "networks, alone"),
+        *("logistic regression, alone", "logistic regression, pooled"),
+        *("gradient boosting, alone", "gradient boosting, pooled"),
+    ]
+    assert trial.sites == ("Köln", "north", "west")
+    assert trial.left_out == ("east",)  # all its samples are of one class
+    sizes = [[list(map(len, hits)) for hits in arm.hits.values()] for arm in trial.arms]
+    assert all(size == sizes[0] for size in sizes)
+    assert min(arm.mean()[0] for arm in trial.arms if "networks" not in arm.name) > 0.85
+
+
+def test_the_page_begins_with_the_answer(trial):
+    page = trial.page.read_text()
+    assert trial.verdict in page.replace("&#39;", "'")
+    assert page.index(trial.verdict[:20]) < page.index("<table")
+    assert "patient_id" in page
+    written = json.loads((trial.directory / "try.json").read_text())
+    assert written["verdict"] == trial.verdict
+    assert len(written["arms"]) == len(trial.arms)
+
+
+def hits(*right: list[int]) -> dict[str, list[np.ndarray]]:
+    return {f"s{i}": [np.array(own, float)] for i, own in enumerate(right)}
+
+
+def judged(together: dict[str, list[np.ndarray]], alone: dict[str, list[np.ndarray]], tmp_path) -> str:
+    arms = (Arm("closed form", True, True, together), Arm("closed form", False, False, alone))
+    return Trial(tuple(together), (), arms, (0,), 4096.0, tmp_path).verdict
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "said"),
+    [
+        (
+            hits([1] * 90 + [0] * 10, [1] * 90),
+            hits([1] * 60 + [0] * 40, [1] * 50 + [0] * 40),
+            "helps 2 of 2 sites: +",
+        ),
+        (hits([1] * 60 + [0] * 40), hits([1] * 90 + [0] * 10), "does not help: -30.0 points"),
+        (hits([1, 0] * 50), hits([0, 1] * 50), "No gain from federating is seen: +0.0 points"),
+        (hits([1] * 50, [0] * 50), hits([0] * 50, [1] * 50), "s0 gains; s1 loses"),
+    ],
+)
+def test_the_answer_follows_the_interval(together, alone, said, tmp_path):
+    assert said in judged(together, alone, tmp_path)
+
+
+def test_nothing_to_compare_is_said(tmp_path):
+    names, rows = ["size", "weight", "outcome"], [[i + 0.5, i % 5 + 0.5, "y"] for i in range(40)]
+    write(tmp_path / "a.csv", names, rows)
+    write(tmp_path / "b.csv", names, [[*row[:2], "n"] for row in rows])
+    look = inspected(tmp_path)
+    tree = apply_overrides(look.recipe([f for f in look.findings if f.options]), {"rounds": 1})
+    with pytest.raises(DataError, match="no site has test samples and more than one class"):
+        tried(tree, (0,), tmp_path / "runs")
+
+
+def test_a_folder_that_is_none_is_one_line(tmp_path):
+    result = CliRunner().invoke(app, ["try", str(tmp_path / "none")])
+    assert isinstance(result.exception, DataError)
+    assert "no such folder" in str(result.exception)
