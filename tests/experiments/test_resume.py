@@ -176,11 +176,7 @@ def test_a_killed_run_goes_on_without_its_recipe(name, run, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-@few(
-    "name",
-    ["local-seed0/summary.json", "comparison.json", "fedproto-seed0/config.toml", "X/report.html"],
-    1,
-)
+@few("name", ["local-seed0/summary.json", "comparison.json", "fedproto-seed0/config.toml", "X/report.html"], 1)
 def test_a_killed_comparison_goes_on_without_its_recipe(name, compared, tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
     chosen = ["--methods", "local,fedproto"]
