@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from protofed.compute import numerics
@@ -18,34 +19,10 @@ numerics.prepare()  # before torch computes
 os.environ["PROTOFED_CACHE"] = ""  # features of one test are no matter of the next
 REPOSITORY = Path(__file__).resolve().parents[1]
 
+sys.dont_write_bytecode = False  # tests start many processes, each of which would compile the package again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-FAST = (
-    "prototypes",
-    "wire",
-    "data/test_data_p",
-    "data/test_data_s",
-    "models/test_s",
-    "models/test_n",
-    "stages/robust/test_rules",
-    "visits/test_visit",
-    "visits/test_probe",
-    "rounds",
-    "experiments/test_config",
-    "test_architecture",
-)
-"""Tests of a developer's day, as beginnings of their paths: mathematics, wire, data, the visit, the round loop."""
-REPRESENTATIVE = ("[fedproto", "[fedavg", "[gfpl")
-"""Methods of three kinds, which stand for all in the conformance tests of a developer's day."""
-
-
-LONG = ("apps/flower/test_processes.py", "apps/ui/test_demo_pages.py", "apps/ui/test_runs_pages.py")
-"""Files whose tests wait for other processes, or share a page: each belongs in the first half of a process."""
-
-
-KINDS = {
-    *("local", "fixed_etf", "fedproto", "fedtgp", "tinyproto", "gfpl"),
-    *("beacon", "fedavg", "fedkd", "fesem", "fedlda"),
-}
+KINDS = {"local", "fedproto", "gfpl", "beacon", "fedavg", "fedlda"}
 """A method of each kind. Tests of every method are run for these, and for all others with ``-m slow``."""
 
 
@@ -66,38 +43,46 @@ def spare_methods(items: list[pytest.Item]) -> None:
                     item.add_marker("slow")
 
 
-def path_of(item: pytest.Item) -> str:
-    """Return the path of a test's file below this folder."""
-    return item.path.as_posix().partition("/tests/")[2]
-
-
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return tests so that processes of pytest-xdist, which take equal parts in order, wait at different times."""
-    parts: list[list[pytest.Item]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))]
-    slow = [item for item in items if item.get_closest_marker("slow")]  # usually not run
-    ordinary = [item for item in items if not item.get_closest_marker("slow")]
-    rest = iter([item for item in ordinary if path_of(item) not in LONG])
-    waiting = [[item for item in ordinary if path_of(item) == path] for path in LONG]
-    size = -(-len(ordinary) // len(parts))
-    for number, part in enumerate(parts):
-        own = waiting[number :: len(parts)]
-        part += itertools.islice(rest, max(0, size - sum(map(len, own))))
-        for place, group in enumerate(own, start=number):
-            middle = len(part) * place // (2 * len(LONG))
-            part[middle:middle] = group
-    return [*itertools.chain(*parts), *rest, *slow]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests, and mark those of a developer's day."""
-    spare_methods(items)
-    items[:] = in_order(items)
+    """Return tests so that processes of pytest-xdist, which take equal parts in order, begin with what waits."""
+    parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    waiting: dict[Path, list[pytest.Item]] = defaultdict(list)  # those of a file share a page
+    rest: list[pytest.Item] = []
     for item in items:
-        path = path_of(item)
-        conforms = path == "methods/test_conformance.py" and any(name in item.name for name in REPRESENTATIVE)
-        command = item.name == "test_run_prints_one_table_and_where_the_report_is"
-        if (path.startswith(FAST) or conforms or command) and item.get_closest_marker("slow") is None:
-            item.add_marker("fast")
+        (waiting[item.path] if item.get_closest_marker("waits") else rest).append(item)
+    groups = list(waiting.values())
+    size = -(-len(items) // parts)
+    ordered: list[pytest.Item] = []
+    for part in range(parts):
+        own = [item for group in groups[part::parts] for item in group]
+        ordered += own + rest[: max(0, size - len(own))]
+        del rest[: max(0, size - len(own))]
+    return ordered + rest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave slow cases out of fast tests; try more generated examples where slow ones are run, too."""
+    ordinary = config.option.markexpr == "not slow" or config.option.markexpr.startswith("fast")
+    if not config.getoption("hypothesis_profile", None):
+        hypothesis.settings.register_profile("tests", max_examples=25 if ordinary else 100, deadline=None)
+        hypothesis.settings.load_profile("tests")
+    if config.option.markexpr == "fast":
+        config.option.markexpr = "fast and not slow"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files without fast tests unread when only those are run: reading all takes as long as the tests."""
+    if collection_path.suffix == ".py" and config.option.markexpr.startswith("fast"):
+        return None if "mark.fast" in collection_path.read_text() else True
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Order the tests that are run."""
+    spare_methods(items)
+    yield
+    items[:] = in_order(items)
 
 
 def data_root() -> Path | None:

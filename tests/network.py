@@ -209,6 +209,19 @@ def over(
     return TrainedRun.of(run)
 
 
+def assert_nodes_agree(chosen: Experiment, root: Path, folder: Path, *, simulated: bool) -> None:
+    """Check that nodes, simulated or not, give the numbers of the local engine and leave the same server."""
+    forget()
+    local = locally(chosen, folder / "local")
+    nodes = nodes_of(root, folder / "state")
+    if simulated:
+        nodes = {number: {"partition-id": i, "num-partitions": len(nodes)} for i, number in enumerate(nodes)}
+    remote = over(FakeGrid(nodes), chosen, folder / "remote", simulated=simulated)
+    assert numbers(remote) == numbers(local)
+    for path in (folder / "local").glob("server*.safetensors"):
+        assert (folder / "remote" / path.name).read_bytes() == path.read_bytes()
+
+
 def numbers(run) -> list[dict]:
     """Return what of the rounds must not depend on the engine."""
     names = ("round", "participants", "accuracy", "losses", "bytes", "parameters", "diagnostics", "refused")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,7 +21,9 @@ from protofed.experiments import Experiment, resolve
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload
 from protofed.rounds.loop import Federation
+from protofed.runs.records import RoundRecord
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.storage.snapshots import flatten
 
 SMALL_RUN = {
     "data.samples": 200,
@@ -37,9 +40,11 @@ SMALL_RUN = {
 
 def few(names: str | tuple[str, ...], cases: Iterable[Any], ordinary: int, **options: Any) -> pytest.MarkDecorator:
     """Parametrise a test by cases, of which those after the first few are run with ``-m slow`` only."""
-    several = not isinstance(names, str)
-    values = [case if several else (case,) for case in cases]
-    marked = [pytest.param(*v, marks=[pytest.mark.slow] * (n >= ordinary)) for n, v in enumerate(values)]
+    marked = []
+    for number, case in enumerate(cases):
+        if not hasattr(case, "marks"):  # no pytest.param
+            case = pytest.param(*case) if isinstance(names, tuple) else pytest.param(case)
+        marked.append(case._replace(marks=[*case.marks, *[pytest.mark.slow] * (number >= ordinary)]))
     return pytest.mark.parametrize(names, marked, **options)
 
 
@@ -110,6 +115,18 @@ def ordinary() -> FederatedData:
         client("bob", [1, 1, 2, 2, 2, 3, 3]),
         client("cid", [0, 3, 3, 3, 3, 0, 0, 0, 1, 1, 1]),
     )
+
+
+def images(size: int = 8, train: tuple[int, ...] = (9, 14, 6)) -> FederatedData:
+    """Return clients with colour images of noise, as bytes."""
+
+    def made(n: int, seed: int) -> Samples:
+        g = torch.Generator().manual_seed(seed)
+        x = torch.randint(0, 256, (n, 3, size, size), generator=g, dtype=torch.uint8)
+        return Samples(x, torch.randint(0, K, (n,), generator=g))
+
+    clients = [ClientData(f"c{i}", made(n, i), made(5 + i, 10 + i)) for i, n in enumerate(train)]
+    return FederatedData(tuple(clients), K, tuple("abcd"), (3, size, size))
 
 
 def degenerate() -> FederatedData:
@@ -252,3 +269,49 @@ def uploads(federation: Federation, round: int = 1) -> list[Upload]:
         Upload(r.client, federation.codec.decode(r.message, schema))
         for r in federation.executor.train(federation.names, messages, round)
     ]
+
+
+def told(records: Iterable[RoundRecord]) -> list[dict[str, Any]]:
+    """Return what the records of equal runs have in common: all but the times."""
+    return [{name: value for name, value in r.to_dict().items() if name != "seconds"} for r in records]
+
+
+def tensors_of(federation: Federation) -> dict[str, torch.Tensor]:
+    """Return copies of all that a server and its clients keep."""
+    tensors = {f"server.{n}": t.clone() for n, t in federation.server.items()}
+    for name in federation.names:
+        kept = flatten(federation.executor.clients.snapshot(name))
+        tensors |= {f"{name}.{n}": t.clone() for n, t in kept.items()}
+    return tensors
+
+
+def outcome(federation: Federation) -> tuple[Federation, list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """Run a federation to its end; return it with its records without times, and what is kept then."""
+    with closing(federation.executor):
+        return federation, told(federation.run()), tensors_of(federation)
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether tensors are equal by name, bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Check that tensors differ by rounding at most."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def assert_alike(expected: tuple, found: tuple, *, exact: bool) -> None:
+    """Check that two outcomes are the same, or have the same accuracy and the rest up to rounding."""
+    (_, records, tensors), (_, others, theirs) = expected, found
+    if exact:
+        assert others == records
+        assert [name for name in tensors | theirs if not torch.equal(tensors[name], theirs[name])] == []
+        return
+    for a, b in zip(records, others, strict=True):
+        for name in ("accuracy", "bytes", "parameters", "participants", "refused"):
+            assert b[name] == a[name], name
+        assert b["losses"] == pytest.approx(a["losses"], rel=1e-6, abs=1e-9)
+    assert_close(theirs, tensors)

@@ -15,6 +15,9 @@ import pytest
 
 import protofed
 from protofed.methods import Method, methods
+from support import few
+
+pytestmark = pytest.mark.fast
 
 ROOT = Path(protofed.__file__).parent
 CORE = (
@@ -115,7 +118,7 @@ def circle(graph: Mapping[str, Set[str]]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("package", CORE)
+@few("package", CORE, 5)
 def test_the_core_needs_little(package):
     allowed = ALLOWED | ({"torchvision"} if package == "models" else set())
     for path in files():
@@ -169,7 +172,8 @@ def test_methods_stand_close_to_their_base_and_say_who_they_are(name):
 
 
 def test_the_command_line_starts_without_heavy_imports():
-    code = "import protofed.cli.main, sys; print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules])"
+    heavy = ("torch", "numpy", "matplotlib", "cryptography", "flwr")
+    code = f"import protofed.cli.main, sys; print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
@@ -201,6 +205,7 @@ def test_runs_are_read_without_heavy_imports():
     assert shown.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_data_come_without_executors():
     code = "import sys, protofed.data; print([n for n in sys.modules if n.startswith('protofed.visits')])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

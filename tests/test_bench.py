@@ -27,7 +27,7 @@ from protofed.cli import main as cli
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.visits.batches import normalise
-from support import experiment, script
+from support import experiment, few, script
 
 DIGITS = {
     "data__source": "digits",
@@ -47,14 +47,15 @@ DIGITS = {
 }
 
 
-@pytest.mark.parametrize("reduced", [False, True])
-@pytest.mark.parametrize(
+@few("reduced", [False, True], 1)
+@few(
     ("method", "options"),
     [
         ("local", {}),
         ("fedproto", {"method__lambda": 5.0, "method__gamma": 2.0}),
         ("fedproto", {"method__prototypes": "during", "training__epochs": 2, "training__momentum": 0.9}),
     ],
+    2,
 )
 def test_the_bare_loop_computes_the_same_as_a_round(method, options, reduced):
     chosen = experiment(method, **{**DIGITS, **options})
@@ -332,7 +333,7 @@ def test_a_lucky_round_is_not_enough():
     }
 
 
-@pytest.mark.parametrize(
+@few(
     ("arguments", "expected"),
     [
         (["overheads"], "did you mean 'overhead'?"),
@@ -362,6 +363,7 @@ def test_a_lucky_round_is_not_enough():
             "data.clients=3: bench sets this itself: use --clients",
         ),
     ],
+    21,
 )
 def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsys):
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)

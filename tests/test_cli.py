@@ -19,7 +19,7 @@ from protofed import __version__ as protofed_version
 from protofed.cli import main as cli
 from protofed.cli.catalogue import KINDS
 from protofed.runs.loading import load_run
-from support import write_vectors
+from support import few, write_vectors
 
 SMALL = [
     "data.samples=300",
@@ -56,6 +56,7 @@ def inside(monkeypatch, capsys, cwd: Path, *arguments: str, main=cli.main) -> tu
     return int(ended.value.code or 0), printed.out, printed.err
 
 
+@pytest.mark.fast
 def test_run_prints_one_table_and_where_the_report_is(tmp_path):
     result = protofed("run", "quickstart", "method.name=fedproto", *SMALL, "--out", "run", cwd=tmp_path)
     assert re.search(r"fedproto +final +[\d.]+", result.stdout)
@@ -66,6 +67,7 @@ def test_run_prints_one_table_and_where_the_report_is(tmp_path):
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypatch, capsys):
     small = [*SMALL, "model.d=16"]  # GFPL's ETF needs d >= K
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "run", *small, "--quiet")
@@ -86,6 +88,7 @@ def test_reproduce_refuses_a_format_that_there_is_not_before_anything_runs(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_sweep_prints_a_table_of_two_options_within_80_columns(tmp_path, monkeypatch, capsys):
     chosen = [*SMALL, "method.s=2,4", "method.scaling=true,false", "--methods", "local,tinyproto", "--quiet"]
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "sweep", "quickstart", *chosen)
@@ -122,9 +125,7 @@ def test_compare_several_seeds(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "again.html").read_text() == (tmp_path / "c" / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    "kind", ["methods", "models", "datasets", "partitions", "recipes", "variants", "figures", "options"]
-)
+@few("kind", ["methods", "models", "datasets", "partitions", "recipes", "variants", "figures", "options"], 3)
 def test_list(kind, tmp_path, monkeypatch, capsys):
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "list", kind)
     assert status == 0
@@ -143,7 +144,7 @@ def test_inspect_prints_and_draws_the_split(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "split.svg").is_file()
 
 
-@pytest.mark.parametrize(
+@few(
     ("arguments", "expected"),
     [
         (["run", "quikstart"], "unknown recipe 'quikstart': did you mean 'quickstart'?"),
@@ -161,6 +162,7 @@ def test_inspect_prints_and_draws_the_split(tmp_path, monkeypatch, capsys):
         (["report", "nowhere"], "nowhere"),
         (["report", "[bold]nowhere[/]"], "[bold]nowhere[/]"),
     ],
+    4,
 )
 def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsys):
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
@@ -171,6 +173,7 @@ def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_process_of_its_own_where_the_package_is_the_command(tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "protofed", "run", "quikstart"], cwd=tmp_path, capture_output=True, text=True
@@ -282,7 +285,7 @@ def test_the_version_and_what_there_is(tmp_path, monkeypatch, capsys):
     assert "did you mean 'fedtgp'?" in error
 
 
-@pytest.mark.parametrize("width", [50, 80])
+@few("width", [50, 80], 1)
 def test_a_split_is_readable_in_a_narrow_terminal(width, tmp_path, monkeypatch):
     """Every class has its column, no line is longer than the terminal, and no number is cut."""
     from rich.console import Console

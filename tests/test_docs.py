@@ -21,6 +21,7 @@ WRITTEN = {
 """What the blocks of each page leave behind."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WRITTEN)
 def test_blocks_of_a_page(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

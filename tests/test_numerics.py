@@ -76,6 +76,7 @@ def test_every_way_in_asks_mkl(start, monkeypatch):
     assert os.environ["MKL_CBWR"] == "AUTO"
 
 
+@pytest.mark.slow
 def test_an_import_changes_nothing():
     assert python("import os, protofed.api\nprint(os.environ.get('MKL_CBWR'))") == "None"
 

@@ -18,6 +18,7 @@ def mnist7k():
     return conftest.real_data("fed-mnist7k")
 
 
+@pytest.mark.slow
 def test_the_federation_folder_learns_in_two_rounds(mnist7k, tmp_path):
     overrides = {**FAST, "method.name": "fedproto", "data.path": str(mnist7k), "rounds": 2, "model.d": 64}
     run = protofed.run("fed-mnist7k", overrides, out=tmp_path / "run")
@@ -39,6 +40,7 @@ def test_distillation_stays_finite(mnist7k, tmp_path, preset, least):
     assert all(math.isfinite(value) for record in run.rounds for value in record.losses.values())
 
 
+@pytest.mark.slow
 def test_mixed_torchvision_models_on_cifar10(tmp_path):
     root = conftest.real_data("cifar10").parent
     overrides = {

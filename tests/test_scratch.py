@@ -125,6 +125,7 @@ def semaphores() -> set[str]:
     return {p.name for p in SHARED_MEMORY.iterdir() if p.name.startswith(("sem.protofed-", "torch_"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "everything", [pytest.param(False, marks=pytest.mark.slow), True], ids=["the run", "its processes too"]
 )

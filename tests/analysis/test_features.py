@@ -16,6 +16,7 @@ from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.running import run_experiment
 from protofed.prototypes.inference import closeness
+from support import few
 
 SPIRAL = {
     "data.options": {"points": 40},
@@ -71,6 +72,7 @@ def test_some_samples_of_some_clients(spirals):
     assert not torch.equal(few.features, restore_features(run, [name], most=5, seed=1)[0].features)
 
 
+@pytest.mark.slow
 def test_restoring_leaves_no_trace(spirals):
     before = {p: p.stat().st_mtime_ns for p in (spirals / "protonorm").rglob("*")}
     torch.manual_seed(0)
@@ -83,7 +85,7 @@ def test_restoring_leaves_no_trace(spirals):
     assert {p: p.stat().st_mtime_ns for p in (spirals / "protonorm").rglob("*")} == before
 
 
-@pytest.mark.parametrize("name", ["tsne", "plane"])
+@few("name", ["plane", "tsne"], 1)
 def test_of_several_runs(spirals, name):
     fig = draw_figure(name, load_runs([spirals]), {})
     fig.draw_without_rendering()
@@ -92,6 +94,7 @@ def test_of_several_runs(spirals, name):
     assert texts == ["test sample", "local prototype", "global prototype", " ", *(f"arm {k}" for k in range(6))]
 
 
+@pytest.mark.slow
 def test_tsne_is_repeatable(spirals, tmp_path):
     runs = load_runs([spirals / "protonorm"])
     options = {"clients": 2, "samples": 40}
@@ -99,6 +102,7 @@ def test_tsne_is_repeatable(spirals, tmp_path):
     assert all(a.read_bytes() == b.read_bytes() for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_one_client_in_the_plane(spirals):
     runs = load_runs([spirals / "protonorm"])
     by_name, by_number = (draw_figure("plane", runs, {"client": c}) for c in (runs[0].clients[1].name, 1))

@@ -7,6 +7,7 @@ import torch
 from protofed.analysis import load_run, load_runs
 from protofed.analysis.figures import draw_split, figures, inline_svg, save_figure
 from protofed.errors import CheckpointError, ConfigError, DataError
+from support import few
 
 NAMES = [
     "split",
@@ -42,7 +43,7 @@ def test_every_figure_is_registered_and_documented():
         figures.get("accuracy_round")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@few("name", NAMES, 2)
 def test_of_one_run(run_at, name):
     texts = drawn(figures.get(name)([load_run(run_at(method="protonorm"))]))
     assert any(texts)
@@ -59,13 +60,13 @@ def test_confusion_matrices_are_of_all_clients_or_of_one(run_at):
         figures.get("confusion")([load_run(run_at("plain"))])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@few("name", NAMES, 1)
 def test_of_several_methods_and_seeds(comparison_at, name):
     path = comparison_at(["local", "fedavg", "fedproto", "protonorm", "gfpl"], (0, 1), rounds=4)
     assert any(drawn(figures.get(name)(load_runs([path]))))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"diagnostics", "alignment"}))
+@few("name", sorted(set(NAMES) - {"diagnostics", "alignment"}), 3)
 def test_of_one_round(run_at, name):
     assert any(drawn(figures.get(name)([load_run(run_at(rounds=1, clients=1, classes=1))])))
 
@@ -192,7 +193,7 @@ def test_a_split_from_counts():
         draw_split(counts, ["a", "b"], ["cat", "dog"])
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (20, 10), (150, 100)])
+@few(("clients", "classes"), [(1, 1), (20, 10), (150, 100)], 1)
 def test_splits_of_any_size(clients, classes):
     counts = np.random.default_rng(0).integers(0, 9, (clients, classes))
     names = [f"client with a very long name {i}" for i in range(clients)]

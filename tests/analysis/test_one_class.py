@@ -80,6 +80,7 @@ def right(hospitals, table: str) -> float:
     return float((given == truth).mean())
 
 
+@pytest.mark.slow
 def test_a_run_says_what_the_accuracy_of_such_a_site_is_worth(hospitals, command):
     out, _ = command(f"run hospital-tables method.name=beacon {DATA} --quiet --out beacon")
     (told,) = [line for line in out.splitlines() if line.startswith("Trained on one class alone: ")]
@@ -96,6 +97,7 @@ def test_a_run_says_what_the_accuracy_of_such_a_site_is_worth(hospitals, command
     assert top(hospitals / "beacon" / "report.html").count("Trained on one class alone: north (benign).") == 1
 
 
+@pytest.mark.slow
 def test_predictions_are_by_the_rule_on_all_classes(hospitals, command):
     """What half of the patients was told wrongly before."""
     command(f"run hospital-tables method.name=beacon {DATA} --quiet --out again")
@@ -134,6 +136,7 @@ def test_predictions_are_by_the_rule_on_all_classes(hospitals, command):
     assert load_run("again").client("north").rule("") == "all_classes"
 
 
+@pytest.mark.slow
 def test_a_method_without_such_a_rule_says_so(hospitals, command):
     command(f"run hospital-tables method.name=local {DATA} --quiet --out local")
     _, err = command("predict local north patients.csv --out local.csv")

@@ -10,6 +10,7 @@ from protofed.analysis.figures.saving import inline_svg
 from protofed.analysis.report import comparison, facts, tables
 from protofed.errors import CheckpointError
 from protofed.text import mean_std
+from support import few
 
 RULES_OF_FEDPROTO = ("Classifier head", "Own prototypes", "Global prototypes", "Global, own classes")
 
@@ -147,6 +148,7 @@ def test_without_other_samples_nothing_is_said_of_them(page, comparison_at):
     assert "nseen classes" not in page(path).text
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_metrics_are_in_reports_where_they_were_computed(page, run_at, comparison_at):
     parsed = page(run_at(metrics=True, rounds=2))
@@ -176,6 +178,7 @@ def test_why_training_alone_can_be_ahead(page, comparison_at):
     assert "can be ahead" not in page(comparison_at(["fedtgp", "fedproto"], (0,), "other", rounds=2)).text
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_methods_without_alignment_say_nothing_of_it(page, run_at):
     text = page(run_at(method="fedproto", rounds=2)).text
@@ -197,6 +200,7 @@ def test_of_a_comparison(page, comparison_at):
     assert "Entry by entry" not in parsed.text
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_methods_stand_together_by_what_they_exchange(page, comparison_at):
     path = comparison_at(["fedavg", "protonorm", "local", "fedproto"], (0,), rounds=4)
@@ -222,6 +226,7 @@ def test_what_a_method_says_of_its_configuration(page, run_at):
     assert "Running statistics stay. Six epochs." in page(path).text
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_the_report_of_equal_runs_is_equal(run_at, tmp_path):
     path = run_at()
@@ -230,7 +235,7 @@ def test_the_report_of_equal_runs_is_equal(run_at, tmp_path):
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize(
+@few(
     ("options", "words"),
     [
         ({"finished": False, "rounds": 3, "planned": 9}, "running or stopped after round 3 of 9"),
@@ -241,11 +246,13 @@ def test_the_report_of_equal_runs_is_equal(run_at, tmp_path):
         ({"method": "local", "rounds": 2}, "Nothing was sent"),
         ({"method": "some.module:Mine", "rounds": 2}, "Mine on fake-images"),
     ],
+    1,
 )
 def test_of_odd_runs(page, run_at, options, words):
     assert words in page(run_at(**options)).text
 
 
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_of_an_unfinished_comparison(page, comparison_at):
     path = comparison_at(["fedproto", "local"], (0, 1), rounds=3)

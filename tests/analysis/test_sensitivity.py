@@ -10,6 +10,7 @@ from protofed.analysis.figures import draw_figure
 from protofed.analysis.style import method_styles
 from protofed.errors import DataError
 from protofed.untrusted.reading import read_toml
+from support import few
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_mean_and_deviation_over_seeds(sweep):
     assert legend(fig) == ["protonorm", "best round on test data"]
 
 
-@pytest.mark.parametrize("first", [0, 0.5])
+@few("first", [0, 0.5], 1)
 def test_many_values_on_a_logarithmic_scale_have_plain_ticks(sweep, first):
     fig = draw(sweep("method.s", [first, 1, 2, 5, 10, 20, 50, 100, 200, 500], seeds=(0,)))
     ticks = [tick.get_text() for tick in fig.axes[0].get_xticklabels()]
@@ -70,13 +71,14 @@ def test_many_values_on_a_logarithmic_scale_have_plain_ticks(sweep, first):
     assert not any("$" in tick for tick in ticks)
 
 
-@pytest.mark.parametrize(
+@few(
     ("values", "scale", "label"),
     [
         ([1, 2, 20], "linear", "method.s"),
         ([0, 1, 40], "symlog", "method.s (log scale)"),
         ([-1, 40], "linear", "method.s"),
     ],
+    1,
 )
 def test_scales(sweep, values, scale, label):
     axes = draw(sweep("method.s", values, ["tinyproto"], seeds=[0])).axes
@@ -84,7 +86,7 @@ def test_scales(sweep, values, scale, label):
     assert {ax.get_xlabel() for ax in axes} == {label}
 
 
-@pytest.mark.parametrize("values", [["mean", "weighted"], [True, False], [[8], [8, 8]]])
+@few("values", [["mean", "weighted"], [True, False], [[8], [8, 8]]], 2)
 def test_categories(sweep, values):
     ax = draw(sweep("method.how", values), option="method.how").axes[0]
     assert sorted(t.get_text() for t in ax.get_xticklabels()) == sorted(map(str, values))

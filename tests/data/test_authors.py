@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protofed.data import Request, partitions, resolve_options
 from protofed.errors import ConfigError
+from support import few
 
 PRINTED = np.loadtxt(Path(__file__).parent / "protonorm_data_dist.csv", delimiter=",", dtype=int)
 
@@ -79,7 +80,7 @@ def naive(y, clients, alpha, classes):
     return pairs
 
 
-@pytest.mark.parametrize(
+@few(
     ("classes", "clients", "alpha", "per_client"),
     [
         (10, 20, 0.1, 2),
@@ -89,6 +90,7 @@ def naive(y, clients, alpha, classes):
         (100, 20, None, 10),
         (200, 20, None, 20),
     ],
+    5,
 )
 def test_protonorms_positions_in_order(classes, clients, alpha, per_client):
     y = labels(60, classes)
@@ -107,7 +109,7 @@ def test_the_pathological_split_makes_disjoint_groups_with_the_same_classes(clas
     assert np.array_equal(held.sum(0), np.full(classes, group))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     each=st.integers(20, 60),
     clients=st.integers(2, 12),
@@ -129,10 +131,8 @@ def test_every_sample_is_used_exactly_once(each, clients, seed, alpha, pathologi
     assert all(len(s.train) == int(0.75 * (len(s.train) + len(s.test))) for s in shares)
 
 
-@pytest.mark.parametrize(
-    ("y", "training", "test_shots", "least", "most"), [(MNIST, 60_000, 40, -1, 1), (None, 50_000, 15, -1, 3)]
-)
-@pytest.mark.parametrize("n", [3, 4, 5])
+@few(("y", "training", "test_shots", "least", "most"), [(MNIST, 60_000, 40, -1, 1), (None, 50_000, 15, -1, 3)], 1)
+@few("n", [3, 4, 5], 1)
 def test_fedprotos_devices(y, training, test_shots, least, most, n):
     y = torch.cat([labels(5_000), labels(1_000, order=1)]) if y is None else y
     shares = assign(y, paper="fedproto", n=n, n_std=2)

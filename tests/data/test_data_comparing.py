@@ -13,6 +13,7 @@ from protofed.data.comparing import Mismatch, Site, compare
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError
 from protofed.options import build_options
+from support import few
 
 # By the command, as a user types it.
 
@@ -70,6 +71,7 @@ FIXES = (
 )
 
 
+@pytest.mark.slow
 def test_everything_is_refused_at_once_and_what_is_proposed_works(tmp_path, command):
     write(
         tmp_path / "data",
@@ -101,7 +103,7 @@ def test_everything_is_refused_at_once_and_what_is_proposed_works(tmp_path, comm
     assert "patient_id, age, cells, sex" in seen
 
 
-@pytest.mark.parametrize(("spelled", "suffix"), [("Benign ", "parquet"), ("BENIGN", "csv"), ("Benign", "parquet")])
+@few(("spelled", "suffix"), [("Benign ", "parquet"), ("BENIGN", "csv"), ("Benign", "parquet")], 1)
 def test_spellings_are_refused_and_outer_spaces_do_not_count(spelled, suffix, tmp_path, command):
     write(
         tmp_path / "data",

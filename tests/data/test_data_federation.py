@@ -8,6 +8,7 @@ from data.files import png, write_images, write_npz, write_parquet
 from protofed.data import DataOptions, describe, load, load_pool
 from protofed.data.federation import load_client
 from protofed.errors import ConfigError, DataError
+from support import few
 
 
 def fed(root, seed=0, **more):
@@ -149,7 +150,7 @@ def test_client_settings(federation):
     assert data.clients[1].settings == {}
 
 
-@pytest.mark.parametrize(
+@few(
     ("content", "expected"),
     [
         ("bach_size = 8", "did you mean 'batch_size'"),
@@ -176,6 +177,7 @@ def test_client_settings(federation):
         ("d = " + "[" * 5000, "nested too deeply"),
         ("d = " + "9" * 5000, "not valid TOML"),
     ],
+    22,
 )
 def test_bad_client_settings(federation, content, expected):
     path = federation / "clients" / "north" / "client.toml"

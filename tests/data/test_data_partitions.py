@@ -13,6 +13,7 @@ from protofed.data import DataOptions, Request, load, partitions, resolve_option
 from protofed.data.deck import Deck
 from protofed.data.flower import run_partitioner
 from protofed.errors import ConfigError, DataError
+from support import few
 
 
 def assign(name, y, clients, seed=0, ids=None, **options):
@@ -36,8 +37,8 @@ COVERING = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), COVERING)
-@settings(max_examples=8, deadline=None)
+@few(("name", "options"), COVERING, 5)
+@settings(max_examples=8)
 @given(clients=st.integers(4, 12), seed=st.integers(0, 1000))
 def test_every_sample_is_used_exactly_once(name, options, clients, seed):
     y = balanced()
@@ -46,7 +47,7 @@ def test_every_sample_is_used_exactly_once(name, options, clients, seed):
     assert torch.equal(torch.cat([s.train for s in shares]).sort().values, torch.arange(len(y)))
 
 
-@pytest.mark.parametrize(("name", "options"), [*COVERING, ("nway_kshot", {"n": 3, "k": 5, "test_shots": 2})])
+@few(("name", "options"), [*COVERING, ("nway_kshot", {"n": 3, "k": 5, "test_shots": 2})], 5)
 def test_the_seed_decides(name, options):
     def train(seed):
         return [s.train.tolist() for s in assign(name, balanced(), 5, seed, **options)]
@@ -84,7 +85,7 @@ def test_dirichlet_starts_again_when_the_partitioner_gives_up():
     assert all(len(assign("dirichlet", y, 20, seed)) == 20 for seed in range(12))
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.slow
 @given(
     y=st.lists(st.integers(0, 6), min_size=12, max_size=300).map(torch.tensor),
     clients=st.integers(1, 12),
@@ -112,7 +113,7 @@ def test_splits_are_those_of_flwr_datasets(y, clients, alpha, least, seed):
         same("dirichlet", drawn, alpha=alpha, min_size=least)
 
 
-@pytest.mark.parametrize("assignment", ["balanced", "random", "first-deterministic", "deterministic"])
+@few("assignment", ["balanced", "random", "first-deterministic", "deterministic"], 3)
 def test_pathological_gives_each_client_its_number_of_classes(assignment):
     y = balanced()
     shares = assign("pathological", y, 20, classes=4, assignment=assignment)
@@ -202,7 +203,7 @@ def test_balanced_dirichlet_is_that_of_the_papers_code(seed):
     assert found.tolist() == naive_balanced(y, 7, 0.5, seed)
 
 
-@pytest.mark.parametrize("clients", [20, 50])
+@few("clients", [20, 50], 1)
 @pytest.mark.parametrize("each", [180, 7000])
 def test_balanced_dirichlet_works_at_the_papers_smallest_alpha(clients, each):
     """Digits and MNIST: a tenth of a class per client, so that a class has hardly more than one holder."""
@@ -265,7 +266,7 @@ def test_an_unknown_partition_names_the_nearest():
         load(DataOptions(), "dirichelt", None, 0)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     n=st.integers(2, 10),
     n_std=st.integers(0, 4),
@@ -301,7 +302,6 @@ def test_nway_kshot_uses_no_sample_twice_while_there_are_others():
     assert len(used.unique()) == len(used) == 5 * 4 * 12
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.data())
 def test_a_deck_deals_evenly_and_never_a_card_twice_in_a_hand(n, data):
     deck = Deck(torch.arange(n), generator(0, "deck"))

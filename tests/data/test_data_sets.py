@@ -12,6 +12,8 @@ from protofed.data.toys import SpiralOptions
 from protofed.errors import ConfigError, DataError
 from protofed.experiments import resolve
 
+pytestmark = pytest.mark.fast
+
 
 def options(source, **more):
     return DataOptions(source=source, **more)

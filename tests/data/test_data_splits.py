@@ -1,17 +1,18 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.compute.seeding import generator
 from protofed.data import DataOptions
 from protofed.data.splits import apportion, choose, hold_out, limited, subset
 
+pytestmark = pytest.mark.fast
+
 labels = st.lists(st.integers(0, 5), max_size=80).map(lambda v: torch.tensor(v, dtype=torch.int64))
 fractions = st.floats(0, 0.95)
 
 
-@settings(max_examples=60, deadline=None)
 @given(labels, fractions, st.integers(0, 5))
 def test_hold_out_is_a_stratified_split(y, fraction, seed):
     kept, held = hold_out(y, fraction, generator(seed, "t"))
@@ -22,7 +23,6 @@ def test_hold_out_is_a_stratified_split(y, fraction, seed):
         assert abs(taken - fraction * n) <= 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(4, 30), min_size=1, max_size=6), st.sampled_from([0.1, 0.25, 0.5]))
 def test_held_out_size_is_exact_without_tiny_classes(counts, fraction):
     y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
@@ -48,7 +48,6 @@ def test_equal_remainders_do_not_favour_a_class():
     assert total.max() < 140
 
 
-@settings(max_examples=60, deadline=None)
 @given(labels.filter(len), st.data())
 def test_subset_has_the_size_asked_for_and_the_shares_of_the_whole(y, data):
     size = data.draw(st.integers(1, len(y)))
@@ -58,7 +57,6 @@ def test_subset_has_the_size_asked_for_and_the_shares_of_the_whole(y, data):
         assert abs(int((y[rows] == c).sum()) - size * float((y == c).double().mean())) <= 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(labels, st.integers(0, 40), st.integers(0, 3))
 def test_a_limit_of_training_samples(y, limit, seed):
     """None is left out below it; above it, exactly as many remain, with each class's share to within one sample."""

@@ -16,6 +16,7 @@ from protofed.errors import ConfigError, OptionError
 from protofed.models import Normalisation, Preparation
 from protofed.samples import Samples
 from protofed.visits.batches import normalise
+from support import few
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(2, 12), st.integers(2, 12))
 DTYPES = [torch.uint8, torch.float32, torch.float64]
@@ -27,7 +28,6 @@ def images(n: int, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8, see
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=25, deadline=None)
 @given(SHAPES, st.integers(0, 15), st.integers(0, 99))
 def test_crops_and_flips(dtype, shape, padding, seed):
     source = torch.Generator().manual_seed(seed)
@@ -41,8 +41,8 @@ def test_crops_and_flips(dtype, shape, padding, seed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["nearest", "bilinear"])
-@settings(max_examples=15, deadline=None)
+@few("name", ["nearest", "bilinear"], 1)
+@settings(max_examples=15)
 @given(SHAPES, st.lists(st.floats(-180, 180), min_size=3, max_size=3))
 def test_rotations(name, dtype, shape, degrees):
     x = images(3, shape, dtype)

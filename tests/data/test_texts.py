@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("tokenizers", reason="wordllama is not installed: pip install 'protofed[text]'")
@@ -51,7 +51,6 @@ def test_the_vectors_are_those_of_the_package(theirs):
     np.testing.assert_allclose(found, theirs([*WORDS, "long " * 3000]), atol=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0")), max_size=4))
 def test_any_text_has_the_vector_of_the_package_whatever_is_beside_it(theirs, texts):
     found = embed_texts(texts)

@@ -56,7 +56,7 @@ def kept(federation: Federation, name: str) -> dict[str, torch.Tensor]:
     return federation.executor.clients.snapshot(name).model
 
 
-@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@few("executor", ["sequential", "fused"], 1)
 def test_beside_features_a_network_learns_what_it_learns_alone(executor):
     how = {"execution": {**TREE["execution"], "executor": executor}}
     alone, a = ran("local", **how)
@@ -67,7 +67,8 @@ def test_beside_features_a_network_learns_what_it_learns_alone(executor):
     assert [r.accuracy.weighted for r in a] == [r.accuracy.weighted for r in b]
 
 
-@pytest.mark.parametrize("kind", ["plain", "balanced"])
+@pytest.mark.slow
+@few("kind", ["plain", "balanced"], 1)
 def test_an_expert_is_local_beside_an_unchanged_closed_form(kind):
     fused, records = ran("fedlda", {"expert": kind, "kappa": 1.0}, encoder=BESIDE)
     closed, _ = ran("fedlda", {"kappa": 1.0}, encoder=BESIDE, rounds=1)
@@ -121,6 +122,7 @@ def test_auto_trains_where_there_are_enough_samples(monkeypatch):
         assert (snapshot.received["fusion"].tolist() == [0.0, 1.0]) != large
 
 
+@pytest.mark.slow
 def test_an_expert_alone_on_features_is_a_trained_head():
     encoder, how = {"name": "random", "dim": 12}, {"model": {}, "transforms": {}}
     fused, _ = ran("fedlda", {"expert": "plain"}, encoder=encoder, **how)
@@ -141,7 +143,7 @@ def test_encoders_of_ones_own_beside_a_shared_one():
     assert all(torch.equal(tensor, closed.server[name]) for name, tensor in federation.server.items())
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "options"),
     [
         ("fedlda", {}),
@@ -151,6 +153,7 @@ def test_encoders_of_ones_own_beside_a_shared_one():
         ("fedcof", {}),
         ("local_lda", {}),
     ],
+    1,
 )
 def test_groups_have_the_classifiers_that_they_would_have_by_themselves(method, options):
     """Fields of a group are exact within it: as if its clients were alone."""
@@ -218,7 +221,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "told"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
+@few(("typed", "told"), WRONG, 2, ids=lambda value: value if isinstance(value, str) else "")
 def test_mistakes_are_told_in_one_line(typed, told, tmp_path, monkeypatch, capsys):
     status, _, errors = command(monkeypatch, capsys, "run", *TYPED, *typed, "--out", tmp_path)
     assert status == 2
@@ -226,6 +229,7 @@ def test_mistakes_are_told_in_one_line(typed, told, tmp_path, monkeypatch, capsy
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*was trained on class")
 @few(
     "typed",

@@ -18,6 +18,7 @@ from protofed.methods import Exchange, methods
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
 
 
+@pytest.mark.slow
 def test_the_documentation_is_up_to_date():
     _, _, rest = DOCS.read_text().partition("<!-- table -->\n")
     written, end, _ = rest.partition("\n<!-- end of table -->")

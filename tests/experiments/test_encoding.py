@@ -18,7 +18,7 @@ from protofed.runs.loading import load_run
 from protofed.samples import ClientData, Samples
 from protofed.text import size
 from protofed.trained.metrics import answers
-from support import command, ordinary
+from support import command, few, ordinary
 
 ARGUMENTS = (
     "method.name=fedproto",
@@ -81,7 +81,7 @@ def test_values_that_are_not_finite_are_refused_by_name():
         encode(replace(raw, clients=(raw.clients[0], broken)), EncoderOptions(name="scattering"))
 
 
-@pytest.mark.parametrize("name", ["scattering", "random", "both", "identity", "auto"])
+@few("name", ["scattering", "random", "both", "identity", "auto"], 1)
 def test_run_as_typed(name, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     status, _, errors = command(
@@ -107,6 +107,7 @@ def test_a_model_for_images_is_refused_in_one_line(tmp_path, monkeypatch, capsys
     assert "transforms.crop is for images" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*was trained on class")
 def test_arms_with_and_without_an_encoder_share_samples_and_the_line_of_the_gain(tmp_path, monkeypatch, capsys):
     """As ``protofed run`` compares the closed form with networks; transforms are for the networks alone."""
@@ -274,6 +275,7 @@ def test_a_client_with_other_weights_is_left_out_by_name(tmp_path, monkeypatch, 
     assert f"{last}: left out: its encoder is another one, or has other weights, than most" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_encoder_with_which_it_began(cache, tmp_path, monkeypatch, capsys):
     from safetensors.torch import save_file
 

@@ -115,7 +115,7 @@ class Full:
         monkeypatch.setattr(snapshots, "save_file", saved)
 
 
-@pytest.mark.parametrize(
+@few(
     "word",
     [
         "server.safetensors",
@@ -125,6 +125,7 @@ class Full:
         "summary.json",
         "report.html",
     ],
+    1,
 )
 def test_a_full_disk_while_this_is_written(tmp_path, monkeypatch, undisturbed, word):
     """Whatever file does not fit, nothing half-written stays and the run goes on later with the same numbers."""
@@ -159,7 +160,7 @@ def beside(monkeypatch) -> None:
     monkeypatch.setattr(checkpoint, "LARGE", 0)
 
 
-@pytest.mark.parametrize("clients_in", ["memory", "disk"])
+@few("clients_in", ["memory", "disk"], 1)
 def test_a_checkpoint_beside_the_training_is_that_of_its_round(tmp_path, monkeypatch, beside, clients_in):
     write, held = StoreSnapshot.write, threading.Event()
 
@@ -186,6 +187,7 @@ def test_a_checkpoint_beside_the_training_is_that_of_its_round(tmp_path, monkeyp
     federation.executor.close()
 
 
+@pytest.mark.slow
 def test_a_run_with_checkpoints_beside_the_training_goes_on_after_it_was_stopped(tmp_path, undisturbed, beside):
     def stop() -> None:
         raise KeyboardInterrupt
@@ -196,6 +198,7 @@ def test_a_run_with_checkpoints_beside_the_training_goes_on_after_it_was_stopped
     assert finish(tmp_path / "run") == undisturbed
 
 
+@pytest.mark.slow
 def test_a_full_disk_beside_the_training_ends_the_run(tmp_path, monkeypatch, undisturbed, beside):
     with monkeypatch.context() as patch:
         Full(patch, "clients.records")
@@ -205,6 +208,7 @@ def test_a_full_disk_beside_the_training_ends_the_run(tmp_path, monkeypatch, und
     assert finish(tmp_path / "run") == undisturbed
 
 
+@pytest.mark.slow
 def test_half_a_line_of_rounds_is_written_again(tmp_path, undisturbed):
     out = tmp_path / "run"
 
@@ -226,7 +230,8 @@ def test_a_folder_that_vanishes(tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("round", [2, 4])
+@pytest.mark.slow
+@few("round", [2, 4], 1)
 def test_a_folder_that_is_moved_is_continued_where_it_is(tmp_path, undisturbed, round):
     out, other = tmp_path / "run", tmp_path / "other"
     with pytest.raises(OutputError, match=r"moved, continue with the same command, --resume and its new --out"):
@@ -235,6 +240,7 @@ def test_a_folder_that_is_moved_is_continued_where_it_is(tmp_path, undisturbed, 
     assert finish(other) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps(tmp_path, monkeypatch, undisturbed):
     now = [time.time()]
 
@@ -358,6 +364,7 @@ def test_workers_without_room(mounts, place):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @few("executor", ["workers", "sequential"], 1)
 def test_sigterm_is_as_ctrl_c(tmp_path, undisturbed, executor):
     out, temporary = tmp_path / "run", tmp_path / "t"

@@ -8,6 +8,7 @@ from conftest import real_data
 from protofed import run
 from protofed.config.schema import comparison
 from protofed.experiments import load_recipe, recipes, resolve
+from support import few
 
 KSHOT = {
     "data.clients": 20,
@@ -115,7 +116,8 @@ def test_its_methods_have_one_lambda(name):
     assert len(set(weights.values())) == 1, weights
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@few(
     ("name", "folder"),
     [
         ("fedproto-mnist-mh", "mnist"),
@@ -129,6 +131,7 @@ def test_its_methods_have_one_lambda(name):
         pytest.param("protonorm-cifar10", "cifar10", marks=pytest.mark.slow),
         pytest.param("protonorm-tiny-imagenet", "tiny_imagenet", marks=pytest.mark.slow),
     ],
+    1,
 )
 def test_a_round_of_a_recipe(name, folder, tmp_path):
     """With a hundredth of the papers' data, or with four shots per class."""
@@ -143,7 +146,7 @@ def test_a_round_of_a_recipe(name, folder, tmp_path):
 SETTINGS = ("scarce", "cifar10-scarce", "many-clients", "unseen", "newcomer", "shift", "many-classes")
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@few("name", SETTINGS, 6)
 def test_settings_in_which_exchange_should_matter(name):
     """Clients are scored beyond their own samples, and every arm is there: methods, controls and beacon."""
     recipe = load_recipe(name)
@@ -158,9 +161,10 @@ def test_settings_in_which_exchange_should_matter(name):
         assert experiment.training.optimizer == optimizer, arm
 
 
-@pytest.mark.parametrize(
+@few(
     "arm",
     ["beacon-int8", "beacon-small", "unshared", "fml-tiny", "fedavg-tiny", "fedlc-tiny", "fixed_etf-balanced"],
+    1,
 )
 def test_two_rounds_of_a_setting(arm, tmp_path):
     """Few clients with five samples each; the last one joins after the first round."""

@@ -77,7 +77,7 @@ def test_a_finished_run_stays_what_it_is(run, monkeypatch, capsys):
     assert protofed.load_run(run).summary.method == "fedproto"
 
 
-@pytest.mark.parametrize(
+@few(
     ("arguments", "why"),
     [
         (["run", "quickstart", "--resume"], "is not empty and holds no comparison"),
@@ -90,6 +90,7 @@ def test_a_finished_run_stays_what_it_is(run, monkeypatch, capsys):
         (["run", "quickstart", *SMALL, "method.name=local", "--resume"], "with another configuration (method.name"),
         (["run", "quickstart", *SMALL, "method.name=fedproto"], "holds a finished run of this configuration"),
     ],
+    1,
 )
 def test_a_command_that_is_refused_in_a_run_changes_nothing(arguments, why, run, monkeypatch, capsys):
     before = content(run)
@@ -113,7 +114,7 @@ def test_a_finished_comparison_stays_what_it_is(compared, monkeypatch, capsys):
         assert before.keys() == after.keys()
 
 
-@pytest.mark.parametrize(
+@few(
     ("arguments", "why"),
     [
         (
@@ -128,6 +129,7 @@ def test_a_finished_comparison_stays_what_it_is(compared, monkeypatch, capsys):
         (["run", "quickstart", "method.name=local"], "is not empty and holds no run"),
         (["sweep", "quickstart", "method.lambda=1,2", "--methods", "fedproto"], "is not empty and holds no runs"),
     ],
+    4,
 )
 def test_a_command_that_is_refused_in_a_comparison_changes_nothing(arguments, why, compared, monkeypatch, capsys):
     before = content(compared)
@@ -148,6 +150,7 @@ def test_a_comparison_takes_more_seeds(tmp_path, monkeypatch, capsys):
     assert (one / "local-seed1" / "summary.json").is_file()
 
 
+@pytest.mark.slow
 def test_other_folders_are_left_alone(tmp_path, monkeypatch, capsys):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("dear")
@@ -160,7 +163,7 @@ def test_other_folders_are_left_alone(tmp_path, monkeypatch, capsys):
     assert content(tmp_path) == before
 
 
-@few("name", ["rounds.jsonl", "config.toml", "client-01/model.safetensors", "summary.json"], 2)
+@few("name", ["rounds.jsonl", "config.toml", "client-01/model.safetensors", "summary.json"], 1)
 def test_a_killed_run_goes_on_without_its_recipe(name, run, tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
     killed(name, "run", "quickstart", *SMALL, "method.name=fedproto", "--out", out)
@@ -172,11 +175,8 @@ def test_a_killed_run_goes_on_without_its_recipe(name, run, tmp_path, monkeypatc
     assert results(out) == results(run)
 
 
-@few(
-    "name",
-    ["local-seed0/summary.json", "comparison.json", "fedproto-seed0/config.toml", "X/report.html"],
-    1,
-)
+@pytest.mark.slow
+@few("name", ["local-seed0/summary.json", "comparison.json", "fedproto-seed0/config.toml", "X/report.html"], 1)
 def test_a_killed_comparison_goes_on_without_its_recipe(name, compared, tmp_path, monkeypatch, capsys):
     out = tmp_path / "X"
     chosen = ["--methods", "local,fedproto"]

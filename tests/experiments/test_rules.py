@@ -79,7 +79,7 @@ CASES = [
 
 
 @few("format", ["onnx", "torch_export", "safetensors"], 1)
-@pytest.mark.parametrize(("method", "rule"), CASES)
+@few(("method", "rule"), CASES, 1)
 def test_an_exported_file_is_the_rule_that_it_names(method, rule, format, runs, tmp_path, monkeypatch, capsys):
     if format == "onnx":
         onnxruntime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
@@ -108,6 +108,7 @@ def test_an_exported_file_is_the_rule_that_it_names(method, rule, format, runs, 
         assert np.abs(found - run.predict("client-00", x, rule).probabilities).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_a_file_has_what_its_rule_needs_and_nothing_else(runs, tmp_path):
     """The shared network leaves without the private one and without the client's class frequencies."""
     needs = {}
@@ -123,6 +124,7 @@ def test_a_file_has_what_its_rule_needs_and_nothing_else(runs, tmp_path):
         assert not any(name.startswith("state.") for name in file.keys())  # noqa: SIM118
 
 
+@pytest.mark.slow
 def test_a_check_says_on_what_it_was(tmp_path, monkeypatch, capsys):
     root = write_vectors(tmp_path / "data")
     overrides = {"data.source": "path", "data.path": str(root), "partition.alpha": 0.5}
@@ -161,6 +163,7 @@ class Draws(Method):
 """
 
 
+@pytest.mark.slow
 def test_rules_that_cannot_be_exported_say_which_can(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)

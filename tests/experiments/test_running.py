@@ -15,6 +15,7 @@ from protofed.errors import CheckpointError, ConfigError, OutputError
 from protofed.experiments import Progress, rundir
 from protofed.runs.loading import load_runs
 from protofed.storage import files
+from support import few
 
 SMALL = {
     "data.samples": 300,
@@ -42,9 +43,10 @@ SHARED = 64 * 4 + 4 + 4 * 3 + 3 + 3 * 10 + 10
 """Parameters of a perceptron from 64 pixels over 4 units to d = 3 and 10 classes."""
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "added"),
     [("fml", {"meme": SHARED}), ("fedkd", {"mentee": SHARED, "map": 3 * 8}), ("fedgh", {}), ("fedpa", {})],
+    1,
 )
 def test_networks_that_a_method_adds_are_reported_with_their_size(method, added, tmp_path):
     chosen = {"method.auxiliary": "mlp", "method.auxiliary_options": {"hidden": [4]}, "method.auxiliary_d": 3}
@@ -156,6 +158,7 @@ def test_another_configuration_is_refused_not_overwritten(tmp_path):
         protofed.run("quickstart", overrides, out=tmp_path / "mine")
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_run_in_one_directory(tmp_path):
     overrides = {**SMALL, "method.name": "fedproto"}
     out = tmp_path / "run"

@@ -16,7 +16,7 @@ from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments import Progress, batch, load_recipe, resolve
 from protofed.experiments.sweeping import estimate, grid, sweep_plan
 from protofed.runs.loading import load_runs
-from support import write_vectors
+from support import few, write_vectors
 
 TINY = {
     "data.source": "path",
@@ -108,7 +108,7 @@ class Stopping(Progress):
             self.patch.setattr(batch.time, "monotonic", lambda: float("inf"))
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 4, 5])
+@few("rounds", [1, 2, 4, 5], 1)
 def test_a_sweep_that_was_stopped_equals_one_that_was_not(given, tmp_path, monkeypatch, rounds):
     chosen = ("quickstart", ["method.gamma=1,3"], ["fedproto"], [0], given)
     with monkeypatch.context() as patch:
@@ -175,6 +175,7 @@ def test_a_folder_of_another_version_or_with_other_things_is_refused(given, tmp_
     assert (tmp_path / "other" / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_a_large_sweep_asks_first_and_says_how_long_it_takes(given, tmp_path):
     values = ",".join(map(str, range(1, 601)))
     with pytest.raises(ConfigError) as caught:
@@ -191,12 +192,14 @@ def test_an_estimate_is_the_time_of_all_rounds(given, tmp_path, monkeypatch):
     assert estimate(plan, tmp_path, jobs=2) == "4 runs, about 30 min 00 s with --jobs 2"
 
 
+@pytest.mark.slow
 def test_a_sweep_in_processes_gives_the_same(given, tmp_path):
     chosen = ("quickstart", ["method.gamma=1,3"], ["fedproto"], [0], given)
     alone, together = (api.sweep(*chosen, out=tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
     assert alone.summary == together.summary
 
 
+@pytest.mark.slow
 def test_a_table_of_any_two_options(given, tmp_path):
     axes = ["method.gamma=1,3", "training.lr=0.1,0.01"]
     result = api.sweep("quickstart", axes, ["fedproto"], [0, 1], given, out=tmp_path)

@@ -36,7 +36,7 @@ def typed(tmp_path, monkeypatch, capsys):
 @few(
     "options",
     [CLOSED, ("method.name=local_lda", "encoder.name=identity"), ("method.name=fed3r", "encoder.name=random"),
-     ("method.name=fedproto", "model.name=mlp", "rounds=8", "training.epochs=5", "training.lr=0.1")], 2,
+     ("method.name=fedproto", "model.name=mlp", "rounds=8", "training.epochs=5", "training.lr=0.1")], 1,
 )  # fmt: skip
 def test_run_and_predict(options, typed, tmp_path, monkeypatch, capsys):
     status, _, errors = typed("run", *options)

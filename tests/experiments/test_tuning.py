@@ -88,6 +88,7 @@ def test_a_search_goes_on_where_it_stopped_and_ends_as_if_it_had_not(given, tmp_
     )
 
 
+@pytest.mark.slow
 def test_trials_in_processes(given, tmp_path):
     tuned = api.tune("quickstart", SPACE, "fedproto", [0], given, out=tmp_path, trials=4, jobs=2)
     assert [trial.ended for trial in tuned.trials] == ["complete"] * 4

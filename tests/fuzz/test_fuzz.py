@@ -15,6 +15,7 @@ import pytest
 
 from fuzz.targets import TARGETS
 from hostile.bounds import bounded
+from support import few
 
 SHORT = {"parquet": 60, "rounds.jsonl": 60, "prototypes.safetensors": 30}
 LONG = int(os.environ.get("PROTOFED_FUZZ", "3000"))
@@ -42,7 +43,7 @@ def fuzz(name: str, count: int, folder: Path, start: int = 0) -> int:
     return refused
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@few("name", TARGETS, 4)
 def test_short_round(name, tmp_path):
     count = SHORT.get(name, 150)
     with bounded(seconds=60, megabytes=600):

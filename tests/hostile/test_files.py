@@ -19,6 +19,7 @@ from hostile.parquet import HARMLESS, PARQUET
 from protofed.config.schema import load_recipe, parse_overrides
 from protofed.data import DataOptions, load, load_pool
 from protofed.errors import ConfigError, DataError
+from support import few
 
 
 @pytest.fixture
@@ -50,14 +51,14 @@ def refused_at(folder: Path, where: str, said: str) -> None:
     assert re.search(said, message), message
 
 
-@pytest.mark.parametrize("name", NPZ)
+@few("name", NPZ, 3)
 def test_npz(folder, name):
     write, said = NPZ[name]
     write(folder / "train.npz")
     refused_at(folder, "hostile/train.npz", said)
 
 
-@pytest.mark.parametrize("name", PARQUET)
+@few("name", PARQUET, 6)
 def test_parquet(folder, name):
     write, said = PARQUET[name]
     write(folder / "train.parquet")
@@ -198,7 +199,7 @@ TOML = {
 ABOUT_CLASSES = ("control characters", "long name", "many classes", "numbers")
 
 
-@pytest.mark.parametrize("name", TOML)
+@few("name", TOML, 9)
 def test_federation_toml(folder, name):
     content, said = TOML[name]
     (folder.parents[1] / "federation.toml").write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -26,6 +26,7 @@ from protofed.rounds.checkpoint import load_checkpoint
 from protofed.rounds.state import ServerState
 from protofed.storage.files import read_tensors
 from rundirs import make_comparison, make_run
+from support import few
 
 Damage = Callable[[Path], object]
 
@@ -127,7 +128,7 @@ DAMAGE: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@few("name", DAMAGE, 18)
 def test_a_prepared_run(tmp_path, name):
     """One line that names the file, from the library and the pages; the run beside it is shown all the same."""
     good, bad = make_run(tmp_path / "good", seed=1), make_run(tmp_path / "bad")

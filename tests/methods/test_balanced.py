@@ -14,7 +14,7 @@ from naive import build, same_nets
 from protofed.methods import Batch, predict
 from protofed.methods.parts.prior import log_prior
 from protofed.prototypes.etf import spread_directions
-from support import K, client, degenerate, federated, visited
+from support import K, client, degenerate, federated, few, visited
 
 LAMBDA, GAMMA = 0.7, 3.0
 
@@ -92,7 +92,7 @@ HEADS = ("local", "fixed_etf", "fedproto", "tinyproto", "protonorm", "fedtgp", "
 """Methods with a private head and the option."""
 
 
-@pytest.mark.parametrize("method", [*HEADS, "beacon"])
+@few("method", [*HEADS, "beacon"], 4)
 def test_absent_classes_get_no_gradient(method):
     """Their rows of the head do not move, in any round; a plain head pushes them down."""
     federation = build(method, two()) if method == "beacon" else balanced(method)
@@ -108,7 +108,7 @@ def test_absent_classes_get_no_gradient(method):
     assert not torch.equal(visited(plain)["ann"].model.head.weight[3], before[3])
 
 
-@pytest.mark.parametrize("method", HEADS)
+@few("method", HEADS, 2)
 def test_a_balanced_head_without_a_pull_is_local_s(method):
     """With a weight of 0, what is exchanged changes nothing: loss, gradients and predictions are those of local."""
     nothing = {} if method == "local" else {"method.lambda": 0.0}

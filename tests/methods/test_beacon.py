@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import naive
@@ -25,7 +25,7 @@ from protofed.models import build as build_model
 from protofed.models.tiny import tiny_width
 from protofed.prototypes.etf import spread_directions
 from protofed.samples import ClientData, FederatedData, Samples
-from support import K, client, degenerate, experiment, federated, held_out, ordinary, visited
+from support import K, client, degenerate, experiment, federated, few, held_out, ordinary, visited
 
 EPOCHS, LR, MOMENTUM, RHO, LAMBDA, GAMMA, CAUTION = 2, 0.05, 0.8, 0.5, 0.7, 3.0, 0.3
 
@@ -51,9 +51,10 @@ def beacon_of(federation, name):
     return [p.detach().clone() for p in visited(federation)[name].model.extras["beacon"].parameters()]
 
 
-@pytest.mark.parametrize(
+@few(
     ("fusion", "expert", "weighting"),
     [("average", "plain", "samples"), ("sum", "etf", "uniform"), ("validation", "plain", "samples")],
+    1,
 )
 def test_two_rounds(fusion, expert, weighting):
     data = two()
@@ -196,7 +197,6 @@ def test_a_prior_of_equal_counts_is_plain_cross_entropy(monkeypatch):
     torch.testing.assert_close(terms["beacon"], F.cross_entropy(logits, batch.y))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(2, 12).flatmap(
         lambda classes: st.tuples(
@@ -343,7 +343,7 @@ def test_network_of_images_by_hand():
     torch.testing.assert_close(network(x[None]).logits[0], expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (2, 40)])
+@few("shape", [(1, 8, 8), (3, 5, 7), (2, 40)], 1)
 def test_stacked_clients_train_as_alone(shape, caplog):
     """Images and series, also where pooling repeats or overlaps cells."""
     clients = [images("ann", [0, 0, 1, 1, 2], shape), images("bob", [1, 2, 3, 3], shape), images("cid", [2], shape)]
@@ -359,7 +359,8 @@ def test_stacked_clients_train_as_alone(shape, caplog):
     assert not caplog.messages  # a stack that cannot be computed is reported
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (4, 32)])
+@pytest.mark.slow
+@few("shape", [(1, 8, 8), (4, 32)], 1)
 def test_series_and_images_are_learned(shape):
     """Bright rows on either client's own classes are told apart by all rules but the head, which knows its own."""
     ann = images("ann", [0, 0, 0, 1, 1, 1], shape, [0, 1, 2, 3])
@@ -409,7 +410,7 @@ def test_int8_round_trip():
         assert (tensor - exact.server[name]).abs().max() < 0.1, name
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@few("weighting", ["samples", "uniform"], 1)
 def test_a_client_that_only_receives(weighting):
     """It trains its expert and answers with the beacon of the others; what it sends back says nothing of it."""
     options = {"method__weighting": weighting, "method__hidden": 3}

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import naive
@@ -18,7 +18,7 @@ from protofed.experiments.assemble import assemble
 from protofed.methods import Batch, predict
 from protofed.prototypes.fusion import fitted
 from protofed.samples import ClientData, FederatedData
-from support import K, client, experiment, federated, held_out, ordinary, samples, visited
+from support import K, client, experiment, federated, few, held_out, ordinary, samples, visited
 
 
 def learners() -> FederatedData:
@@ -43,7 +43,6 @@ def drawn(seed: int, n: int, classes: int, scale: float) -> tuple[torch.Tensor, 
     return scale * f, (3 * h).log_softmax(-1), prior, torch.randint(classes, (n,), generator=g)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 6), SCALES, st.sampled_from([0.01, 1.0, 50.0]))
 @example(78005, 7, 4, 1e4, 50.0)
 def test_the_loss_has_no_slope_where_it_ends(seed, n, classes, scale, caution):
@@ -59,7 +58,7 @@ def test_the_loss_has_no_slope_where_it_ends(seed, n, classes, scale, caution):
         assert w.tolist() == [0.5, 0.5]  # nothing to choose between, nothing to learn
 
 
-@pytest.mark.parametrize("seed", range(3))
+@few("seed", range(3), 2)
 def test_it_is_the_least_of_a_naive_search(seed):
     f, g, prior, y = drawn(seed, 6, 3, 1.0)
     rows = list(zip(f.tolist(), g.tolist(), y.tolist(), strict=True))
@@ -134,7 +133,8 @@ def test_without_caution_nothing_starts(caution):
 # Nothing exchanged.
 
 
-@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@pytest.mark.slow
+@few("executor", ["sequential", "fused"], 1)
 def test_without_exchange_every_client_is_a_federation_of_its_own(executor):
     """Its small network is trained on its samples alone, from the same θ, and nothing is sent."""
     options = {"method__hidden": 3, "rounds": 3}
@@ -182,7 +182,7 @@ def shifted_answers(federation, name: str, counts: list[int], x: torch.Tensor) -
     }
 
 
-@pytest.mark.parametrize("counts", [[0, 0, 3, 9], [1, 0, 0, 0], [5, 5, 5, 5]])
+@few("counts", [[0, 0, 3, 9], [1, 0, 0, 0], [5, 5, 5, 5]], 1)
 def test_the_prior_is_replaced_and_what_was_learned_stays(counts):
     """A_i stays; π_i is that of the new frequencies; the head may answer classes that the expert never saw."""
     federation = build("beacon", ordinary(), method__hidden=3)

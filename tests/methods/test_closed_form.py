@@ -23,7 +23,7 @@ from protofed.methods.contract import Upload, predict
 from protofed.methods.fedlda import oracle, pivoted, told
 from protofed.rounds.loop import Federation
 from protofed.samples import ClientData, FederatedData, Samples
-from support import BASE, command, experiment
+from support import BASE, command, experiment, few
 
 K, D = 3, 5
 EXACT = {
@@ -79,7 +79,6 @@ def how_sent(how: str) -> dict[str, object]:
     return {"secure__aggregation": True} if how == "secure" else {"method__message": how}
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     PARTS, st.permutations(["ann", "bob", "cid", "dan"]), HOW, st.sampled_from([0.05, 0.5, 1.0]), st.integers(0, 99)
 )
@@ -95,7 +94,7 @@ def test_fedlda_is_the_discriminant_of_the_pooled_samples(owners, names, how, sh
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(PARTS, st.integers(0, 99), st.sampled_from(["moment", "factor"]))
 def test_partial_participation_and_late_clients_count_once(owners, seed, how):
     """Once all have come, in any order and some of them often, it is the pooled classifier."""
@@ -111,7 +110,7 @@ def test_partial_participation_and_late_clients_count_once(owners, seed, how):
         assert torch.equal(part["bias"], whole["bias"])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(PARTS, st.integers(0, 99), st.booleans())
 def test_fed3r_is_the_ridge_regression_of_the_pooled_samples(owners, seed, secure):
     x, y = points(24, seed)
@@ -159,6 +158,7 @@ def test_oas_is_that_of_scikit_learn():
     assert oracle(torch.tensor(centred.T @ centred / 30), 30) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_fedcof_estimates_the_covariance_from_means():
     """Many clients with a few samples of each class: their means tell the covariance within classes."""
     x, y = points(6000, 3)
@@ -196,8 +196,8 @@ DEGENERATE = {
 }
 
 
-@pytest.mark.parametrize("method", CLOSED)
-@pytest.mark.parametrize("case", DEGENERATE)
+@few("method", CLOSED, 2)
+@few("case", DEGENERATE, 3)
 def test_degenerate_samples(case, method):
     """Answers are classes that somebody has, in every precision and without a shrinkage that would help."""
     torch.manual_seed(0)
@@ -337,7 +337,7 @@ def test_a_client_can_be_taken_out_again_bit_for_bit(method):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"method__message": "factor"}, {"method__shrinkage": "validation"}])
+@few("options", [{}, {"method__message": "factor"}, {"method__shrinkage": "validation"}], 1)
 def test_every_executor_gives_the_same_numbers(options):
     x, y = points(48, 13)
     data = validated(divided(x, y, [i % 3 for i in range(48)], ["ann", "bob", "cid"]))
@@ -350,6 +350,7 @@ def test_every_executor_gives_the_same_numbers(options):
     assert all(torch.allclose(one[n].double(), other[n].double(), atol=1e-9) for n in one)
 
 
+@pytest.mark.slow
 def test_a_report_says_which_kappa_was_chosen(tmp_path, monkeypatch, capsys):
     """As a user types it: two rounds, because validation samples choose."""
     chosen = ["method.name=fedlda", "model.name=identity", "data.validation_fraction=0.2"]

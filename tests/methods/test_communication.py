@@ -11,7 +11,7 @@ from protofed.config.schema import every_method
 from protofed.experiments.assemble import assemble
 from protofed.methods import get
 from protofed.visits.contract import Missing
-from support import K, client, experiment, federated, visited
+from support import K, client, experiment, federated, few, visited
 
 WIDTH = {"float32": 4, "float64": 8}
 
@@ -108,14 +108,14 @@ def test_what_is_sent_is_what_is_declared(name):
         assert record.parameters[way] == expected, f"{name} {way}: {formula}"
 
 
-@pytest.mark.parametrize("name", [name for name in PAPERS if name in SENDING])
+@few("name", [name for name in PAPERS if name in SENDING], 4)
 def test_papers_tables(name):
     federation, record = second_round(name)
     symbols = {**sizes(federation), "Ki": CLASSES, "clients": list(CLASSES), "M": len(CLASSES)}
     assert record.parameters["up"] + record.parameters["down"] == eval(PAPERS[name], symbols)
 
 
-@pytest.mark.parametrize("codec", ["float32", "float64"])
+@few("codec", ["float32", "float64"], 1)
 @pytest.mark.parametrize("name", SENDING)
 def test_bytes_are_numbers_and_a_stated_header(name, codec):
     """4 bytes per message, 4 per size that varies, 2 per label, 4 per count, and the codec's width per number."""

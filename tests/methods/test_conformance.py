@@ -9,44 +9,24 @@ import pytest
 import torch
 from torch.func import functional_call, stack_module_state, vmap
 
-from protofed.experiments.assemble import assemble
 from protofed.methods import Batch, methods
 from protofed.methods.contract import Update
 from protofed.options import option_fields, option_rows
 from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
 from protofed.rounds.loop import Federation
-from protofed.storage.snapshots import flatten
 from protofed.visits.visit import LocalTrainer
 from protofed.wire.validate import check_structure
-from support import degenerate, experiment, ordinary, visited
+from support import build, degenerate, few, same, tensors_of, told, visited
 
-ALL = sorted(methods())
-
-
-def build(name: str, data=None, **overrides) -> Federation:
-    return assemble(experiment(name, **overrides), data or ordinary())[0]
+STAND = ("fedproto", "fedavg", "gfpl")
+"""Methods of three kinds, which stand for all in everyday work."""
+NAMES = sorted(methods())
+ALL = [pytest.param(name, marks=[pytest.mark.fast] * (name in STAND)) for name in NAMES]
+SENDING = [kind.name for kind in map(methods().get, NAMES) if kind.traits(kind.Options()).exchanges != "nothing"]
 
 
 def run(federation: Federation) -> list[dict]:
-    return [without_times(record.to_dict()) for record in federation.run()]
-
-
-def without_times(record: dict) -> dict:
-    return {name: value for name, value in record.items() if name != "seconds"}
-
-
-def state(federation: Federation) -> dict[str, torch.Tensor]:
-    tensors = {f"server.{n}": t for n, t in federation.server.items()}
-    clients = federation.executor.clients
-    for name in clients:
-        tensors |= {f"{name}.{n}": t for n, t in flatten(clients.snapshot(name)).items()}
-    return {n: t.clone() for n, t in tensors.items()}
-
-
-def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+    return told(federation.run())
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -77,7 +57,7 @@ def test_survives_degenerate_clients(name):
         assert all(value is not None for value in record["losses"].values())
         for accuracy in record["accuracy"].values():
             assert [a is None for a in accuracy["clients"]] == [False, False, False, False, True, True]
-    assert all(t.isfinite().all() for t in state(federation).values() if t.is_floating_point())
+    assert all(t.isfinite().all() for t in tensors_of(federation).values() if t.is_floating_point())
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -90,7 +70,7 @@ def test_partial_participation(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("at", ["broadcast", "trained"])
+@few("at", ["broadcast", "trained"], 1)
 def test_is_deterministic_and_leaves_global_randomness_alone(name, at):
     torch.manual_seed(1)
     first = build(name, evaluation__at=at)
@@ -100,7 +80,7 @@ def test_is_deterministic_and_leaves_global_randomness_alone(name, at):
     torch.manual_seed(2)
     second = build(name, evaluation__at=at)
     assert run(second) == records
-    assert_same(state(first), state(second))
+    assert same(tensors_of(first), tensors_of(second))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -109,13 +89,13 @@ def test_resumes_bit_for_bit(name, tmp_path: Path):
     records = run(whole)
 
     stopped = build(name, rounds=3)
-    first = [without_times(record.to_dict()) for _, record in zip(range(2), stopped.run(), strict=False)]
+    first = told(record for _, record in zip(range(2), stopped.run(), strict=False))
     save_checkpoint(tmp_path, stopped.state, stopped.executor.clients)
 
     resumed = build(name, rounds=3)
     assert load_checkpoint(tmp_path, resumed.state, resumed.executor.clients)
     assert first[: resumed.round] + run(resumed) == records
-    assert_same(state(whole), state(resumed))
+    assert same(tensors_of(whole), tensors_of(resumed))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -158,7 +138,7 @@ def refuse(monkeypatch, names: set[str]) -> None:
     monkeypatch.setattr(LocalTrainer, "compose", refused)
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if build(n).method.upload_schema is not None])
+@pytest.mark.parametrize("name", SENDING)
 def test_rounds_without_uploads_keep_the_server(name, monkeypatch):
     """From the first round on, and later; the method is not asked what to make of nothing."""
     federation = build(name, rounds=40)
@@ -167,7 +147,7 @@ def test_rounds_without_uploads_keep_the_server(name, monkeypatch):
     refuse(monkeypatch, set(federation.names))
     for _ in range(sending[0]):
         record = next(rounds)
-    assert_same(method.server_state(), federation.server)
+    assert same(method.server_state(), federation.server)
     assert record.accuracy
     assert not record.diagnostics
     assert [r.client for r in record.refused] == federation.names
@@ -178,7 +158,7 @@ def test_rounds_without_uploads_keep_the_server(name, monkeypatch):
     refuse(monkeypatch, set(federation.names))
     for _ in range(sending[2] - sending[1]):
         next(rounds)
-    assert_same(before, federation.server)
+    assert same(before, federation.server)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -187,7 +167,7 @@ def test_one_client_is_enough(name, monkeypatch):
     refuse(monkeypatch, set(federation.names[1:]))
     records = run(federation)
     assert all(value is not None for r in records for value in r["losses"].values())
-    assert all(t.isfinite().all() for t in state(federation).values() if t.is_floating_point())
+    assert all(t.isfinite().all() for t in tensors_of(federation).values() if t.is_floating_point())
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -208,7 +188,7 @@ def _check_loss(update: Update, clients, models, batches) -> None:
     states = [copy.deepcopy(c.state) for c in clients]
     single = [update.terms(m, b, r, s)[0] for m, b, r, s in zip(models, batches, received, states, strict=True)]
     for client, s in zip(clients, states, strict=True):
-        assert_same(client.state, s)
+        assert same(client.state, s)
 
     class Wrapped(torch.nn.Module):
         def __init__(self, model):
@@ -236,7 +216,7 @@ def _check_loss(update: Update, clients, models, batches) -> None:
 
 
 VARIANTS = [
-    *((name, {}) for name in ALL),
+    *((name, {}) for name in NAMES),
     ("fedproto", {"aggregation": "weighted"}),
     ("fedproto", {"aggregation": "paper"}),
     ("gfpl", {"weight_by_counts": True}),

@@ -20,7 +20,7 @@ from protofed.methods import Method, get, methods
 from protofed.methods.traits import _INSTEAD
 from protofed.runs.rules import known
 from protofed.storage.snapshots import flatten
-from support import experiment, ordinary
+from support import experiment, few, ordinary
 
 ROOT = Path(protofed.__file__).parent
 CONTRACT = ROOT / "methods" / "contract.py"
@@ -38,7 +38,7 @@ def test_the_contract_is_short():
     assert not re.search("privacy|noisy|robust|attack", text.split("class Method")[1].replace("or noisy ones", ""))
 
 
-@pytest.mark.parametrize("executor", ["fused", "workers"])
+@few("executor", ["fused", "workers"], 1)
 def test_a_method_of_fifty_lines_runs_on_every_executor(executor):
     written = (Path(__file__).parent.parent / "fedmrl.py").read_text().split("\nclass ")[1].splitlines()
     assert len([line for line in written if line.strip()]) <= 50

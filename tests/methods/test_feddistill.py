@@ -9,7 +9,7 @@ import naive
 from naive import build, same, uneven
 from protofed.errors import ConfigError
 from protofed.methods.contract import Upload
-from support import K, client, degenerate, federated, visited
+from support import K, client, degenerate, federated, few, visited
 
 GAMMA = 0.7
 
@@ -67,7 +67,7 @@ class Reference:
         self.reported |= fresh
 
 
-@pytest.mark.parametrize(
+@few(
     "options",
     [
         {},
@@ -76,6 +76,7 @@ class Reference:
         {"method__target": "logits", "method__without_target": "own", "method__collect": "during"},
         {"method__without_target": "own", "method__leave_one_out": True},
     ],
+    1,
     ids=["paper", "others", "logits", "htfl", "own"],
 )
 def test_three_rounds(options):
@@ -110,8 +111,8 @@ def test_without_weight_it_is_local_training():
         naive.same_nets(naive.own_net(distilled, name), naive.own_net(alone, name))
 
 
-@pytest.mark.parametrize("others", [False, True])
-@pytest.mark.parametrize("preset", ["paper", "htfl"])
+@few("others", [False, True], 1)
+@few("preset", ["paper", "htfl"], 1)
 def test_classes_of_one_client_or_of_nobody_stay_finite(preset, others):
     """Class 3 is one client's alone, class 2 has one sample, class 1 nobody has at first."""
     data = federated(

@@ -14,7 +14,7 @@ from protofed.errors import ConfigError, ModelError
 from protofed.methods.contract import Upload
 from protofed.methods.parts.generator import diversity, generate, initial_generator
 from protofed.models.noise import uniform
-from support import K, client, degenerate, federated
+from support import K, client, degenerate, federated, few
 
 Z, H, D, STEPS, BATCH = 3, 6, 5, 3, 4
 SMALL = {
@@ -260,9 +260,10 @@ class Reference:
         self.P |= {y: naive.mean(rows) for y, rows in seen.items()}
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "options"),
     [("fedgen", {}), ("fedgen", {"method__preset": "htfl"}), ("fedpa", {})],
+    1,
     ids=["original", "htfl", "fedpa"],
 )
 def test_three_rounds(method, options):
@@ -282,6 +283,7 @@ def test_three_rounds(method, options):
                 same(server["prototypes"][y], p)
 
 
+@pytest.mark.slow
 def test_without_terms_it_is_fedavg():
     plain, silent = build("fedavg"), build("fedgen", method__alpha=0.0, method__beta=0.0)
     other = build("fedpa", method__alpha=0.0, method__beta=0.0)
@@ -313,7 +315,7 @@ def test_the_push_has_a_limit():
 
 
 @METHODS
-@pytest.mark.parametrize("prior", ["available", "counts", "uniform"])
+@few("prior", ["available", "counts", "uniform"], 5)
 def test_which_labels_are_generated(method, prior):
     """Class 3 nobody has; with a uniform prior no counts are sent."""
     data = federated(client("ann", [0, 0, 0, 1]), client("bob", [2, 1]))
@@ -351,6 +353,7 @@ def test_traffic_is_the_papers_formula():
     assert head.parameters == {"up": M * (D * K + K), "down": M * (D * K + K + G)}
 
 
+@pytest.mark.slow
 def test_heads_alone_fit_any_extractor():
     data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3], model="support:WithBatchNorm"))
     ours = {"model__d": 8, "data__trust_code": True}
@@ -375,8 +378,8 @@ def test_more_classes_than_dimensions_and_degenerate_clients(method):
 
 
 @METHODS
-@pytest.mark.parametrize("size", [1e9, -1e9, 1e-30])
-@pytest.mark.parametrize("count", [0, 1, 2**32 - 1])
+@few("size", [1e9, -1e9, 1e-30], 1)
+@few("count", [0, 1, 2**32 - 1], 1)
 def test_extreme_uploads_do_not_end_the_run(method, size, count):
     federation = build(method, execution__precision="fp32", **SMALL)
     fields, payload = federation.method.upload_schema.fields, {}

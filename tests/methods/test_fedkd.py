@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import naive
@@ -13,7 +13,7 @@ from naive import build, same, same_nets, uneven
 from protofed.errors import ConfigError, ModelError, PayloadError
 from protofed.methods.contract import Upload
 from protofed.methods.parts.lowrank import LowRank, factorise
-from support import K, client, degenerate, federated, visited
+from support import K, client, degenerate, federated, few, visited
 
 MENTEE = {"method__auxiliary": "mlp", "method__auxiliary_options": {"hidden": [], "relu_features": True}}
 START, END = 0.6, 0.9
@@ -36,7 +36,6 @@ def truncated(matrix, energy):
     return sum((sigma[j] * torch.outer(u[:, j], v[j]) for j in range(rank)), torch.zeros_like(matrix)), rank
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     m=st.integers(1, 9),
     n=st.integers(1, 9),
@@ -112,7 +111,7 @@ def loss(mentor, mentee, mapping, batch, options):
     return ce_t + (scale * to_t + mse_t) / c + ce_s + (scale * to_s + mse_s) / c
 
 
-@pytest.mark.parametrize(
+@few(
     "options",
     [
         {},
@@ -120,6 +119,7 @@ def loss(mentor, mentee, mapping, batch, options):
         {"method__compress": "parameters"},
         {"method__kl_reduction": "batchmean", "method__detach_teacher": True, "method__detach_c": True},
     ],
+    1,
     ids=["updates", "none", "parameters", "separate"],
 )
 def test_two_rounds(options):
@@ -209,6 +209,7 @@ def test_the_presets():
 # Who is sent what.
 
 
+@pytest.mark.slow
 def test_updates_for_those_who_follow_and_all_of_it_for_the_others():
     """With partial participation every client ends up with the server's mentee, each version added once."""
     federation = build("fedkd", rounds=8, participation__fraction=0.67, wire__codec="float64", **MENTEE)
@@ -225,6 +226,7 @@ def test_updates_for_those_who_follow_and_all_of_it_for_the_others():
     assert wholes == {0, 1}
 
 
+@pytest.mark.slow
 def test_scoring_now_and_then_changes_nothing():
     every, seldom = (build("fedkd", rounds=6, evaluation__every=e) for e in (1, 5))
     list(every.run())
@@ -265,6 +267,7 @@ def test_traffic_is_less_than_all_of_it():
 # What it has to survive.
 
 
+@pytest.mark.slow
 def test_any_models_any_widths_and_odd_clients():
     data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3], d=3), client("cid", [1] * 5, model="mlp"))
     list(build("fedkd", data, method__auxiliary="support:WithBatchNorm", method__auxiliary_d=8).run())

@@ -9,7 +9,7 @@ from torch.func import grad, vmap
 import naive
 from protofed.prototypes.inference import distance, pull_of_means
 from protofed.prototypes.table import Prototypes
-from support import K, client, federated, visited
+from support import K, client, federated, few, visited
 
 LAMBDA = 1.5
 
@@ -61,7 +61,7 @@ def naive_means(weights, samples):
     return {y: naive.mean(own) for y, own in rows.items()}
 
 
-@pytest.mark.parametrize("classes", ["all", "own"])
+@few("classes", ["all", "own"], 1)
 @pytest.mark.parametrize(
     ("form", "kind"),
     [("samples", "l1"), ("samples", "euclidean"), ("prototypes", "squared"), ("prototypes", "l1")],

@@ -9,7 +9,7 @@ import naive
 from naive import build, same_nets, uneven
 from protofed.errors import ConfigError, ModelError
 from protofed.methods.contract import Upload
-from support import K, client, degenerate, federated, visited
+from support import K, client, degenerate, federated, few, visited
 
 ALPHA, BETA, CLIP = 0.3, 0.6, 0.4
 MEME = {"method__auxiliary": "mlp", "method__auxiliary_options": {"hidden": [], "relu_features": True}}
@@ -49,8 +49,8 @@ def local_step(own, meme, batch, htfl):
     return a, b
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("preset", ["official", "htfl"])
+@few("weighting", ["uniform", "samples"], 1)
+@few("preset", ["official", "htfl"], 1)
 def test_two_rounds(preset, weighting):
     data = uneven()
     federation = build(

@@ -13,7 +13,7 @@ from protofed.methods.contract import Upload
 from protofed.methods.parts import pseudo
 from protofed.models.noise import uniform
 from protofed.wire.validate import check_values
-from support import K, experiment, ordinary, visited
+from support import K, experiment, few, ordinary, visited
 
 D = 5
 EVERY_ROUND = {"method__start": 2, "method__interval": 1}
@@ -49,7 +49,7 @@ def test_gfpl_without_both_is_local():
         assert a.accuracy == b.accuracy
 
 
-@pytest.mark.parametrize(
+@few(
     ("options", "trained"),
     [
         ({}, ("extras.projection.",)),
@@ -58,6 +58,7 @@ def test_gfpl_without_both_is_local():
         ({"dcs": False, "retrain_parts": "heads"}, ("head.",)),
         ({"retrain_parts": "heads", "cross_entropy": 0.0}, ("extras.projection.",)),
     ],
+    1,
 )
 def test_gfpl_retrains_these_parts_alone(options, trained):
     """Line 19 names the projection, the text projection and head; the extractor stays frozen (appendix C.1)."""
@@ -94,13 +95,14 @@ def hybrid(options, p, W, etf, f, y):
     return loss
 
 
-@pytest.mark.parametrize(
+@few(
     "options",
     [
         {},
         {"retrain_parts": "heads", "projection_dim": 7, "cross_entropy": 0.5, "momentum": 0.9},
         {"dcs": False, "samples": 3},
     ],
+    1,
 )
 def test_algorithm_2_by_loops(options):
     """Lines 12-20: after every step on Eq. 13, new pseudo-features (Eq. 4) and a step on Eq. 14."""

@@ -13,6 +13,7 @@ from protofed.experiments.assemble import assemble
 from protofed.stages.robust.vectors import parts_of
 from protofed.stages.secure.stage import SecureSum
 from protofed.visits.rare import notes
+from support import few
 
 HELD = {"ann": [0] * 2 + [1] * 20, "bob": [1] * 3 + [2] * 20, "cid": [0] * 20 + [3] * 20}
 
@@ -32,7 +33,7 @@ def uploads(method: str, least: int, **options) -> tuple[object, dict[str, dict[
 
 
 @pytest.mark.parametrize("method", every_method())
-@pytest.mark.parametrize("least", [5, 100])
+@few("least", [5, 100], 1)
 def test_no_method_reports_a_rare_class(method, least):
     made, found, told = uploads(method, least)
     schema = made.upload_schema

@@ -9,12 +9,12 @@ import torch
 
 from protofed.errors import ConfigError
 from protofed.methods.contract import Upload
-from support import K, build, degenerate, uploads, visited
+from support import K, build, degenerate, few, uploads, visited
 
 D = 5
 
 
-@pytest.mark.parametrize(
+@few(
     ("base", "options"),
     [
         ("fedproto", {}),
@@ -23,6 +23,7 @@ D = 5
         ("fedtgp", {"prototypes": "during"}),
         ("protonorm", {"patience": 2}),
     ],
+    1,
 )
 def test_tinyproto_without_its_two_parts_is_its_base(base, options):
     bare = {"method__cps": False, "method__scaling": False, "method__base_options": options}
@@ -34,9 +35,9 @@ def test_tinyproto_without_its_two_parts_is_its_base(base, options):
         assert a.bytes == b.bytes
 
 
-@pytest.mark.parametrize("cps", [True, False])
-@pytest.mark.parametrize(
-    ("scaling", "reduction"), [(True, None), (True, "sum"), (True, "mean"), (True, "compensated"), (False, None)]
+@few("cps", [True, False], 1)
+@few(
+    ("scaling", "reduction"), [(True, None), (True, "sum"), (True, "mean"), (True, "compensated"), (False, None)], 2
 )
 def test_tinyproto_server_by_loops(cps, scaling, reduction):
     """``C_j = μ·Σ n_ij ĉ_ij``, its mean over clients (Eq. 10), or the plain mean (Eq. 9), within the masks."""
@@ -169,7 +170,7 @@ def test_alignment_before_masking_keeps_length_and_masks():
     assert bool((lengths["after"] < 3.99).all())
 
 
-@pytest.mark.parametrize("base", ["fedproto", "fedtgp", "protonorm"])
+@few("base", ["fedproto", "fedtgp", "protonorm"], 1)
 def test_tinyproto_traffic_is_s_in_place_of_d(base):
     federation = build("tinyproto", degenerate(), method__base=base, method__s=2, rounds=2)
     first, second = federation.run()

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.errors import ConfigError
@@ -15,7 +15,7 @@ from protofed.methods import Batch
 from protofed.methods.contract import Phase, Round, Update, Upload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feduv import uniformity, variance_hinge
-from support import K, client, degenerate, experiment, federated, ordinary, visited
+from support import K, client, degenerate, experiment, federated, few, ordinary, visited
 
 BATCH_NORM = {"model__name": "support:WithBatchNorm", "model__options": {}}
 HARD = {"training__momentum": 0.5, "training__epochs": 2, "participation__fraction": 0.7, "rounds": 4}
@@ -42,7 +42,7 @@ def assert_same_weights(found, expected) -> None:
         assert torch.equal(weight, expected.server[name]), name
 
 
-@pytest.mark.parametrize("overrides", [{}, HARD, {**HARD, **BATCH_NORM}], ids=["plain", "hard", "batch-norm"])
+@few("overrides", [{}, HARD, {**HARD, **BATCH_NORM}], 1, ids=["plain", "hard", "batch-norm"])
 @pytest.mark.parametrize(
     ("method", "options"),
     [
@@ -58,7 +58,7 @@ def test_without_its_terms_it_is_fedavg(method, options, overrides):
         assert all(a[part] == b[part] for part in ("accuracy", "bytes", "parameters", "participants"))
 
 
-@pytest.mark.parametrize("overrides", [{}, HARD, {**HARD, **BATCH_NORM}], ids=["plain", "hard", "batch-norm"])
+@few("overrides", [{}, HARD, {**HARD, **BATCH_NORM}], 1, ids=["plain", "hard", "batch-norm"])
 @pytest.mark.parametrize(
     ("method", "options"),
     [("lg_fedavg", {"method__shared": ["extractor", "head"]}), ("fedper", {"method__personal": []})],
@@ -72,7 +72,7 @@ def test_with_everything_shared_it_is_fedavg(method, options, overrides):
         assert (a["losses"], a["bytes"]) == (b["losses"], b["bytes"])
 
 
-@pytest.mark.parametrize("overrides", [{}, {**HARD, **BATCH_NORM}], ids=["plain", "hard"])
+@few("overrides", [{}, {**HARD, **BATCH_NORM}], 1, ids=["plain", "hard"])
 def test_fedrep_without_head_epochs_is_fedavg_of_the_extractor(overrides):
     """Heads that nobody trains stay as they began, so averaging them or not is the same."""
     epochs = overrides.get("training__epochs", 1)
@@ -86,8 +86,8 @@ def test_fedrep_without_head_epochs_is_fedavg_of_the_extractor(overrides):
         assert a["losses"] == b["losses"]
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("overrides", [{}, {**HARD, **BATCH_NORM}], ids=["plain", "hard"])
+@few("weighting", ["samples", "uniform"], 1)
+@few("overrides", [{}, {**HARD, **BATCH_NORM}], 1, ids=["plain", "hard"])
 def test_fesem_with_one_cluster_is_fedavg(weighting, overrides):
     expected = outcome("fedavg", method__weighting=weighting, **overrides)
     found = outcome("fesem", method__clusters=1, method__weighting=weighting, **overrides)
@@ -179,7 +179,6 @@ def test_fesem_by_numbers_of_classes():
 
 
 @given(rows=st.lists(st.integers(0, 3), min_size=4, max_size=4), seed=st.integers(0, 99), rho=st.floats(0, 1))
-@settings(max_examples=30, deadline=None)
 def test_fednh_prototypes_stay_on_the_unit_sphere(rows, seed, rho):
     method = FEDNH(rho)
     generator = torch.Generator().manual_seed(seed)
@@ -209,7 +208,7 @@ def test_fednh_keeps_a_prototype_that_has_nowhere_to_go():
         torch.testing.assert_close(state["prototypes"], server["prototypes"])
 
 
-@pytest.mark.parametrize("method", ["fednh", "fedfa"])
+@few("method", ["fednh", "fedfa"], 1)
 def test_more_classes_than_dimensions(method):
     federation, _ = assemble(experiment(method, model__d=2, rounds=3), degenerate())
     records = list(federation.run())
@@ -265,7 +264,7 @@ def test_feduv_leaves_out_padding():
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("method", ["fedprox", "fedlc", "fedper", "fedrep", "feduv", "fednh", "fedfa", "fesem"])
+@few("method", ["fedprox", "fedlc", "fedper", "fedrep", "feduv", "fednh", "fedfa", "fesem"], 2)
 def test_running_statistics_are_shared_on_request_and_it_is_said(method, share):
     federation, _ = assemble(experiment(method, method__share_buffers=share, **BATCH_NORM), ordinary())
     next(federation.run())

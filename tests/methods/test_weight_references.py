@@ -27,7 +27,7 @@ from naive_weights import (
     mean,
     softmax,
 )
-from support import K, visited
+from support import K, few, visited
 
 THETA, PHI = (W1, B1), (W2, B2)
 ALL = (*THETA, *PHI)
@@ -55,7 +55,7 @@ def check_scores(record, parties, global_weights):
     assert found["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@few("weighting", ["samples", "uniform"], 1)
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_fedprox(mu, weighting):
     """``L = CE + (μ/2)·‖w − w^t‖²``, then ``w^{t+1} = Σ (n_i/Σ n)·w_i``; with μ = 0, FedAvg."""
@@ -87,7 +87,7 @@ def calibrations(p, tau, prior):
     return np.array([-tau / n**0.25 if n else -math.inf for n in counts])
 
 
-@pytest.mark.parametrize(("tau", "prior"), [(0.0, False), (0.7, False), (1.0, True)])
+@few(("tau", "prior"), [(0.0, False), (0.7, False), (1.0, True)], 2)
 def test_fedlc(tau, prior):
     """``L = CE(g(f(x)) + c_i)``, then ``w^{t+1} = Σ (n_i/Σ n)·w_i``; answers with ``c_i`` and without."""
     options = {"method__calibration": "prior" if prior else "margin", "method__tau": tau, "method__rho": 0.5}
@@ -157,7 +157,7 @@ def test_fedrep_ends_with_everybody_though_few_are_drawn():
     assert [len(record.participants) for record in federation.run()] == [1, 1, 1, 3]
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@few("weighting", ["samples", "uniform"], 1)
 def test_lg_fedavg(weighting):
     """``L = CE`` over θ_i and φ together; ``φ^{t+1} = Σ (n_i/Σ n)·φ_i``; θ_i never leaves."""
     federation, parties = build("lg_fedavg", method__weighting=weighting)
@@ -172,7 +172,7 @@ def test_lg_fedavg(weighting):
         assert record.accuracy.clients["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
 
 
-@pytest.mark.parametrize("compare", ["all", "head"])
+@few("compare", ["all", "head"], 1)
 def test_fesem(compare):
     """E: ``r_i = argmin_c ‖w_i − W_c‖``; M: ``W_c = mean{w_i : r_i = c}``; an empty centre keeps its weights."""
     federation, parties = build("fesem", method__clusters=2, method__compare=compare, rounds=3)
@@ -220,7 +220,7 @@ def near(server, explained) -> bool:
     )
 
 
-@pytest.mark.parametrize("normalise", [False, True])
+@few("normalise", [False, True], 1)
 def test_feduv(normalise):
     """``CE + λ_v·(1/K)Σ max(0, 1/√K − std_b p_k) + λ_u·mean_{a<b} exp(−‖z_a − z_b‖²/median)``."""
     federation, parties = build("feduv", method__normalise=normalise)
@@ -257,8 +257,8 @@ def test_feduv(normalise):
     assert record.losses["uniformity"] > 0
 
 
-@pytest.mark.parametrize("start", ["orthogonal", "spread"])
-@pytest.mark.parametrize("options", [{}, {"method__learn_scale": False}, {"method__normalise": False}], ids=str)
+@few("start", ["orthogonal", "spread"], 1)
+@few("options", [{}, {"method__learn_scale": False}, {"method__normalise": False}], 2, ids=str)
 def test_fednh(start, options):
     """Logits ``s·(f/‖f‖)·Wᵀ``; ``µ_ic = normalise(mean f/‖f‖)``; the server averages θ and s alike and moves W.
 
@@ -304,8 +304,8 @@ def test_fednh(start, options):
             assert record.accuracy.clients[rule] == pytest.approx(expected), rule
 
 
-@pytest.mark.parametrize("mean_of", ["samples", "batches"])
-@pytest.mark.parametrize("calibration", ["after", "before", "none"])
+@few("mean_of", ["samples", "batches"], 1)
+@few("calibration", ["after", "before", "none"], 1)
 def test_fedfa(mean_of, calibration):
     """``CE + (λ/K)·Σ_{c in batch} mean_{y_b=c} ‖f − a_c‖²`` by SGD, and ``CE(g(a_c), c)`` on φ by Adam, per batch.
 

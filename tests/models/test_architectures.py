@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
@@ -34,7 +34,7 @@ def one(name, shape=(3, 32, 32), d=64, K=10, **kwargs):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@few("shape", SHAPES, 1, ids=str)
 def test_shapes_for_every_architecture_and_image(name, shape):
     model = one(name, shape, d=48, K=7).train()
     out = model(torch.randn(2, *shape))
@@ -50,8 +50,8 @@ def test_small_architectures_adapt_to_8x8_digits(name):
     assert one(name, (1, 8, 8))(torch.rand(3, 1, 8, 8)).logits.shape == (3, 10)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 5])
-@pytest.mark.parametrize("name", VISION)
+@few("channels", [1, 2, 5], 1)
+@few("name", VISION, 2)
 def test_stem_takes_any_number_of_channels(name, channels):
     out = one(name, (channels, 32, 32)).eval()(torch.randn(2, channels, 32, 32))
     assert out.logits.isfinite().all()
@@ -106,7 +106,7 @@ def test_names_are_stable_and_state_dicts_load(name):
     assert torch.equal(pickle.loads(pickle.dumps(model))(x).logits, twin(x).logits)
 
 
-@few("name", NAMES, 6)
+@few("name", NAMES, 5)
 def test_functional_call_and_vmap_match_the_module(name):
     pair = [key_noise(one(name, seed=s, d=40)).eval() for s in (0, 1)]
     params, buffers = stack_module_state(pair)
@@ -124,10 +124,11 @@ def test_functional_call_and_vmap_match_the_module(name):
     assert all(g.isfinite().all() for g in grads.values())
 
 
-@pytest.mark.parametrize(
+@few(
     ("name", "expected"),
     [("mlp", False), ("cnn2", False), ("fedproto_cnn", False), ("cnn4", True), ("resnet8", True)]
     + [(n, True) for n in VISION],
+    8,
 )
 def test_needs_two_samples_tells_batch_norm(name, expected):
     assert one(name).needs_two_samples is expected
@@ -177,12 +178,12 @@ COUNTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "shape", "d", "K", "options", "count"), COUNTS)
+@few(("name", "shape", "d", "K", "options", "count"), COUNTS, 12)
 def test_parameter_counts(name, shape, d, K, options, count):
     assert parameter_count(one(name, shape, d, K, options=options)) == count
 
 
-@pytest.mark.parametrize("name", VISION)
+@few("name", VISION, 1)
 def test_backbone_computes_what_torchvision_computes(name):
     import torchvision
 
@@ -251,7 +252,6 @@ def test_resnet8_cifar_stem_keeps_resolution():
     assert isinstance(model.extractor.map, nn.Identity)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_pool_averages_neighbours(width, d):
     x = torch.randn(3, width)
@@ -260,7 +260,7 @@ def test_pool_averages_neighbours(width, d):
     torch.testing.assert_close(make_map("pool", width, d)(x), torch.stack(bins, 1))
 
 
-@pytest.mark.parametrize("name", [n for n in IMAGES if n not in {*OWN_MAP, "timm"}])
+@few("name", [n for n in IMAGES if n not in {*OWN_MAP, "timm"}], 4)
 def test_maps(name):
     width = one(name).extractor.backbone(torch.randn(2, 3, 32, 32)).shape[1]
     assert isinstance(one(name, d=width).extractor.map, nn.Identity)
@@ -317,6 +317,7 @@ def test_torchvision_is_imported_only_where_it_is_used():
         assert not any("torchvision" in ast.unparse(n) for n in top), path
 
 
+@pytest.mark.slow
 def test_every_small_model_learns():
     """Ten random 8×8 patterns under noise of equal power: a nearest-pattern rule is right nearly always."""
     generator = torch.Generator().manual_seed(0)

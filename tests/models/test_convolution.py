@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from protofed.models import build, reduce_convolutions
 from protofed.models.convolution import SmallMapConv2d
+from support import few
 
 
 def both(conv: nn.Conv2d, x: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -23,7 +24,6 @@ def both(conv: nn.Conv2d, x: torch.Tensor) -> tuple[list[torch.Tensor], list[tor
     return results[0], results[1]
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
@@ -59,7 +59,8 @@ def test_forms_of_padding_that_are_left_to_torch(options):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("name", ["shufflenet_v2_x1_0", "mobilenet_v2", "efficientnet_b0", "resnet8"])
+@pytest.mark.slow
+@few("name", ["shufflenet_v2_x1_0", "mobilenet_v2", "efficientnet_b0", "resnet8"], 1)
 def test_whole_networks_train_alike(name):
     """Dropout draws the same numbers, gradients agree, and the weights keep their names."""
     model = build(name, input_shape=(3, 32, 32), num_classes=10, d=64).double()

@@ -53,7 +53,7 @@ def test_scattering_for_other_programs_is_the_same():
     torch.testing.assert_close(dft_modulus(dft(x)), x.abs(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "width"), [((1, 28, 28), 1296), ((3, 32, 32), 3888), ((1, 8, 8), 324)])
+@few(("shape", "width"), [((1, 28, 28), 1296), ((3, 32, 32), 3888), ((1, 8, 8), 324)], 1)
 def test_the_width_of_scattering(shape, width):
     assert made("scattering", shape).width == width
     assert made("scattering", shape, dim=64).width == 64
@@ -67,8 +67,8 @@ def test_scattering_hardly_changes_when_an_image_is_moved():
     assert change < 0.5 * (moved - x).norm() / x.norm()
 
 
-@few("shape", IMAGES, 2)
-@pytest.mark.parametrize("name", ["scattering", "random", "both", "identity", "auto"])
+@few("shape", IMAGES, 1)
+@few("name", ["scattering", "random", "both", "identity", "auto"], 2)
 def test_equal_samples_have_equal_features_whatever_is_beside_them(name, shape):
     encoder, x = made(name, shape), pictures(37, shape)
     assert encoder.width == encoded_width(EncoderOptions(name=name), shape)
@@ -196,6 +196,7 @@ def test_missing_weights_and_packages(tmp_path):
             build_encoder(EncoderOptions(name="resnet18", weights=weights), (3, 32, 32))
 
 
+@pytest.mark.slow
 def test_a_published_network_with_weights_from_a_file(tmp_path):
     from torchvision.models import resnet18
 
@@ -256,7 +257,8 @@ def test_a_network_of_ones_own(tmp_path):
         made(f"{code}:Rows", (1, 8, 8), weights=str(tmp_path / "w.safetensors"))
 
 
-@pytest.mark.parametrize(("version", "size"), [(0, 224), (1, 240), (2, 260)])
+@pytest.mark.slow
+@few(("version", "size"), [(0, 224), (1, 240), (2, 260)], 1)
 def test_efficientnet_lite_as_its_package_computes_it(version, size):
     pytest.importorskip("timm")
     package = pytest.importorskip("efficientnet_lite_pytorch", reason="needs efficientnet-lite-pytorch")

@@ -11,6 +11,8 @@ from torchvision.ops import StochasticDepth
 from protofed.models import build, key_noise
 from protofed.models.noise import noise_keys, uniform
 
+pytestmark = pytest.mark.fast
+
 
 def key(number: int) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.int64)

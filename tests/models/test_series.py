@@ -10,7 +10,9 @@ from protofed.errors import ConfigError, ModelError
 from protofed.experiments.assemble import assemble
 from protofed.models import build, groups, parameter_count
 from protofed.samples import ClientData, FederatedData, Samples
-from support import experiment, ordinary
+from support import experiment, few, ordinary
+
+pytestmark = pytest.mark.fast
 
 K = 3
 
@@ -62,7 +64,7 @@ def test_fcn_is_that_of_the_paper():
         build("fcn1d", input_shape=(1, 9), num_classes=2, d=4, options={"channels": [4, 4]})
 
 
-@pytest.mark.parametrize(("group", "shape"), [("series4", (2, 20)), ("mlp4", None)])
+@few(("group", "shape"), [("series4", (2, 20)), ("mlp4", None)], 1)
 def test_groups_train_alike_on_every_executor(group, shape):
     """One round of FedProto with four architectures; `fused` differs by rounding alone."""
     data = series(shape) if shape else ordinary()

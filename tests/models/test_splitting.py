@@ -10,6 +10,8 @@ from torch import nn
 from protofed.errors import ConfigError, ModelError
 from protofed.models import SplitModel, build, split
 
+pytestmark = pytest.mark.fast
+
 HERE = __name__
 
 

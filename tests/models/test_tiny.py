@@ -10,7 +10,7 @@ from protofed.experiments.assemble import assemble
 from protofed.models import build
 from protofed.models.tiny import tiny_width
 from protofed.samples import ClientData, FederatedData, Samples
-from support import experiment, ordinary
+from support import experiment, few, ordinary
 
 IMAGES, SERIES = (1, 8, 8), (2, 32)
 
@@ -31,7 +31,7 @@ def data(shape: tuple[int, ...]) -> FederatedData:
     return ordinary() if len(shape) == 1 else blobs(shape)
 
 
-@pytest.mark.parametrize("shape", [IMAGES, (3, 9, 7), SERIES, (6,)])
+@few("shape", [IMAGES, (3, 9, 7), SERIES, (6,)], 1)
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_a_model_of_clients(method, shape):
     """For vectors, the number of units follows from their length; d is any other length, by pooling."""
@@ -44,7 +44,7 @@ def test_a_model_of_clients(method, shape):
     next(other.run())
 
 
-@pytest.mark.parametrize("shape", [IMAGES, SERIES, (6,)])
+@few("shape", [IMAGES, SERIES, (6,)], 1)
 @pytest.mark.parametrize("method", ["fml", "fedkd"])
 def test_the_model_that_clients_share(method, shape):
     """FML's and FedKD's auxiliary model; its weights are those that travel, and no running statistics."""

@@ -25,7 +25,7 @@ from protofed.models.weights import read_weights
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.storage.snapshots import flatten
 from protofed.visits.batches import normalise
-from support import experiment
+from support import experiment, few
 
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET.mean, IMAGENET.std))
 
@@ -64,7 +64,7 @@ def published(name: str, **arguments) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".legacy"])
+@few("suffix", [".safetensors", ".pth", ".legacy"], 1)
 def test_every_format_gives_torchvisions_features(tmp_path, suffix):
     """FedProto's ResNet-18: the features are torchvision's, of images normalised as its weights require."""
     network = published("resnet18")
@@ -78,7 +78,7 @@ def test_every_format_gives_torchvisions_features(tmp_path, suffix):
     assert model.state_dict().keys() == plain.state_dict().keys()
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v2", "shufflenet_v2_x1_0", "shufflenet_v2_x0_5", "efficientnet_b0"])
+@few("name", ["mobilenet_v2", "shufflenet_v2_x1_0", "shufflenet_v2_x0_5", "efficientnet_b0"], 1)
 def test_other_networks_leave_their_classifier_behind(tmp_path, name):
     network = published(name)
     model = one(name, write(network.state_dict(), tmp_path / "w.pth"), d=32).eval()
@@ -88,6 +88,7 @@ def test_other_networks_leave_their_classifier_behind(tmp_path, name):
     assert model.extractor.preparation.normalisation == IMAGENET
 
 
+@pytest.mark.slow
 def test_googlenet_sees_what_torchvisions_own_makes_of_its_input(tmp_path):
     """With weights, torchvision's turns ImageNet's normalisation into that to [-1, 1] (``transform_input``)."""
     network = published("googlenet", aux_logits=True, init_weights=False, transform_input=True)
@@ -110,6 +111,7 @@ def test_stem_of_other_channels_stays_random_and_the_rest_is_the_files(tmp_path)
     assert model.extractor.preparation.normalisation.mean == (pytest.approx(0.449),)
 
 
+@pytest.mark.slow
 def test_fedprotos_stem_is_fresh_though_it_would_fit(tmp_path):
     """The public code keeps its own conv1, bn1 and fc, and takes all else from ImageNet's ResNet-18."""
     network = published("resnet18")
@@ -126,6 +128,7 @@ def test_fedprotos_stem_is_fresh_though_it_would_fit(tmp_path):
         one("resnet18", file, fresh=["conv9"])
 
 
+@pytest.mark.slow
 def test_files_without_counts_of_batches_fit(tmp_path):
     """ResNet-18 as FedProto downloads it was saved before BatchNorm counted batches."""
     tensors = {n: t for n, t in published("resnet18").state_dict().items() if "num_batches" not in n}
@@ -139,6 +142,7 @@ def test_our_own_architectures_start_from_files_too(tmp_path):
     assert "preparation" not in dict(model.extractor.named_children())
 
 
+@pytest.mark.slow
 def test_without_weights_nothing_is_normalised_unless_asked():
     shape = {"input_shape": (3, 32, 32), "num_classes": 10, "d": 64}
     x = torch.rand(2, 3, 32, 32)
@@ -156,7 +160,7 @@ def test_without_weights_nothing_is_normalised_unless_asked():
         models.build("resnet18", **shape, options={"mean": [0.5, 0.5], "std": [1, 1]})
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(4, 20), st.integers(4, 20))
 def test_images_are_scaled_as_torchvision_scales_them(side, size):
     from torchvision.transforms.v2.functional import resize
@@ -232,6 +236,7 @@ def test_torchvisions_own_functions_download_nothing(tmp_path, monkeypatch, opti
         models.build("torchvision.models:resnet18", input_shape=(3, 32, 32), num_classes=10, d=8, options=options)
 
 
+@pytest.mark.slow
 def test_torchvisions_weights_are_found_where_torch_keeps_them(tmp_path, monkeypatch):
     from torchvision.models import ResNet18_Weights
 
@@ -338,7 +343,6 @@ def undamaged(tmp_path_factory) -> dict[str, bytes]:
     return {s: write(tensors, folder / f"w{s}").read_bytes() for s in (".safetensors", ".pth", ".legacy")}
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_damaged_files_are_one_line_or_still_tensors(undamaged, tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()
@@ -452,8 +456,9 @@ def timm():
     return pytest.importorskip("timm", reason="the package timm is missing: pip install 'protofed[timm]'")
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_050"])
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.slow
+@few("name", ["resnet18", "mobilenetv3_small_050"], 1)
+@few("suffix", [".safetensors", ".pth"], 1)
 def test_timms_loader_reads_what_timm_wrote(timm, tmp_path, name, suffix):
     torch.manual_seed(3)
     whole = timm.create_model(name, num_classes=1000).eval()
@@ -469,6 +474,7 @@ def test_timms_loader_reads_what_timm_wrote(timm, tmp_path, name, suffix):
     torch.testing.assert_close(model(x).features, model.extractor.map(expected))
 
 
+@pytest.mark.slow
 def test_timms_loader_adapts_the_stem_and_insists_on_the_rest(timm, tmp_path):
     whole = timm.create_model("resnet18", num_classes=1000)
     tensors = whole.state_dict()

@@ -5,11 +5,13 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.errors import ConfigError
 from protofed.prototypes.alignment import align, energy
+
+pytestmark = pytest.mark.fast
 
 
 def rows(K: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -148,7 +150,6 @@ def test_coinciding_prototypes_separate(prototypes):
     pattern=st.lists(st.sampled_from(["keep", "repeat", "oppose", "zero", "nearly"]), min_size=12, max_size=12),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-@settings(max_examples=80, deadline=None)
 def test_degenerate_prototypes_stay_finite(K, d, seed, pattern, dtype):
     p = rows(K, d, seed, dtype)
     for j, change in enumerate(pattern[:K]):
@@ -209,7 +210,6 @@ def test_aligned_within_masks_by_loops():
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
 def test_masked_directions_stay_unit_and_finite(K, d, seed):
     """Also where rows are 0 within their support, repeat one another, or share a single coordinate."""
     g = torch.Generator().manual_seed(seed)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -19,6 +19,8 @@ from protofed.prototypes.contrastive import (
 )
 from protofed.prototypes.geometry import pairwise_distances
 from support import few
+
+pytestmark = pytest.mark.fast
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -140,7 +142,6 @@ def test_initial_parameters_are_torchs():
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(1, 8), same=st.booleans(), classes=st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
 def test_degenerate_uploads_stay_finite(seed, n, same, classes):
     prototypes = torch.randn(n, 2, generator=generator(seed)) * (0 if same else 1)
     labels = torch.arange(n) % classes
@@ -181,6 +182,7 @@ def test_margins_are_larger_for_closer_pairs_and_scale_with_the_features():
     assert all((float(m[pair]) > distances[pair]) == (distances[pair] < average) for pair in pairs)
 
 
+@pytest.mark.slow
 @few("margin", [0.5, 1.0, 2.0], 1)
 def test_hinge_minimum_beats_gradient_descent(margin):
     prototypes, labels = uploads(20, 4, 3, seed=6)

@@ -6,6 +6,8 @@ import torch
 from protofed.errors import ConfigError
 from protofed.prototypes.etf import simplex_etf, spread_directions
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(("K", "d"), [(2, 2), (3, 8), (10, 10), (100, 512)])
 def test_gram_matrix_is_that_of_the_simplex(K, d):

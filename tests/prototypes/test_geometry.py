@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.errors import ConfigError
@@ -16,6 +16,8 @@ from protofed.prototypes.geometry import (
     summary,
     unit_vectors,
 )
+
+pytestmark = pytest.mark.fast
 
 
 def rows(K: int, d: int, seed: int = 0) -> torch.Tensor:
@@ -84,7 +86,6 @@ def test_no_classes_at_all():
 @given(
     st.lists(st.lists(st.sampled_from([-1e30, -1.0, 0.0, 1e-30, 1.0, 2.0]), min_size=2, max_size=2), max_size=6),
 )
-@settings(max_examples=50, deadline=None)
 def test_summary_is_always_finite(values):
     found = summary(torch.tensor(values, dtype=torch.float64).reshape(-1, 2))
     assert all(math.isfinite(value) for value in found.values())

@@ -6,11 +6,14 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.errors import ConfigError
 from protofed.prototypes.masks import _Stream, class_masks, compress, rebuild
+from support import few
+
+pytestmark = pytest.mark.fast
 
 SHAPES = [(10, 500, 50), (10, 500, 51), (10, 500, 450), (3, 2, 1), (7, 5, 5), (1, 4, 2), (60, 64, 20)]
 
@@ -21,7 +24,7 @@ def hamming(masks):
     return torch.cdist(masks.float(), masks.float(), p=1)[first, second]
 
 
-@pytest.mark.parametrize(("K", "d", "s"), SHAPES)
+@few(("K", "d", "s"), SHAPES, 6)
 def test_rows_and_columns_are_balanced(K, d, s):
     masks = class_masks(K, d, s, seed=1)
     assert masks.shape == (K, d)
@@ -31,7 +34,6 @@ def test_rows_and_columns_are_balanced(K, d, s):
 
 
 @given(K=st.integers(1, 12), d=st.integers(1, 24), share=st.floats(0, 1), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
 def test_balance_holds_everywhere(K, d, share, seed):
     s = max(1, round(share * d))
     masks = class_masks(K, d, s, seed)
@@ -44,9 +46,7 @@ def test_supports_are_disjoint_when_they_fit():
     assert class_masks(10, 107, 10).sum(0).max() == 1
 
 
-@pytest.mark.parametrize(
-    ("K", "d", "s", "share"), [(10, 500, 150, 0.97), (62, 512, 256, 0.94), (100, 500, 50, 0.9)]
-)
+@few(("K", "d", "s", "share"), [(10, 500, 150, 0.97), (62, 512, 256, 0.94), (100, 500, 50, 0.9)], 1)
 def test_smallest_distance_is_near_the_mean_it_cannot_exceed(K, d, s, share):
     distances = hamming(class_masks(K, d, s))
     assert share * distances.mean() <= distances.min() <= distances.mean()
@@ -89,7 +89,6 @@ def test_the_result_is_the_callers_own():
 
 
 @given(K=st.integers(1, 6), d=st.integers(1, 12), share=st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
 def test_compress_and_rebuild_are_inverse(K, d, share):
     s = max(1, round(share * d))
     masks = class_masks(K, d, s)

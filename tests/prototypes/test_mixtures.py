@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from naive import bhattacharyya
@@ -23,6 +23,9 @@ from protofed.prototypes.mixtures import (
     shares,
     stack,
 )
+from support import few
+
+pytestmark = pytest.mark.fast
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -148,7 +151,6 @@ def test_more_components_than_needed_do_no_harm():
     offset=st.sampled_from([0.0, 1e3]),
     repeats=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
 def test_degenerate_features_stay_finite(n, d, components, seed, scale, offset, repeats):
     x = offset + scale * torch.randn(n, d, generator=generator(seed))
     if repeats:
@@ -267,8 +269,8 @@ def naive_fuse(weights, means, variances, threshold):
     return Mixture(*(torch.stack(part) for part in zip(*fused, strict=True)))
 
 
-@pytest.mark.parametrize("spread", [0.01, 0.3, 0.6, 1.0, 2.0])
-@pytest.mark.parametrize(("m", "d"), [(40, 2), (30, 20), (24, 150)])
+@few("spread", [0.01, 0.3, 0.6, 1.0, 2.0], 2)
+@few(("m", "d"), [(40, 2), (30, 20), (24, 150)], 1)
 def test_fusion_equals_the_loop(m, d, spread):
     given_components = components(m, d, spread * (4 / d) ** 0.5)
     expected = naive_fuse(*given_components, 1.0)
@@ -284,7 +286,6 @@ def test_fusion_equals_the_loop(m, d, spread):
     offset=st.sampled_from([0.0, 1e4]),
     widths=st.sampled_from([0.0, 0.1, 3.0, 1e3]),
 )
-@settings(max_examples=100, deadline=None)
 def test_bounds_are_bounds(seed, m, d, offset, widths):
     _, means, variances = components(m, d, 0.5, seed)
     means, variances = (means + offset).numpy(), (variances**widths).clamp(1e-12, 1e12).numpy()
@@ -300,7 +301,6 @@ def test_bounds_are_bounds(seed, m, d, offset, widths):
 
 
 @given(seed=st.integers(0, 1000), repeats=st.booleans(), ties=st.booleans())
-@settings(max_examples=40, deadline=None)
 def test_fusion_ignores_the_order_of_arrival(seed, repeats, ties):
     weights, means, variances = components(24, 3, 0.7, seed)
     if ties:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.prototypes.table import Prototypes
+
+pytestmark = pytest.mark.fast
 
 
 @st.composite

@@ -16,6 +16,8 @@ from protofed.storage.files import read_json, write_bytes
 from protofed.visits.roster import Roster, StoreSnapshot
 from support import experiment, ordinary
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def federation():

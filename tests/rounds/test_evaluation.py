@@ -16,7 +16,7 @@ from protofed.runs.loading import load_run
 from protofed.runs.summary import Outcome
 from protofed.samples import FederatedData, Samples
 from protofed.visits.stacking import PooledSamples
-from support import K, client, degenerate, experiment, federated, ordinary, samples, visited
+from support import K, client, degenerate, experiment, federated, few, ordinary, samples, visited
 
 EXACT = {"execution__precision": "fp64", "wire__codec": "float64"}
 SCORED = ("accuracy", "union", "unseen")
@@ -52,8 +52,8 @@ def naive(federation, on: str) -> tuple[dict, dict]:
     return scores
 
 
-@pytest.mark.parametrize("on", ["union", "balanced"])
-@pytest.mark.parametrize("method", ["fedproto", "fedavg"])
+@few("on", ["union", "balanced"], 1)
+@few("method", ["fedproto", "fedavg"], 1)
 def test_every_client_is_scored_on_everyones_samples(method, on):
     """accuracy_i = Σ_c correct_ic / Σ_c n_c over all classes c, or those with n_i,c = 0 training samples."""
     data = federated(*ordinary().clients, client("dan", [3, 3, 0, 0, 0], [1, 2, 2, 2, 2]))
@@ -79,7 +79,8 @@ def test_it_is_the_same_for_a_stack(method, on):
         assert [getattr(a, part) for part in SCORED] == [getattr(b, part) for part in SCORED]
 
 
-@pytest.mark.parametrize(("method", "on"), [("fedproto", "balanced"), ("beacon", "shifted")])
+@pytest.mark.slow
+@few(("method", "on"), [("fedproto", "balanced"), ("beacon", "shifted")], 1)
 def test_it_is_the_same_in_worker_processes(method, on):
     data = degenerate()
     expected = records(method, on, data)[1]
@@ -133,7 +134,7 @@ def odd() -> FederatedData:
     )
 
 
-@pytest.mark.parametrize("method", ["beacon", "local", "fedproto"])
+@few("method", ["beacon", "local", "fedproto"], 1)
 def test_classes_as_frequent_as_at_the_next_client(method):
     options = {"method__softmax": "balanced"} if method == "local" else {}
     federation, found = records(method, "shifted", odd(), **options)
@@ -171,6 +172,7 @@ def test_a_method_without_frequencies_predicts_as_ever():
         assert federation.method.shifted(c.state, torch.tensor([9, 0, 0, 0])) is c.state
 
 
+@pytest.mark.slow
 def test_shifted_frequencies_are_forgotten_after_the_score():
     """A client's own score, its training and its stored state are those of a run that is not scored so."""
     expected, found = (records("beacon", on) for on in ("own", "shifted"))
@@ -180,7 +182,7 @@ def test_shifted_frequencies_are_forgotten_after_the_score():
         assert torch.equal(own.state["prior"], visited(expected[0])[name].state["prior"])
 
 
-@pytest.mark.parametrize("method", ["local", "fixed_etf", "fedproto"])
+@few("method", ["local", "fixed_etf", "fedproto"], 1)
 def test_heads_trained_on_a_clients_own_samples_know_nothing_of_unseen_classes(method):
     last = records(method, "union", rounds=6, training__epochs=5)[1][-1]
     assert last.unseen.weighted["head"] == 0.0
@@ -209,6 +211,7 @@ def test_a_class_counts_alike_however_many_samples_it_has():
         assert last.union.clients["head"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_samples_that_clients_share_are_held_once(data):
     lengths = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
@@ -223,7 +226,7 @@ def test_samples_that_clients_share_are_held_once(data):
         assert not len(part) or torch.equal(pool.x[rows], part.x)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@few("executor", ["sequential", "fused"], 1)
 def test_others_samples_are_scored_in_some_rounds_and_the_last(executor):
     _, every = records("fedproto", "union", rounds=5, execution__executor=executor)
     _, some = records("fedproto", "union", rounds=5, execution__executor=executor, evaluation__on_every=2)

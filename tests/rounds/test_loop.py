@@ -18,7 +18,9 @@ from protofed.runs.records import Absence, Accuracy, Refusal
 from protofed.visits.contract import Missing
 from protofed.visits.executor import Sequential
 from protofed.visits.roster import Roster
-from support import client, degenerate, experiment, federated, ordinary
+from support import client, degenerate, experiment, federated, few, ordinary
+
+pytestmark = pytest.mark.fast
 
 
 def test_a_refused_upload_is_named_and_the_round_goes_on_without_it(monkeypatch):
@@ -130,13 +132,14 @@ def test_the_seconds_of_a_round_are_those_of_all_attempts(monkeypatch):
     assert record.seconds == {"training": 8, "aggregation": 10, "evaluation": 1, "total": 23}
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "codec", "lr", "field"),
     [
         ("fedproto", "float32", 1e30, "prototypes"),
         ("fedproto", "int8", 1e30, "prototypes"),
         ("fedavg", "float16", 1e12, "model"),  # finite weights that do not fit, of a model whose features are not
     ],
+    2,
 )
 def test_a_diverged_client_is_named_and_asked_again_after_its_rest(method, codec, lr, field):
     data = federated(client("ann", [0, 1] * 4), client("bob", [0, 1] * 4), client("cid", [1, 2] * 4, lr=lr))

@@ -17,7 +17,9 @@ from protofed.rounds.participation import Participation
 from protofed.runs.records import RoundRecord
 from protofed.runs.summary import Outcome
 from protofed.storage.snapshots import flatten
-from support import client, experiment, federated, ordinary
+from support import client, experiment, federated, few, ordinary, same, told
+
+pytestmark = pytest.mark.fast
 
 ROUNDS, JOINED = 4, 2
 
@@ -30,10 +32,6 @@ def build(method: str = "fedproto", data=None, **overrides):
 
 def snapshot(federation, name: str) -> dict[str, torch.Tensor]:
     return {n: t.clone() for n, t in flatten(federation.executor.clients.snapshot(name)).items()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 @pytest.mark.parametrize("method", sorted(methods()))
@@ -69,7 +67,7 @@ def test_the_others_do_not_notice_them(method):
         assert not same(snapshot(federation, "cid"), initial)
 
 
-@pytest.mark.parametrize("executor", ["workers", "fused"])
+@few("executor", ["workers", "fused"], 1)
 def test_it_is_the_same_on_every_executor(executor):
     expected = [r.to_dict() for r in build("beacon", execution__precision="fp64", wire__codec="float64").run()]
     federation = build(
@@ -86,12 +84,9 @@ def test_it_is_the_same_on_every_executor(executor):
         assert b["losses"] == pytest.approx(a["losses"])
 
 
-@pytest.mark.parametrize("stop", [2, 3])
+@few("stop", [2, 3], 1)
 def test_going_on_among_the_rounds_that_they_joined(stop, tmp_path: Path):
     """Stopped before the first or in the middle, a run goes on as if it had not been."""
-
-    def told(records):
-        return [{k: v for k, v in r.to_dict().items() if k != "seconds"} for r in records]
 
     whole = build("beacon")
     expected = told(whole.run())

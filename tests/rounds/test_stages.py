@@ -11,6 +11,8 @@ from protofed.experiments.running import run_experiment
 from protofed.rounds.stage import Stage
 from support import build, experiment, ordinary, uploads
 
+pytestmark = pytest.mark.fast
+
 
 class Halves(Stage):
     """Halves every prototype, and notes whose."""

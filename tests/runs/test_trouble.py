@@ -19,7 +19,7 @@ from protofed.runs.records import Absence, Attack, Refusal, RoundRecord
 from protofed.runs.trouble import HELP, diverged, first_trouble, ruin, trouble, unheard
 from protofed.stages.secure import sums as secure_sums
 from protofed.visits.contract import Trained
-from support import SMALL_RUN
+from support import SMALL_RUN, few
 
 
 def record(number, refused=(), asked=("ann", "bob"), **values):
@@ -102,7 +102,7 @@ def test_a_method_that_sends_nothing_fails_if_no_round_was_finite():
     assert ruin([RoundRecord(1, ["ann"], losses={"total": 2.0}), *silent[1:]]) == ""
 
 
-@pytest.mark.parametrize("method", ["fedproto", "local"])
+@few("method", ["fedproto", "local"], 1)
 def test_a_diverged_run_fails_loudly(method, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = [f"{name}={value}" for name, value in SMALL_RUN.items()]
@@ -168,8 +168,8 @@ class Breaks(Mine):
 """
 
 
-@pytest.mark.parametrize("executor", ["sequential", "workers", "fused"])
-@pytest.mark.parametrize(("name", "round"), [("Mine", 1), ("Later", 2)])
+@few("executor", ["sequential", "workers", "fused"], 1)
+@few(("name", "round"), [("Mine", 1), ("Later", 2)], 1)
 def test_a_loss_of_ones_own_that_is_not_finite(name, round, executor, tmp_path, monkeypatch, capsys):
     """One line says where, when and what, and no method is asked to put together the uploads of nobody."""
     code, out, err, run = of_ones_own(name, executor, tmp_path, monkeypatch, capsys)
@@ -246,7 +246,7 @@ def test_a_comparison_says_at_the_end_who_diverged(tmp_path, monkeypatch, capsys
     assert "At the end, " in told
 
 
-@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@few("executor", ["sequential", "fused"], 1)
 def test_the_round_goes_on_for_clients_whose_loss_is_finite(executor, tmp_path, monkeypatch, capsys):
     code, out, _, run = of_ones_own("Some", executor, tmp_path, monkeypatch, capsys)
     held = [client.name for client in run.clients if client.train[2]]

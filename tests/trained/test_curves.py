@@ -56,7 +56,7 @@ def test_sites_with_little_or_nothing():
         assert np.isnan(found.alone).all() == (not len(client.test))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     a=st.floats(0.7, 1.0),
     b=st.floats(0.02, 0.2),

@@ -91,7 +91,7 @@ def nothing_of_bob(folder: Path) -> None:
             assert b"bob" not in content, path
 
 
-@few("case", CASES, 4)
+@few("case", CASES, 1)
 def test_what_remains_is_a_run_without_the_client(case, root, tmp_path):
     run = locally(chosen(case, root), tmp_path / "run")
     expected = locally(chosen(case, without_bob(root)), tmp_path / "expected")
@@ -122,7 +122,7 @@ def locally_resumed(experiment, out):
     return run_experiment(experiment, out, resume=True)
 
 
-@few("case", CASES, 4)
+@few("case", CASES, 1)
 def test_the_same_over_a_network(case, root, tmp_path, caplog):
     nodes = nodes_of(root, tmp_path / "state")
     run = over(FakeGrid(nodes), chosen(case, root), tmp_path / "run")
@@ -157,7 +157,7 @@ def test_a_simulation_of_flower_too(root, tmp_path):
     nothing_of_bob(found.directory)
 
 
-@pytest.mark.parametrize("engine", ["local", "simulation", "network"])
+@few("engine", ["local", "simulation", "network"], 1)
 def test_a_client_that_was_admitted_by_name(engine, root, tmp_path):
     """The run without it is that of a list without it, and goes on with the list that was given."""
     given = chosen("fedlda", root, robust__weight=1, robust__admitted={"ann": 5, "bob": 4})
@@ -277,7 +277,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("why", REFUSED)
+@few("why", REFUSED, 3)
 def test_what_cannot_be_taken_out_is_one_line_and_changes_nothing(why, root, tmp_path):
     method, options, damage, client, message = REFUSED[why]
     plain = {"rounds": 1, "model__name": "identity", "model__options": {}}

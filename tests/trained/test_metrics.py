@@ -18,7 +18,7 @@ from protofed.methods import methods
 from protofed.runs.loading import load_run
 from protofed.runs.metrics import HEADLINES, METRICS, Metrics, SampleMetrics
 from protofed.trained.metrics import compute, of_samples, store
-from support import SMALL_RUN, write_vectors
+from support import SMALL_RUN, few, write_vectors
 
 
 def drawn(seed, K, n, absent=()):
@@ -42,7 +42,7 @@ def finished(tmp_path_factory):
 # Against scikit-learn.
 
 
-@pytest.mark.parametrize("seed", range(5))
+@few("seed", range(5), 1)
 @pytest.mark.parametrize(("K", "absent"), [(2, ()), (5, ()), (6, (0,)), (7, (2, 6))])
 def test_metrics_are_those_of_scikit_learn(seed, K, absent):
     """The functions that papers name, each on the whole labels; areas naively, by counting pairs."""

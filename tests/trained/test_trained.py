@@ -53,7 +53,7 @@ def data(run):
 # Predictions.
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "options"),
     [
         ("fedproto", {}),
@@ -65,6 +65,7 @@ def data(run):
         ("beacon", {}),
         ("fml", {}),
     ],
+    1,
 )
 def test_predictions_are_those_that_the_run_scored(method, options, tmp_path):
     """By every rule of every kind of method; and where a method has scores, their largest is its answer."""
@@ -188,7 +189,7 @@ def wards(tmp_path_factory):
     return protofed.load_run(root / "run"), options, root
 
 
-@pytest.mark.parametrize("executor", ["workers", "fused"])
+@few("executor", ["workers", "fused"], 1)
 def test_embeddings_give_the_same_numbers_on_every_executor(executor, wards):
     run, options, root = wards
     again = protofed.run("hospital-tables", {**options, "execution.executor": executor}, out=root / executor)
@@ -233,6 +234,7 @@ def test_embeddings_without_effect_are_refused(wards, tmp_path):
             protofed.run("hospital-tables", {**options, **changed}, out=tmp_path / "run")
 
 
+@pytest.mark.slow
 @few("format", ["onnx", "torch_export", "safetensors"], 1)
 def test_exported_models_of_tables_prepare_them(format, wards, tmp_path):
     """Raw columns, categories by number, NaN for missing: the probabilities of ``run.predict`` on this table."""
@@ -637,13 +639,14 @@ def test_an_extension_that_is_stopped_goes_on(run, tmp_path):
     assert resumed.rounds[1].accuracy == run.rounds[1].accuracy
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "options", "message"),
     [
         ("fedproto", {"training.schedule": "cosine"}, "training.schedule=cosine spreads over all rounds"),
         ("fedproto", {"participation.newcomers": 1}, "participation.newcomers join in the last rounds"),
         ("fedkd", {"method.compress": "parameters"}, "fedkd raises the energy"),
     ],
+    1,
 )
 def test_a_schedule_that_depends_on_the_rounds_is_not_extended(method, options, message, tmp_path):
     overrides = {**SMALL, "method.name": method, "model.name": "mlp", **options}
@@ -672,6 +675,7 @@ def test_clients_start_from_trained_ones(run, tmp_path):
     assert started.rounds[0].accuracy.clients["head"] == run.rounds[-1].accuracy.clients["head"]
 
 
+@pytest.mark.slow
 def test_a_method_that_sends_weights_starts_from_its_own_server(run, tmp_path):
     first = train(tmp_path / "a", "fedavg", model__name="mlp", rounds=2)
     second = train(tmp_path / "b", "fedavg", model__name="mlp", rounds=1, model__start=str(first.directory))
@@ -688,6 +692,7 @@ def test_a_method_that_sends_weights_starts_from_its_own_server(run, tmp_path):
     assert not any((tmp_path / name).exists() for name in "efg")
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_validation_no_longer_improves(tmp_path):
     chosen = {"data__validation_fraction": 0.2, "evaluation__patience": 2, "rounds": 40, "training__lr": 0.3}
     run = train(tmp_path / "run", **chosen)

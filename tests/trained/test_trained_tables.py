@@ -16,6 +16,7 @@ from protofed import load_run
 from protofed.cli.main import main
 from protofed.experiments import resolve
 from protofed.experiments.loading import load_data
+from support import few
 from trained.test_trained import command
 
 COLUMNS = ("age", "dose", "sex", "ward", "smoker", "patient", "ill")
@@ -121,7 +122,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@few("form", FORMS, 2)
 def test_the_samples_of_a_run_are_predicted_as_it_scored_them(form, sites, tmp_path, monkeypatch, capsys):
     (tmp_path / "new.csv").write_bytes(
         b"\xef\xbb\xbf" * (form == "tabs") + text(rows("Köln", "test"), **FORMS[form])
@@ -156,7 +157,7 @@ def test_a_row_is_predicted_alike_alone(sites, tmp_path, monkeypatch, capsys):
         assert found == pytest.approx(expected[number], abs=1e-7)  # a batch of one is added up in another order
 
 
-@pytest.mark.parametrize(
+@few(
     ("spoil", "message"),
     [
         (lambda t: t.replace(b"age", b"years"), "lacks the column 'age'; it has years, dose"),
@@ -168,6 +169,7 @@ def test_a_row_is_predicted_alike_alone(sites, tmp_path, monkeypatch, capsys):
         (lambda t: t + b"1;2\r\n", "expected 7 columns, got 2"),
         (lambda t: b"", "is empty"),
     ],
+    3,
 )
 def test_other_tables_are_refused_in_one_line(spoil, message, sites, tmp_path, monkeypatch, capsys):
     (tmp_path / "new.csv").write_bytes(spoil(text(rows("Köln", "test"))))

@@ -36,6 +36,7 @@ def test_as_typed(tmp_path, monkeypatch, capsys):
     assert worth["sent"] * 4 == np.mean([run.rounds[-1].bytes["up"] for run in together])
 
 
+@pytest.mark.slow
 def test_a_folder(tmp_path, monkeypatch, capsys):
     write_folders(tmp_path / "data", ordinary())
     status, told, errors = command(
@@ -109,6 +110,7 @@ def test_a_gain_is_told_as_a_multiple_of_samples_only_where_the_curve_tells():
     assert "more than 10 times" in advice(proven, 100, [], (0.5, 0.7), float("inf"))
 
 
+@pytest.mark.slow
 def test_a_site_without_test_samples_is_told_so(tmp_path, monkeypatch, capsys):
     held = ordinary()
     first, *others = held.clients

@@ -14,7 +14,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from protofed.experiments.assemble import assemble
 from protofed.visits.batches import epoch_rows
 from protofed.visits.client import balance
-from support import client, experiment, federated, ordinary, visited
+from support import client, experiment, federated, few, ordinary, visited
 
 EXACT = {"rounds": 2, "execution__precision": "fp64", "wire__codec": "float64"}
 BALANCED = {"training__class_weights": "balanced"}
@@ -62,7 +62,7 @@ def weights(method: str, executor: str, **options):
         return {name: federation.executor.clients.snapshot(name).model for name in federation.names}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@few("method", METHODS, 1)
 def test_executors_agree(method):
     one, stacked = (weights(method, executor, **BALANCED) for executor in ("sequential", "fused"))
     plain = weights(method, "sequential")

@@ -11,7 +11,7 @@ METHODS = ["local", "fedproto", "fedper", "fedrep", "fedavg", "fednh", "fedfa", 
 MODELS = ["identity", "support:Frozen", "support:AllFrozen"]
 
 
-@few("method", METHODS, 3)
+@few("method", METHODS, 1)
 @pytest.mark.parametrize("executor", ["sequential", "fused"])
 @pytest.mark.parametrize("name", MODELS)
 def test_frozen_weights_stay_as_they_are(name, executor, method):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ from protofed.experiments.assemble import assemble
 from protofed.methods import methods
 from protofed.options import option_rows
 from protofed.rounds.loop import Federation
-from protofed.samples import ClientData, FederatedData, Samples
-from protofed.storage.snapshots import flatten
+from protofed.samples import ClientData, FederatedData
 from protofed.visits.executor import Fused
 from protofed.visits.stacked import StackedSteps, bytes_per_client
 from protofed.visits.visit import LocalTrainer
-from support import K, client, degenerate, experiment, federated, few, ordinary
+from support import assert_alike, client, degenerate, experiment, federated, few, images, ordinary, outcome
 
 METHODS = sorted(methods())
 BATCH_NORM = {"model__name": "support:WithBatchNorm", "model__options": {}}
@@ -33,45 +31,27 @@ def build(method: str, executor: str, data=None, **overrides) -> Federation:
     return assemble(experiment(method, execution__executor=executor, **chosen), data or ordinary())[0]
 
 
-def outcome(federation: Federation) -> tuple[list[dict], dict[str, torch.Tensor]]:
-    with closing(federation.executor):
-        records = [record.to_dict() for record in federation.run()]
-        tensors = {f"server.{n}": t for n, t in federation.server.items()}
-        for name in federation.names:
-            tensors |= {f"{name}.{n}": t for n, t in flatten(federation.executor.clients.snapshot(name)).items()}
-    return records, tensors
-
-
-def assert_alike(method: str, data=None, **overrides) -> Fused:
-    expected, alone = outcome(build(method, "sequential", data, **overrides))
-    federation = build(method, "fused", data, **overrides)
-    executor = federation.executor
+def assert_stacked(method: str, data=None, **overrides) -> Fused:
+    expected, found = (outcome(build(method, name, data, **overrides)) for name in ("sequential", "fused"))
+    executor = found[0].executor
     assert isinstance(executor, Fused)
-    found, together = outcome(federation)
-    for a, b in zip(expected, found, strict=True):
-        for exact in ("accuracy", "bytes", "parameters", "participants", "refused"):
-            assert a[exact] == b[exact], exact
-        assert a["losses"].keys() == b["losses"].keys()
-        for name, value in a["losses"].items():
-            assert b["losses"][name] == pytest.approx(value, rel=1e-6, abs=1e-9)
-    assert alone.keys() == together.keys()
-    for name, tensor in alone.items():
-        torch.testing.assert_close(together[name], tensor, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+    assert_alike(expected, found, exact=False)
     return executor
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
+@few(
     "overrides",
     [
         pytest.param({}, marks=pytest.mark.slow),  # the others differ from it by what they add
         BATCH_NORM,
         {"training__momentum": 0.5, "training__epochs": 2, "participation__fraction": 0.7},
     ],
+    2,
     ids=["plain", "batch-norm", "momentum"],
 )
 def test_every_method_is_the_same_stacked(method, overrides):
-    executor = assert_alike(method, **overrides)
+    executor = assert_stacked(method, **overrides)
     assert not executor.refused
 
 
@@ -79,7 +59,7 @@ def test_every_method_is_the_same_stacked(method, overrides):
 def test_degenerate_clients(method):
     data = federated(*degenerate().clients, client("more", [0, 1, 2, 3, 3, 3, 0]))
     for overrides in ({}, BATCH_NORM):
-        assert not assert_alike(method, data, rounds=2, **overrides).refused
+        assert not assert_stacked(method, data, rounds=2, **overrides).refused
 
 
 def test_prototypes_from_the_training_steps_and_validation():
@@ -90,47 +70,39 @@ def test_prototypes_from_the_training_steps_and_validation():
         parts.class_names,
         parts.input_shape,
     )
-    assert not assert_alike("fedproto", data, method__prototypes="during", training__epochs=2).refused
+    assert not assert_stacked("fedproto", data, method__prototypes="during", training__epochs=2).refused
 
 
+@pytest.mark.slow
 @few("name", ["Adam", "RMSprop", "AdamW"], 1)
 def test_other_optimisers(name):
     data = federated(client("ann", [0, 1, 2] * 3), client("bob", [1, 2, 3] * 3), client("cid", [0, 3, 2] * 4))
     options = {"training__optimizer": name, "training__lr": 0.01}
-    assert not assert_alike("fedproto", data, **options).refused
+    assert not assert_stacked("fedproto", data, **options).refused
     # Stacks that shrink twice go on with the counts of steps they had.
     uneven = federated(client("ann", [0, 1] * 2), client("bob", [1, 2] * 4), client("cid", [0, 3] * 6))
-    assert not assert_alike("fedproto", uneven, **options).refused
+    assert not assert_stacked("fedproto", uneven, **options).refused
     # With a second epoch the clients' counts of steps differ: those with as many step together.
     again = federated(*data.clients[:2], client("cid", [0, 3] * 10))
-    assert not assert_alike("fedproto", again, training__epochs=2, **options).refused
+    assert not assert_stacked("fedproto", again, training__epochs=2, **options).refused
 
 
+@pytest.mark.slow
 def test_clients_with_plans_of_their_own():
     data = federated(
         client("ann", [0, 1] * 4, lr=0.5),
         client("bob", [2, 1] * 4, batch_size=3),
         client("cid", [0, 3] * 5, epochs=2),
     )
-    assert not assert_alike("fedproto", data).refused
+    assert not assert_stacked("fedproto", data).refused
 
 
-def images(size: int = 8, train: tuple[int, ...] = (9, 14, 6)) -> FederatedData:
-    def made(n: int, seed: int) -> Samples:
-        g = torch.Generator().manual_seed(seed)
-        x = torch.randint(0, 256, (n, 3, size, size), generator=g, dtype=torch.uint8)
-        return Samples(x, torch.randint(0, K, (n,), generator=g))
-
-    clients = [ClientData(f"c{i}", made(n, i), made(5 + i, 10 + i)) for i, n in enumerate(train)]
-    return FederatedData(tuple(clients), K, tuple("abcd"), (3, size, size))
-
-
-@pytest.mark.parametrize("alone", [True, False])
+@few("alone", [True, False], 1)
 def test_images_dropout_and_convolutions(alone, monkeypatch):
     if not alone:  # as on a GPU
         monkeypatch.setattr("protofed.visits.stacked.faster_alone", lambda model: False)
     options = {"model__name": "support:Images", "model__options": {}, "execution__convolutions": "auto"}
-    assert not assert_alike("fedproto", images(), **options).refused
+    assert not assert_stacked("fedproto", images(), **options).refused
 
 
 @pytest.mark.slow
@@ -147,13 +119,13 @@ def test_the_papers_networks(name, monkeypatch):
     # Small steps on no tiny batches: otherwise BatchNorm on single pixels blows any difference up.
     options = {"model__name": name, "model__options": {}, "model__d": 8, "rounds": 1}
     options |= {"training__lr": 1e-4, "training__batch_size": 16}
-    assert not assert_alike("fedproto", images(32, (18, 30)), **options).refused
+    assert not assert_stacked("fedproto", images(32, (18, 30)), **options).refused
 
 
-@pytest.mark.parametrize("name", ["DrawsItself", "Branches"])
+@few("name", ["DrawsItself", "Branches"], 1)
 def test_what_cannot_be_stacked_is_run_alone_and_said_once(name, caplog):
     with caplog.at_level(logging.WARNING, logger="protofed"):
-        executor = assert_alike("fedproto", model__name=f"support:{name}", model__options={})
+        executor = assert_stacked("fedproto", model__name=f"support:{name}", model__options={})
     assert executor.refused
     said = [r for r in caplog.records if "are run one by one" in r.message]
     assert len(said) == 1
@@ -161,7 +133,7 @@ def test_what_cannot_be_stacked_is_run_alone_and_said_once(name, caplog):
 
 
 def test_an_optimiser_that_looks_at_whole_tensors():
-    assert assert_alike("local", training__optimizer="Adafactor", training__lr=0.01).refused
+    assert assert_stacked("local", training__optimizer="Adafactor", training__lr=0.01).refused
 
 
 def test_a_loss_that_counts_padding_is_found_out(tmp_path: Path):
@@ -179,9 +151,10 @@ def test_a_loss_that_counts_padding_is_found_out(tmp_path: Path):
                 return {"cross_entropy": F.cross_entropy(output.logits, batch.y)}, output
         """)
     )
-    assert assert_alike(f"{source}:Plain").refused
+    assert assert_stacked(f"{source}:Plain").refused
 
 
+@pytest.mark.slow
 def test_the_budget_divides_groups(monkeypatch):
     federation = build("fedproto", "fused")
     executor = federation.executor
@@ -195,7 +168,7 @@ def test_the_budget_divides_groups(monkeypatch):
     )
     for clients, expected in ((3, [3]), (2, [2, 1]), (1, [1, 1, 1]), (0.1, [1, 1, 1])):
         groups.clear()
-        assert_alike("fedproto", rounds=1, execution__memory_budget=1.01 * clients * each / 1e9)
+        assert_stacked("fedproto", rounds=1, execution__memory_budget=1.01 * clients * each / 1e9)
         assert [len(g) for g in groups] == 2 * expected
 
 
@@ -225,10 +198,10 @@ def test_a_stack_that_does_not_fit_in_memory_is_run_one_by_one_and_says_what_hel
 
     monkeypatch.setattr(StackedSteps, "epoch", full)
     with caplog.at_level(logging.WARNING, logger="protofed"):
-        assert assert_alike("fedproto", rounds=1).refused
+        assert assert_stacked("fedproto", rounds=1).refused
     (record,) = caplog.records
     assert record.message.endswith("do not fit in memory together: lower execution.memory_budget")
 
 
 def test_resting_on_disk():
-    assert not assert_alike("protonorm", execution__clients_in="disk").refused
+    assert not assert_stacked("protonorm", execution__clients_in="disk").refused

@@ -13,7 +13,7 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.description import describe_clients
 from protofed.models import build
-from support import experiment, ordinary
+from support import experiment, few, ordinary
 
 SMALL = {"rounds": 2, "data.samples": 200, "data.clients": 3, "partition.alpha": 1.0, "model.d": 16}
 
@@ -30,7 +30,7 @@ def test_features_keep_their_precision():
         torch.testing.assert_close(a, b, rtol=0.1, atol=0.05)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "workers", "fused"])
+@few("executor", ["sequential", "workers", "fused"], 1)
 def test_chosen_models_run_in_bfloat16_on_every_executor(monkeypatch, executor):
     monkeypatch.setattr(executors, "faster_in_bfloat16", lambda roster: list(roster.models))
     options = {

@@ -13,7 +13,9 @@ from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.storage.snapshots import flatten
 from protofed.visits.executor import Fused, Sequential
-from support import client, experiment, federated, ordinary
+from support import assert_alike, client, experiment, federated, few, ordinary, outcome
+
+pytestmark = pytest.mark.fast
 
 METHODS = ["Probe", "FromFeatures", "ReadsItsModel", "CountsUp"]
 EXACT = {"rounds": 3, "execution__precision": "fp64", "wire__codec": "float64"}
@@ -21,94 +23,55 @@ REFUSED = {"model__name": "support:Branches", "model__options": {}}
 DRAWS = {"model__name": "support:DrawsItself", "model__options": {}}
 
 
-def outcome(method: str, executor: str, data=None, **overrides):
+def run(method: str, executor: str, data=None, **overrides):
     chosen = experiment(f"probes:{method}", execution__executor=executor, **{**EXACT, **overrides})
-    federation = assemble(chosen, data or ordinary())[0]
-    with closing(federation.executor):
-        records = [record.to_dict() for record in federation.run()]
-        tensors = {f"server.{n}": t for n, t in federation.server.items()}
-        for name in federation.names:
-            tensors |= {f"{name}.{n}": t for n, t in flatten(federation.executor.clients.snapshot(name)).items()}
-    return federation, records, tensors
+    return outcome(assemble(chosen, data or ordinary())[0])
 
 
-def assert_alike(expected, found, *, exact: bool) -> None:
-    (_, records, tensors), (_, others, theirs) = expected, found
-    assert [r["accuracy"] for r in records] == [r["accuracy"] for r in others]
-    for a, b in zip(records, others, strict=True):
-        assert b["losses"] == (a["losses"] if exact else pytest.approx(a["losses"], rel=1e-6))
-    assert tensors.keys() == theirs.keys()
-    for name, tensor in tensors.items():
-        if exact:
-            assert torch.equal(theirs[name], tensor), name
-        else:
-            torch.testing.assert_close(
-                theirs[name], tensor, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}"
-            )
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("overrides", [{}, {"training__epochs": 2, "participation__fraction": 0.7}], ids=["1", "2"])
+@few("method", METHODS, 1)
+@few("overrides", [{}, {"training__epochs": 2, "participation__fraction": 0.7}], 1, ids=["1", "2"])
 def test_fused(method, overrides):
-    expected = outcome(method, "sequential", **overrides)
-    found = outcome(method, "fused", **overrides)
+    expected = run(method, "sequential", **overrides)
+    found = run(method, "fused", **overrides)
     assert isinstance(found[0].executor, Fused)
     assert not found[0].executor.refused
     assert_alike(expected, found, exact=False)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", [REFUSED, DRAWS], ids=["branches", "draws"])
+@few("method", METHODS, 1)
+@few("model", [REFUSED, DRAWS], 1, ids=["branches", "draws"])
 def test_fused_after_a_refusal(method, model):
-    expected = outcome(method, "sequential", **model)
-    found = outcome(method, "fused", **model)
+    expected = run(method, "sequential", **model)
+    found = run(method, "fused", **model)
     assert found[0].executor.refused
     assert_alike(expected, found, exact=True)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@few("method", METHODS, 1)
 def test_workers(method):
     data = federated(*ordinary().clients, client("nobody", []))
-    assert_alike(
-        outcome(method, "sequential", data), outcome(method, "workers", data, execution__workers=2), exact=True
-    )
+    assert_alike(run(method, "sequential", data), run(method, "workers", data, execution__workers=2), exact=True)
 
 
 def test_hooks_count_once_and_see_their_own_client():
-    _, _, tensors = outcome("CountsUp", "fused", **REFUSED)
+    _, _, tensors = run("CountsUp", "fused", **REFUSED)
     assert [float(tensors[f"{name}.state.begun"]) for name in ("ann", "bob", "cid")] == [3, 3, 3]
-    _, _, tensors = outcome("ReadsItsModel", "fused")
+    _, _, tensors = run("ReadsItsModel", "fused")
     assert len({float(tensors[f"{name}.state.seen"]) for name in ("ann", "bob", "cid")}) == 3
 
 
-@pytest.mark.parametrize("simulated", [False, True], ids=["deployment", "simulation"])
-@pytest.mark.parametrize("method", METHODS)
+@few("simulated", [False, True], 1, ids=["deployment", "simulation"])
+@few("method", METHODS, 1)
 def test_nodes(method, simulated, tmp_path: Path):
     pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
-    from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
+    from network import assert_nodes_agree, wanted, write_folders
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    forget()
-    try:
-        root = write_folders(tmp_path / "data", ordinary())
-        chosen = wanted(f"probes:{method}", root, execution__executor="sequential")
-        local = locally(chosen, tmp_path / "local")
-        nodes = nodes_of(root, tmp_path / "state")
-        if simulated:
-            nodes = {number: {"partition-id": i, "num-partitions": len(nodes)} for i, number in enumerate(nodes)}
-        remote = over(FakeGrid(nodes), chosen, tmp_path / "remote", simulated=simulated)
-    finally:
-        torch.set_num_threads(threads)
-    told = ("accuracy", "losses", "bytes", "participants")
-    assert [[getattr(r, k) for k in told] for r in remote.rounds] == [
-        [getattr(r, k) for k in told] for r in local.rounds
-    ]
-    for path in (tmp_path / "local").glob("server*.safetensors"):
-        assert (tmp_path / "remote" / path.name).read_bytes() == path.read_bytes()
+    root = write_folders(tmp_path / "data", ordinary())
+    chosen = wanted(f"probes:{method}", root, execution__executor="sequential")
+    assert_nodes_agree(chosen, root, tmp_path, simulated=simulated)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@few("executor", ["sequential", "fused"], 1)
 def test_a_visit_that_fails_leaves_nothing_behind(executor, monkeypatch):
     chosen = experiment("probes:Probe", execution__executor=executor, **EXACT)
     federation = assemble(chosen, ordinary())[0]
@@ -164,7 +127,7 @@ def test_first_steps_of_a_stack_are_compared(monkeypatch, caplog):
     assert [r["accuracy"] for r in found] == [r["accuracy"] for r in right]
 
 
-@pytest.mark.parametrize(("method", "lr"), [("probes:Probe", 0.1), ("local", 1e30)], ids=["ordinary", "diverged"])
+@few(("method", "lr"), [("probes:Probe", 0.1), ("local", 1e30)], 1, ids=["ordinary", "diverged"])
 def test_first_batches_of_different_sizes_and_diverged_models_are_no_difference(method, lr, caplog):
     data = federated(client("ann", [0, 1] * 5), client("bob", [0, 1, 2]), client("cid", [1, 1]))
     chosen = {**EXACT, "execution__executor": "sequential", "training__lr": lr}
@@ -176,6 +139,7 @@ def test_first_batches_of_different_sizes_and_diverged_models_are_no_difference(
     assert (last.losses["total"] is not None) is (lr < 1)
 
 
+@pytest.mark.slow
 def test_a_loss_that_first_appears_later_is_compared_then(monkeypatch, caplog):
     federation = assemble(experiment("probes:Late", execution__executor="sequential", **EXACT), ordinary())[0]
     executor = Fused(federation.executor.trainer, federation.executor.clients, 1e9)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,13 @@ from protofed.methods.contract import Phase, Round, Update
 from protofed.methods.local import LocalTraining
 from protofed.prototypes.table import Prototypes
 from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
-from protofed.samples import ClientData, FederatedData, Samples
+from protofed.samples import FederatedData, Samples
 from protofed.storage.snapshots import flatten
 from protofed.visits.batches import epoch_rows, normalise
 from protofed.visits.client import LocalPlan, Schedule
 from protofed.visits.executor import Fused
 from protofed.visits.roster import Files
-from support import K, client, experiment, federated, few, ordinary, visited
+from support import K, assert_alike, build, client, experiment, federated, few, images, ordinary, outcome, visited
 
 EXACT = {"rounds": 3, "execution__precision": "fp64", "wire__codec": "float64"}
 IMAGES = {"model__name": "support:Images", "model__options": {}}
@@ -41,44 +40,13 @@ SCHEDULED = {"training__schedule": "cosine", "training__clip": 0.5, "training__e
 OPTIONS = {"adam": KEPT_ADAM, "sgd": KEPT_SGD | SCHEDULED}
 
 
-def images(train: tuple[int, ...] = (9, 14, 6)) -> FederatedData:
-    def made(n: int, seed: int) -> Samples:
-        g = torch.Generator().manual_seed(seed)
-        x = torch.randint(0, 256, (n, 3, 8, 8), generator=g, dtype=torch.uint8)
-        return Samples(x, torch.randint(0, K, (n,), generator=g))
-
-    clients = [ClientData(f"c{i}", made(n, i), made(5 + i, 10 + i)) for i, n in enumerate(train)]
-    return FederatedData(tuple(clients), K, tuple("abcd"), (3, 8, 8))
-
-
 def even() -> FederatedData:
     """Return clients with as many steps each, so that optimisers that count steps can be stacked again."""
     return federated(*(client(name, [0, 1, 2, 3] * 2) for name in ("ann", "bob", "cid")))
 
 
-def outcome(method: str, executor: str, data: FederatedData, **overrides):
-    federation = assemble(experiment(method, execution__executor=executor, **{**EXACT, **overrides}), data)[0]
-    with closing(federation.executor):
-        records = [record.to_dict() for record in federation.run()]
-        tensors = {f"server.{n}": t for n, t in federation.server.items()}
-        for name in federation.names:
-            tensors |= {f"{name}.{n}": t for n, t in flatten(federation.executor.clients.snapshot(name)).items()}
-    return federation, [(r["accuracy"], r["losses"]) for r in records], tensors
-
-
-def assert_alike(expected, found, *, exact: bool) -> None:
-    (_, records, tensors), (_, others, theirs) = expected, found
-    for (accuracy, losses), (other, terms) in zip(records, others, strict=True):
-        assert accuracy == other
-        assert terms == (losses if exact else pytest.approx(losses, rel=1e-6))
-    assert tensors.keys() == theirs.keys()
-    for name, tensor in tensors.items():
-        if exact:
-            assert torch.equal(theirs[name], tensor), name
-        else:
-            torch.testing.assert_close(
-                theirs[name], tensor, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}"
-            )
+def run(method: str, executor: str, data: FederatedData, **overrides):
+    return outcome(build(method, data, execution__executor=executor, **{**EXACT, **overrides}))
 
 
 # What they do.
@@ -121,7 +89,7 @@ def test_a_schedule_scales_every_learning_rate(executor, own, monkeypatch):
             torch.testing.assert_close(p.data, parameters[n].data, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@few("executor", ["sequential", "fused"], 1)
 @pytest.mark.parametrize(("mine", "limit"), [(None, 1e-3), (1e-2, 1e-3), (1e-4, 1e-4)])
 def test_the_smaller_limit_holds(executor, mine, limit, monkeypatch):
     monkeypatch.setattr(LocalTraining, "round", lambda self, _: Round((Phase((Update(self.loss, clip=mine),)),)))
@@ -134,7 +102,7 @@ def test_the_smaller_limit_holds(executor, mine, limit, monkeypatch):
     assert step == pytest.approx(limit, rel=2e-2)
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@few("keep", [False, True], 1)
 @pytest.mark.parametrize("executor", ["sequential", "fused"])
 def test_kept_states_are_those_of_one_optimiser_for_all_rounds(executor, keep):
     options = KEPT_ADAM | {"training__keep_state": keep}
@@ -163,7 +131,7 @@ def test_kept_states_are_those_of_one_optimiser_for_all_rounds(executor, keep):
             )
 
 
-@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@few("executor", ["sequential", "fused"], 1)
 def test_steps_see_augmented_samples_and_prototypes_do_not(executor):
     seen = []
     federation = assemble(experiment("fedproto", execution__executor=executor, **EXACT, **IMAGES), images((8,)))[0]
@@ -187,6 +155,7 @@ def test_steps_see_augmented_samples_and_prototypes_do_not(executor):
         torch.testing.assert_close(table.rows[j], features[now.train.y == j].mean(0))
 
 
+@pytest.mark.slow
 def test_normalisation_is_for_training_and_test_alike():
     """A model that is given ``(v - m)/s`` itself computes the same."""
     data, options = images(), {"transforms__mean": [0.4, 0.5, 0.6], "transforms__std": [0.2, 0.3, 0.4]}
@@ -194,9 +163,9 @@ def test_normalisation_is_for_training_and_test_alike():
     by_hand = data.map(lambda s: Samples((s.x.double() / 255 - mean) / std, s.y))
     wide = data.map(lambda s: Samples(s.x.double() / 255, s.y))
     for executor in ("sequential", "fused"):
-        expected = outcome("fedproto", executor, by_hand, **IMAGES)
-        assert_alike(expected, outcome("fedproto", executor, data, **IMAGES, **options), exact=False)
-        assert_alike(expected, outcome("fedproto", executor, wide, **IMAGES, **options), exact=False)
+        expected = run("fedproto", executor, by_hand, **IMAGES)
+        assert_alike(expected, run("fedproto", executor, data, **IMAGES, **options), exact=False)
+        assert_alike(expected, run("fedproto", executor, wide, **IMAGES, **options), exact=False)
 
 
 # On every executor.
@@ -205,22 +174,20 @@ def test_normalisation_is_for_training_and_test_alike():
 @few(
     ("method", "options"),
     [("probes:Probe", "adam"), ("probes:Probe", "sgd"), ("fml", "adam"), ("fedrep", "sgd")],
-    2,
+    1,
 )
 def test_executors_agree(method, options):
     chosen = IMAGES | TRANSFORMS | OPTIONS[options]
-    expected = outcome(method, "sequential", images(), **chosen)
-    assert_alike(
-        expected, outcome(method, "sequential", images(), execution__clients_in="disk", **chosen), exact=True
-    )
-    assert_alike(expected, outcome(method, "fused", images(), **chosen), exact=False)
+    expected = run(method, "sequential", images(), **chosen)
+    assert_alike(expected, run(method, "sequential", images(), execution__clients_in="disk", **chosen), exact=True)
+    assert_alike(expected, run(method, "fused", images(), **chosen), exact=False)
 
 
 def test_a_seed_gives_the_same_numbers_in_every_version():
     """Orders of batches, noise, augmentation, draws of hooks: another stream of any changes every result."""
     options = {**EXACT, **IMAGES, **TRANSFORMS, "rounds": 2}
-    _, records, tensors = outcome("probes:Probe", "sequential", images(), **options)
-    losses = {name: [found[name] for _, found in records] for name in ("cross_entropy", "probe", "total")}
+    _, records, tensors = run("probes:Probe", "sequential", images(), **options)
+    losses = {name: [r["losses"][name] for r in records] for name in ("cross_entropy", "probe", "total")}
     assert losses == {
         "cross_entropy": pytest.approx([1.46462018630, 1.37121140502], rel=1e-6),
         "probe": pytest.approx([2.01461743187, 1.40500206617], rel=1e-6),
@@ -230,79 +197,62 @@ def test_a_seed_gives_the_same_numbers_in_every_version():
     assert traces == pytest.approx([9.38927855850, 10.4838523141, 8.02997564001], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_workers_agree():
     chosen = IMAGES | TRANSFORMS | KEPT_ADAM | SCHEDULED
-    expected = outcome("probes:Probe", "sequential", images(), **chosen)
-    found = outcome("probes:Probe", "workers", images(), execution__workers=2, **chosen)
+    expected = run("probes:Probe", "sequential", images(), **chosen)
+    found = run("probes:Probe", "workers", images(), execution__workers=2, **chosen)
     assert isinstance(found[0].executor.store, Files)
     assert_alike(expected, found, exact=True)
 
 
-@pytest.mark.parametrize("data", [ordinary, even])
+@few("data", [ordinary, even], 1)
 def test_stacks_go_on_with_kept_momentum(data):
     """Clients with one, two and three steps: each has kept what its own last step left."""
-    expected = outcome("probes:Probe", "sequential", data(), **KEPT_SGD)
-    found = outcome("probes:Probe", "fused", data(), **KEPT_SGD)
+    expected = run("probes:Probe", "sequential", data(), **KEPT_SGD)
+    found = run("probes:Probe", "fused", data(), **KEPT_SGD)
     assert isinstance(found[0].executor, Fused)
     assert not found[0].executor.refused
     assert_alike(expected, found, exact=False)
 
 
-@pytest.mark.parametrize(
+@few(
     ("overrides", "reason"),
     [
         (KEPT_ADAM, "the optimiser counts steps, and clients have taken different numbers of them"),
         (KEPT_SGD | {"participation__fraction": 0.67, "rounds": 6}, "others have none yet"),
     ],
+    1,
 )
 def test_stacks_that_cannot_go_on_are_run_one_by_one(overrides, reason, caplog):
-    expected = outcome("fedproto", "sequential", ordinary(), **overrides)
+    expected = run("fedproto", "sequential", ordinary(), **overrides)
     with caplog.at_level(logging.WARNING, logger="protofed"):
-        found = outcome("fedproto", "fused", ordinary(), **overrides)
+        found = run("fedproto", "fused", ordinary(), **overrides)
     assert [reason in record.message for record in caplog.records] == [True]
     assert_alike(expected, found, exact=False)
 
 
-@pytest.mark.parametrize("simulated", [False, True], ids=["deployment", "simulation"])
+@pytest.mark.slow
+@few("simulated", [False, True], 1, ids=["deployment", "simulation"])
 def test_nodes_agree(simulated, tmp_path: Path):
     pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
-    from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
+    from network import assert_nodes_agree, wanted, write_folders
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    forget()
-    try:
-        root = write_folders(tmp_path / "data", images())
-        chosen = wanted("probes:Probe", root, execution__executor="sequential", **IMAGES, **TRANSFORMS, **KEPT_ADAM)
-        local = locally(chosen, tmp_path / "local")
-        nodes = nodes_of(root, tmp_path / "state")
-        if simulated:
-            nodes = {number: {"partition-id": i, "num-partitions": len(nodes)} for i, number in enumerate(nodes)}
-        remote = over(FakeGrid(nodes), chosen, tmp_path / "remote", simulated=simulated)
-    finally:
-        torch.set_num_threads(threads)
-    told = ("accuracy", "losses", "bytes")
-    assert [[getattr(r, k) for k in told] for r in remote.rounds] == [
-        [getattr(r, k) for k in told] for r in local.rounds
-    ]
-    for path in (tmp_path / "local").glob("server*.safetensors"):
-        assert (tmp_path / "remote" / path.name).read_bytes() == path.read_bytes()
+    root = write_folders(tmp_path / "data", images())
+    chosen = wanted("probes:Probe", root, execution__executor="sequential", **IMAGES, **TRANSFORMS, **KEPT_ADAM)
+    assert_nodes_agree(chosen, root, tmp_path, simulated=simulated)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@few("options", OPTIONS, 1)
 def test_a_run_resumes_bit_for_bit(options, tmp_path):
     chosen = experiment("fedproto", **EXACT, **IMAGES, **TRANSFORMS, **OPTIONS[options])
-    _, records, tensors = outcome("fedproto", "sequential", images(), **IMAGES, **TRANSFORMS, **OPTIONS[options])
+    _, records, tensors = run("fedproto", "sequential", images(), **IMAGES, **TRANSFORMS, **OPTIONS[options])
     stopped = assemble(chosen, images())[0]
     next(stopped.run())
     save_checkpoint(tmp_path, stopped.state, stopped.executor.clients)
     resumed = assemble(chosen, images())[0]
     assert load_checkpoint(tmp_path, resumed.state, resumed.executor.clients)
-    later = [record.to_dict() for record in resumed.run()]
-    assert [(r["accuracy"], r["losses"]) for r in later] == records[1:]
-    for name in resumed.names:
-        for n, tensor in flatten(resumed.executor.clients.snapshot(name)).items():
-            assert torch.equal(tensor, tensors[f"{name}.{n}"]), n
+    assert_alike((None, records[1:], tensors), outcome(resumed), exact=True)
 
 
 # Bad input.
@@ -413,7 +363,7 @@ def test_the_only_batch_is_never_dropped(samples, even):
     assert all(len(own) == min(4, samples) for own in rows)
 
 
-@pytest.mark.parametrize("executor", ["sequential", "fused"])
+@few("executor", ["sequential", "fused"], 1)
 @pytest.mark.parametrize("drop", [False, True])
 def test_prototypes_of_the_weights_before_training(executor, drop):
     """They are those of the round before, of the samples in whole batches if the last is dropped."""

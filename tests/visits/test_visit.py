@@ -16,6 +16,8 @@ from protofed.visits.batches import batch_rows, normalise
 from protofed.visits.client import LocalPlan
 from support import client, experiment, federated, ordinary, visited
 
+pytestmark = pytest.mark.fast
+
 
 @given(st.integers(0, 200), st.integers(1, 64), st.booleans())
 def test_every_row_is_in_one_batch(n, size, even):

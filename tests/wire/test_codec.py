@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import pickle
 import runpy
@@ -11,7 +12,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.errors import ConfigError, PayloadError
@@ -22,7 +23,9 @@ from protofed.wire import compression
 from protofed.wire.codec import Codec, cast, codecs, get_codec
 from protofed.wire.schema import Field, Schema, prototype_schema, weight_schema
 from protofed.wire.validate import check_structure, check_values
-from support import experiment, ordinary
+from support import build, experiment, few, ordinary, same
+
+pytestmark = pytest.mark.fast
 
 D, K = 3, 6
 SCHEMA = prototype_schema(K, "d", {"d": D}, counts=Field(("k",), "count", parameter=False))
@@ -38,12 +41,7 @@ def payload(classes=(0, 2, 5)):
     }
 
 
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
 @given(st.sets(st.integers(0, K - 1)), st.sampled_from(["float32", "float64"]), st.integers(0, 2**32))
-@settings(deadline=None)  # patience, not a measurement
 def test_round_trip_and_size(classes, name, seed):
     codec = get_codec(name)
     width = {"float32": 4, "float64": 8}[name]
@@ -170,7 +168,6 @@ def through(codec, x):
     return message, received
 
 
-@settings(deadline=None)
 @given(tables(65504.0))
 def test_float16_is_the_nearest_half(x):
     message, received = through(get_codec("float16"), x)
@@ -180,7 +177,6 @@ def test_float16_is_the_nearest_half(x):
         assert abs(came - sent) <= max(abs(sent) * 2**-11, 2**-25)
 
 
-@settings(deadline=None)
 @given(tables(1e9), st.sampled_from([("int8", 127, 1.0), ("int4", 7, 0.5)]))
 def test_integers_are_within_half_a_step_per_row(x, codec):
     name, most, each = codec
@@ -283,7 +279,6 @@ def test_int4_packs_neighbours_of_a_row():
             codec.decode(wrong, schema)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(codecs)), st.floats(1e-9, 6e4), st.floats(1, 2), st.integers(0, 99))
 def test_valid_numbers_arrive_as_valid_numbers(name, minimum, above, seed):
     """Bounds hold after rounding, to the last digit."""
@@ -368,33 +363,30 @@ def often(name):
     return {"method__start": 2, "method__interval": 1} if "interval" in known else {}
 
 
-@pytest.fixture(scope="module")
-def traffic():
-    """What each method sends in a few rounds, as ``(payload, schema)``."""
-    sent = {}
+@functools.cache
+def traffic(name):
+    """What a method sends in a few rounds, as ``(payload, schema)``."""
+    sent = []
     with pytest.MonkeyPatch.context() as patch:
         original = Codec.encode
 
         def record(self, payload, schema):
-            sent[name].append((payload, schema))
+            sent.append((payload, schema))
             return original(self, payload, schema)
 
         patch.setattr(Codec, "encode", record)
-        for name in methods():
-            sent[name] = []
-            own = {"model__name": "support:WithBatchNorm", "model__options": {}} if name == "fedavg" else {}
-            federation, *_ = assemble(experiment(name, rounds=3, **often(name), **own), ordinary())
-            records = list(federation.run())
-            assert bool(sent[name]) == any(r.bytes["up"] for r in records)
+        own = {"model__name": "support:WithBatchNorm", "model__options": {}} if name == "fedavg" else {}
+        records = list(build(name, rounds=3, **often(name), **own).run())
+    assert bool(sent) == any(r.bytes["up"] for r in records)
     return sent
 
 
-@pytest.mark.parametrize("packing", compression.COMPRESSIONS)
+@few("packing", compression.COMPRESSIONS, 1)
 @pytest.mark.parametrize("codec", codecs)
 @pytest.mark.parametrize("name", sorted(methods()))
-def test_every_method_can_use_every_codec(traffic, name, codec, packing):
+def test_every_method_can_use_every_codec(name, codec, packing):
     wire = get_codec(codec, packing)
-    for payload, schema in traffic[name]:
+    for payload, schema in traffic(name):
         message = wire.encode(payload, schema)
         assert len(message) <= wire.largest(schema)
         received = wire.decode(message, schema)
@@ -409,7 +401,7 @@ def test_every_method_can_use_every_codec(traffic, name, codec, packing):
                 assert error <= payload[field].abs().max() / (14 if codec.startswith("int4") else 254) * 1.001
 
 
-@pytest.mark.parametrize("codec", ["float16", "int8"])
+@few("codec", ["float16", "int8"], 1)
 @pytest.mark.parametrize("name", sorted(methods()))
 def test_a_federation_runs_on_rounded_messages(name, codec):
     chosen = {"wire__codec": codec, "wire__compression": "zstd"}

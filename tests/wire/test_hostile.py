@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 import torch
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.errors import PayloadError
@@ -20,6 +20,8 @@ from protofed.wire.compression import COMPRESSIONS
 from protofed.wire.lossy import Float16
 from protofed.wire.schema import Field, Schema
 from protofed.wire.validate import check_structure, check_values
+
+pytestmark = pytest.mark.fast
 
 K, D = 9, 4
 SCHEMA = Schema(
@@ -46,7 +48,6 @@ every_codec = pytest.mark.parametrize(
     "codec",
     [pytest.param(get_codec(*c), id="-".join(c), marks=[pytest.mark.slow] * (c not in USUAL)) for c in ALL],
 )
-generated = settings(max_examples=60, deadline=None)
 
 
 @st.composite
@@ -97,7 +98,6 @@ def sizes(k, c):
 
 
 @every_codec
-@generated
 @given(noise=st.binary(max_size=600), compressed=st.booleans(), k=st.integers(0, K), c=st.integers(0, 3))
 def test_random_bytes(codec, noise, compressed, k, c):
     arrives(codec, noise)
@@ -116,7 +116,6 @@ def test_random_bytes(codec, noise, compressed, k, c):
 
 
 @every_codec
-@generated
 @given(payload=payloads(), data=st.data())
 def test_truncated_and_extended(codec, payload, data):
     message = codec.encode(payload, SCHEMA)
@@ -128,7 +127,6 @@ def test_truncated_and_extended(codec, payload, data):
 
 
 @every_codec
-@generated
 @given(payload=payloads(), data=st.data())
 def test_flipped_bits(codec, payload, data):
     message = bytearray(codec.encode(payload, SCHEMA))
@@ -138,7 +136,6 @@ def test_flipped_bits(codec, payload, data):
 
 
 @every_codec
-@generated
 @given(payload=payloads(), data=st.data())
 def test_other_codecs_and_versions(codec, payload, data):
     name = data.draw(st.sampled_from([n for n in codecs if n != type(codec).__name__.lower()]))
@@ -152,7 +149,6 @@ def test_other_codecs_and_versions(codec, payload, data):
 
 
 @every_codec
-@generated
 @given(
     value=st.none() | st.floats() | st.text() | st.lists(st.floats() | st.text(), max_size=5),
     protocol=st.integers(0, 5),
@@ -162,7 +158,6 @@ def test_a_pickle_is_not_opened(codec, value, protocol):
 
 
 @every_codec
-@generated
 @given(payload=payloads(), k=st.integers(0, 2**32 - 1) | st.integers(0, 12), c=st.integers(0, 2**32 - 1))
 def test_wrong_sizes_in_the_header(codec, payload, k, c):
     message = bytearray(codec.encode(payload, SCHEMA))
@@ -173,7 +168,6 @@ def test_wrong_sizes_in_the_header(codec, payload, k, c):
 
 
 @every_codec
-@generated
 @given(k=st.integers(10**4, 10**6), sent=st.binary(max_size=100))
 def test_announced_but_not_sent(codec, k, sent):
     """Up to 200 MB, which the schema allows: nothing is reserved for what is not there."""
@@ -235,7 +229,6 @@ SPECIAL = st.sampled_from(
 
 
 @every_codec
-@generated
 @given(payload=payloads(), field=st.sampled_from(["prototypes", "stds", "kernel", "temperature"]), data=st.data())
 def test_numbers_out_of_bounds(codec, payload, field, data):
     numbers = payload[field].double().flatten().round(decimals=2)  # none so near a bound that rounding decides
@@ -261,7 +254,6 @@ def test_numbers_out_of_bounds(codec, payload, field, data):
 
 
 @every_codec
-@generated
 @given(payload=payloads(), classes=st.lists(st.integers(0, 2**16 - 1) | st.integers(0, K), max_size=K))
 def test_classes_unknown_doubled_or_descending(codec, payload, classes):
     k = len(classes)
@@ -282,7 +274,6 @@ DTYPES += [torch.float64, torch.complex64]
 
 
 @every_codec
-@generated
 @given(payload=payloads(), field=st.sampled_from(sorted(SCHEMA.fields)), dtype=st.sampled_from(DTYPES))
 def test_wrong_dtypes_are_refused_before_they_are_sent(codec, payload, field, dtype):
     payload["counts"] %= 100

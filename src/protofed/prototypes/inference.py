@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 import torch
@@ -77,7 +78,8 @@ def closeness(features: Tensor, prototypes: Prototypes) -> Tensor:
     Returns:
         ``(B, K)``; its softmax are the probabilities of prototypical networks (Snell et al., 2017, Eq. 2).
     """
-    if torch.onnx.is_in_onnx_export():  # ONNX has no distance: its exporter adds 1e-6 to every difference
+    # ONNX has no distance: its exporter adds 1e-6 to every difference. Asking would import it in every run.
+    if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():
         squares = (features.unsqueeze(-2) - prototypes.rows).square().sum(-1)
     else:
         # Direct differences: the quadratic expansion loses the small differences between distant prototypes.

@@ -125,6 +125,7 @@ def test_finds_a_leak(gossip):
     assert gossip["participation_member", MEMBER].value > 0.9
 
 
+@pytest.mark.slow
 def test_invents_no_leak(noise):
     assert noise["membership", SERVER].value == pytest.approx(0.5, abs=0.05)
     informed = noise["membership_informed", INFORMED]
@@ -170,7 +171,8 @@ def test_attacks_what_is_sent_with_its_noise(mode):
     assert noisy["membership", SERVER].value == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.slow
+@few("secure", [False, True], 1)
 def test_a_shadow_federation_has_noise_of_its_own(secure):
     """Noise that both federations share could be learned in one and subtracted in the other."""
     chosen = {"privacy__mode": "client", "privacy__noise": 1.0, "secure__aggregation": secure, "rounds": 1}
@@ -214,6 +216,7 @@ def test_finds_what_weights_remember():
     assert not any(f.observer == INFORMED for f in found)  # the upload is the model
 
 
+@pytest.mark.slow
 @few(("method", "error"), [("fedavg", 0.35), ("tinyproto", 0.5), ("fednh", 1e-9)], 1)
 def test_estimates_counts(method, error):
     """Of 60 and 90 samples: from a head's change, from products of n and a mean, and where they are sent."""
@@ -274,6 +277,7 @@ def run(tmp_path_factory):
     return protofed.run("quickstart", {**support.SMALL_RUN, **FOUR}, out=out)
 
 
+@pytest.mark.slow
 def test_attacks_the_upload_of_one_more_round(run, tmp_path):
     """The recomputed upload is the one that the run sends when it goes on, bit for bit."""
     _, federation, data = reopened(load_run(run.directory))
@@ -333,6 +337,7 @@ def test_says_at_what_epsilon(tmp_path):
     assert protections(sample, noisy=False) == ()
 
 
+@pytest.mark.slow
 def test_says_that_nothing_was_sent(tmp_path):
     quiet = protofed.run("quickstart", {**support.SMALL_RUN, "method.name": "local"}, out=tmp_path / "run")
     audit = audit_run(quiet.directory)

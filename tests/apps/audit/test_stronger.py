@@ -16,6 +16,7 @@ from protofed.apps.audit.membership import Observed, _findings, _view, likelihoo
 from protofed.apps.audit.seen import Rows
 from protofed.experiments.assemble import assemble
 from protofed.samples import ClientData, Samples
+from support import few
 
 
 def scarce(random: torch.Generator) -> protofed.samples.FederatedData:
@@ -108,13 +109,14 @@ def test_a_server_reads_training_samples_from_one_upload(readings, free):
     assert "training samples to 1 %, " in found.note
 
 
-@pytest.mark.parametrize(
+@few(
     "options",
     [
         {"secure__aggregation": True},
         {"privacy__mode": "sample", "privacy__noise": 1.0},
         {"secure__aggregation": True, "privacy__mode": "client", "privacy__noise": 1.0},
     ],
+    1,
 )
 def test_sums_and_noise_hide_them(readings, options):
     assert readings(**options).value < 0.1 * readings().value

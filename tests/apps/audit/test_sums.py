@@ -16,7 +16,7 @@ from protofed.apps.audit.seen import observe
 from protofed.apps.audit.sums import sums
 from protofed.experiments.assemble import assemble
 from protofed.samples import ClientData, FederatedData, Samples
-from support import experiment
+from support import experiment, few
 
 K, D, N = 4, 64, 31  # a factor is sent of D/2 samples at most
 FIXED = {"model__name": "identity", "model__options": {}, "encoder__name": "identity", "encoder__unit": True}
@@ -24,7 +24,7 @@ FIXED |= {"rounds": 1, "robust__rule": "none", "privacy__accountant": "rdp"}
 PRIVATE = {"privacy__mode": "sample", "privacy__epsilon": 1.0}
 
 
-def few(number: int = 4) -> FederatedData:
+def few_samples(number: int = 4) -> FederatedData:
     """Return clients with fewer samples than features, and a class of one sample each."""
     g, clients = torch.Generator().manual_seed(0), []
     y = torch.cat([torch.tensor([0]), 1 + torch.arange(N - 1) % (K - 1)])
@@ -35,13 +35,13 @@ def few(number: int = 4) -> FederatedData:
 
 
 def findings(method: str = "fedlda", number: int = 4, **chosen: object) -> dict[str, Finding]:
-    federation, data = assemble(experiment(method, **FIXED, **chosen), few(number))
+    federation, data = assemble(experiment(method, **FIXED, **chosen), few_samples(number))
     with closing(federation.executor):
         list(federation.run())
         return {f.key: f for f in sums(observe(federation, data))}
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "options"),
     [
         ("fedlda", {}),
@@ -49,6 +49,7 @@ def findings(method: str = "fedlda", number: int = 4, **chosen: object) -> dict[
         ("fedlda", {"wire__codec": "float16"}),
         ("fed3r", {}),
     ],
+    1,
 )
 def test_the_span_and_the_features_of_single_samples_are_found(method, options):
     found = findings(method, **options)
@@ -64,13 +65,15 @@ def test_means_alone_have_no_span():
     assert found["sums_read"].learned
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.slow
+@few("secure", [False, True], 1)
 def test_one_noisy_release_hides_them(secure):
     found = findings(number=12, secure__aggregation=secure, **PRIVATE)
     assert found["sums_span"].value == pytest.approx(0.5, abs=0.08)
     assert found["sums_read"].value == 0
 
 
+@pytest.mark.slow
 def test_sums_of_clients_have_no_single_samples_and_a_wider_span():
     found = findings(number=12, secure__aggregation=True)
     assert found["sums_read"].value == 0
@@ -79,7 +82,7 @@ def test_sums_of_clients_have_no_single_samples_and_a_wider_span():
 
 def test_an_audit_asks_closed_forms(monkeypatch):
     monkeypatch.setattr(pictures, "STEPS", 1)
-    found = audited(experiment("fedlda", **FIXED), few())
+    found = audited(experiment("fedlda", **FIXED), few_samples())
     assert {place for place in found if place[0].startswith("sums")} == {
         ("sums_read", SERVER),
         ("sums_span", SERVER),
@@ -87,6 +90,6 @@ def test_an_audit_asks_closed_forms(monkeypatch):
 
 
 def test_other_methods_send_no_such_sums():
-    federation, data = assemble(experiment("fedproto", rounds=1, robust__rule="none"), few())
+    federation, data = assemble(experiment("fedproto", rounds=1, robust__rule="none"), few_samples())
     with closing(federation.executor):
         assert sums(observe(federation, data)) == []

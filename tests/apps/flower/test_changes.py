@@ -50,6 +50,7 @@ def test_answers_that_are_delivered_again_count_once(root, tmp_path):
     assert not any(record.missing or record.refused for record in remote.rounds)
 
 
+@pytest.mark.slow
 def test_an_upload_of_an_earlier_round_is_one_more_upload_of_its_sender(root, tmp_path):
     """A node may send what it likes within the schema, so also what it sent before: never in another's name."""
     first: dict[int, dict] = {}
@@ -97,6 +98,7 @@ def changing(root: Path, at: dict[int, Callable[[np.ndarray], np.ndarray]]) -> C
     return tamper
 
 
+@pytest.mark.slow
 def test_a_class_that_the_federation_lacks_is_named_until_it_is_gone(root, tmp_path):
     """bob relabels class 3 as 9 after round 1, and takes it back after round 2."""
     tamper = changing(root, {1: lambda y: np.where(y == 3, 9, y), 2: lambda y: np.where(y == 9, 3, y)})
@@ -110,6 +112,7 @@ def test_a_class_that_the_federation_lacks_is_named_until_it_is_gone(root, tmp_p
     assert not [m for r in (run.rounds[0], run.rounds[2]) for m in r.missing if m.phase == "training"]
 
 
+@pytest.mark.slow
 def test_other_labels_of_known_classes_are_the_nodes_own_affair(root, tmp_path):
     """bob had classes 1 to 3; after round 1 all of its samples are of class 0, which it never described."""
     tamper = changing(root, {1: np.zeros_like})
@@ -120,6 +123,7 @@ def test_other_labels_of_known_classes_are_the_nodes_own_affair(root, tmp_path):
     assert load_file(run.directory / "prototypes.safetensors")["global.prototypes"].isfinite().all()
 
 
+@pytest.mark.slow
 def test_the_next_run_takes_the_classes_as_they_are_then(root, tmp_path):
     grid = FakeGrid(nodes_of(root, tmp_path / "state"))
     over(grid, wanted("fedproto", root, rounds=1), tmp_path / "before")

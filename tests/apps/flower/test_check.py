@@ -450,12 +450,3 @@ def test_the_command_prints_one_line_per_check(north, made, monkeypatch, capsys)
     status, printed = command(monkeypatch, capsys, "--key", made / "none")
     assert status == 1
     assert printed.startswith("skipped  recipe             no RECIPE given\n")
-
-
-def test_starting_the_command_line_imports_nothing_heavy():
-    code = (
-        "import protofed.cli.main, sys; "
-        "print([m for m in ('torch', 'cryptography', 'flwr', 'numpy') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"

@@ -56,7 +56,7 @@ def told(run, *without: str) -> list[dict]:
 @few(
     ("case", "place"),
     [(case, place) for case in CASES for place in ("nodes", "simulation") if (case, place) != (DEALER, "nodes")],
-    6,
+    1,
 )
 def test_the_numbers_are_those_of_one_machine(case, place, root, tmp_path):
     """In a simulation each visit may be in another process, which encodes the samples again."""

@@ -54,7 +54,8 @@ def same_files(a: Path, b: Path) -> None:
     assert [file for file in files if (a / file).read_bytes() != (b / file).read_bytes()] == []
 
 
-@few("method", ["fedavg", "gfpl", "fedproto", "protonorm", "fedtgp", "fedkd"], 2)
+@pytest.mark.slow
+@few("method", ["fedavg", "gfpl", "fedproto", "protonorm", "fedtgp", "fedkd"], 1)
 def test_clients_that_travel_give_the_numbers_of_the_local_engine(method, root, tmp_path):
     chosen = wanted(method, root)
     locally(chosen, tmp_path / "local")
@@ -82,7 +83,8 @@ def test_a_simulation_of_nodes_is_measured_as_the_local_engine(method, root, tmp
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-@pytest.mark.parametrize("options", [{"participation__fraction": 0.5}, {"evaluation__at": "trained"}])
+@pytest.mark.slow
+@few("options", [{"participation__fraction": 0.5}, {"evaluation__at": "trained"}], 1)
 def test_also_if_not_all_train_or_nothing_is_delivered(options, root, tmp_path):
     chosen = wanted("protonorm", root, rounds=4, execution__clients_in="disk", **options)
     locally(chosen, tmp_path / "local")
@@ -90,7 +92,8 @@ def test_also_if_not_all_train_or_nothing_is_delivered(options, root, tmp_path):
     same_files(tmp_path / "local", tmp_path / "remote")
 
 
-@pytest.mark.parametrize("phase", ["train", "evaluate"])
+@pytest.mark.slow
+@few("phase", ["train", "evaluate"], 1)
 def test_a_simulation_that_is_stopped_goes_on_from_its_checkpoint(phase, root, tmp_path):
     chosen = wanted("protonorm", root, rounds=4)
     locally(chosen, tmp_path / "local")
@@ -125,6 +128,7 @@ def test_a_lost_visit_changes_nothing_of_its_client(root, tmp_path):
     assert all(torch.equal(kept[n], began[n]) for n in began)
 
 
+@pytest.mark.slow
 def test_a_simulation_without_any_machine_left_ends(root, tmp_path):
     chosen = wanted("protonorm", root, participation__deadline_s=0.01)
     grid = FakeGrid(SHARES, lambda n, m, r: None if kind(m) == "train" and job(m)["round"] == 2 else r)
@@ -142,7 +146,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@few("lie", LIES, 1)
 def test_a_client_that_does_not_come_back_as_one_is_missing(lie, tmp_path):
     from support import client, federated
 
@@ -186,6 +190,7 @@ def moved(root: Path, state: Path, after: int, **config) -> FakeGrid:
     return grid
 
 
+@pytest.mark.slow
 def test_a_node_that_lost_its_state_is_refused_by_name(root, tmp_path):
     run = over(moved(root, tmp_path / "state", 1), apart("protonorm", root), tmp_path / "remote")
     assert [[(m.client, m.phase) for m in r.missing] for r in run.rounds] == [
@@ -198,6 +203,7 @@ def test_a_node_that_lost_its_state_is_refused_by_name(root, tmp_path):
     assert not (tmp_path / "state" / "another" / "bob").exists()
 
 
+@pytest.mark.slow
 def test_a_node_that_begins_anew_is_recorded(root, tmp_path):
     run = over(moved(root, tmp_path / "state", 1, fresh=True), wanted("protonorm", root), tmp_path / "remote")
     assert not any(r.missing for r in run.rounds)
@@ -218,6 +224,7 @@ def test_nodes_are_not_told_where_the_server_has_its_files(root, tmp_path):
     assert not [text for text in told if str(tmp_path) in text]
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_named(root, tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed")
     from protofed.apps.flower.simulation import simulate

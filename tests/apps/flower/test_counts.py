@@ -24,7 +24,7 @@ from protofed.stages.robust.vectors import cap_counts
 from protofed.untrusted import claims
 from protofed.visits.contract import Evaluated
 from protofed.wire.schema import Field, Schema
-from support import client, federated, ordinary
+from support import client, federated, few, ordinary
 
 
 @given(st.integers(0, 2**30), st.sampled_from(claims.COUNTS))
@@ -46,8 +46,8 @@ def exact(tmp_path_factory) -> Run:
     return locally(wanted("protonorm", write_folders(base / "data", ordinary())), base / "run")
 
 
-@pytest.mark.parametrize("kind", ["coarse", "none"])
-@pytest.mark.parametrize("where", ["node", "file"])
+@few("kind", ["coarse", "none"], 1)
+@few("where", ["node", "file"], 1)
 def test_a_client_that_withholds_its_counts_takes_part(kind, where, exact, root, tmp_path):
     nodes = nodes_of(root, tmp_path / "state")
     if where == "node":
@@ -84,7 +84,7 @@ def test_a_client_that_withholds_its_counts_takes_part(kind, where, exact, root,
     assert "Numbers of samples shown of bob" in report
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "options", "reason"),
     [
         ("fedavg", {}, "fedavg needs numbers of samples"),
@@ -96,6 +96,7 @@ def test_a_client_that_withholds_its_counts_takes_part(kind, where, exact, root,
             "sampling=samples draws clients by numbers",
         ),
     ],
+    1,
 )
 def test_a_method_that_needs_counts_refuses_in_one_line(method, options, reason, root, tmp_path):
     nodes = nodes_of(root, tmp_path / "state")
@@ -123,7 +124,8 @@ def test_a_node_does_not_train_what_would_tell_its_counts(root, tmp_path):
     assert "counts=none, but fedavg needs numbers of samples" in missing.reason
 
 
-@pytest.mark.parametrize("kind", ["coarse", "none"])
+@pytest.mark.slow
+@few("kind", ["coarse", "none"], 1)
 def test_sums_of_a_client_that_withholds_its_counts_are_not_scaled(kind, tmp_path):
     """With its scale given TinyProto needs no counts, but sends sums: what the server does not know it lets be."""
     data = federated(*(client(name, [0] * 40 + [1] * 40) for name in ("ann", "bob", "cid", "dan")))

@@ -21,7 +21,7 @@ from protofed.errors import CheckpointError, ConfigError, FederationError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.ending import read_server
 from protofed.untrusted import claims, limits
-from support import client, federated, ordinary
+from support import client, federated, few, ordinary
 
 HONEST = (101, 102, 103)
 HOSTILE = 104
@@ -163,7 +163,7 @@ DESCRIPTIONS = {
 }
 
 
-@pytest.mark.parametrize("attack", DESCRIPTIONS)
+@few("attack", DESCRIPTIONS, 2)
 def test_a_hostile_description_is_named_and_left_out(attack, root, honest, tmp_path):
     tamper, reason = DESCRIPTIONS[attack]
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), tamper)
@@ -193,7 +193,7 @@ SAME_ARCHITECTURE = {
 }
 
 
-@pytest.mark.parametrize("attack", SAME_ARCHITECTURE)
+@few("attack", SAME_ARCHITECTURE, 1)
 @pytest.mark.parametrize("first", [True, False])
 def test_who_differs_from_most_is_left_out_wherever_it_sorts(attack, first, root, honest, tmp_path):
     tamper, reason = SAME_ARCHITECTURE[attack]
@@ -218,7 +218,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("attack", SIZES)
+@few("attack", SIZES, 1)
 def test_sizes_that_cannot_be_are_left_out(attack, root, honest, tmp_path):
     def tamper(node, message, reply):
         if node == HOSTILE and message.metadata.message_type == "query":
@@ -272,7 +272,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("attack", ANSWERS)
+@few("attack", ANSWERS, 1)
 def test_a_hostile_answer_becomes_a_reason(attack, root, tmp_path):
     def tamper(node, message, reply):
         if node == 103 and message.metadata.message_type == "train":
@@ -287,7 +287,7 @@ def test_a_hostile_answer_becomes_a_reason(attack, root, tmp_path):
         assert len(missing.reason) <= limits.REASON
 
 
-@pytest.mark.parametrize("kind", [RecursionError, MemoryError, ValueError, KeyError, UnicodeError])
+@few("kind", [RecursionError, MemoryError, ValueError, KeyError, UnicodeError], 1)
 def test_an_answer_that_flower_cannot_take_apart_costs_only_its_sender(kind, root, honest, tmp_path):
     class Raising(FakeGrid):
         def pull_messages(self, message_ids):
@@ -371,7 +371,8 @@ def test_an_error_of_flower_is_no_answer_and_is_asked_again(root, tmp_path):
     assert left == {"client": "bob", "reason": "came after the run had begun: it can take part in the next one"}
 
 
-@pytest.mark.parametrize("weight", [16.0, 0.0])
+@pytest.mark.slow
+@few("weight", [16.0, 0.0], 1)
 def test_a_node_that_overstates_its_samples_weighs_what_the_same_client_weighs_locally(weight, root, tmp_path):
     """zoe's description and its uploads both state 2^30 samples."""
     chosen = wanted("fedavg", root, robust__weight=weight)

@@ -113,6 +113,7 @@ def test_a_node_that_comes_back_is_known_by_its_key(root, tmp_path):
     assert (202, "query") not in asked
 
 
+@pytest.mark.slow
 def test_with_a_roster_an_impostor_that_comes_first_is_refused(root, tmp_path):
     nodes = nodes_of(root, tmp_path / "state")
     nodes[104]["client"] = "bob"  # answers come in reverse order: before the real one's

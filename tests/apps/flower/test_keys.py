@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.apps.flower.keys import create_keys
+from support import few
 
 FILES = ["ca.crt", "ca.key", "node1", "node1.pub", "node2", "node2.pub", "roster.json"]
 FILES += ["server.key", "server.pem"]
@@ -136,7 +137,7 @@ def test_the_command_says_what_is_what(tmp_path, monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("host", ["10.0.0.5:8443", "https://link.org", "a b", "", "10.0.0.300", "-a.org"])
+@few("host", ["10.0.0.5:8443", "https://link.org", "a b", "", "10.0.0.300", "-a.org"], 5)
 def test_a_host_is_a_name_or_an_address(host, tmp_path, monkeypatch, capsys):
     assert protofed(monkeypatch, "deploy", "keys", tmp_path / "k", "--nodes", 1, "--host", host) == 2
     assert "expected an IP address or a DNS name, without a port" in capsys.readouterr().err

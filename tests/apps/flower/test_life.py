@@ -41,7 +41,7 @@ from protofed.cli import main as cli
 from protofed.config.architectures import FederationSummary
 from protofed.errors import ProtofedError
 from protofed.experiments.running import run_experiment
-from support import ordinary
+from support import few, ordinary
 
 
 class Begun:
@@ -87,7 +87,8 @@ def protofed(monkeypatch, capsys, *words: object) -> tuple[int, str]:
 # A finished run goes on, or nothing changes.
 
 
-@pytest.mark.parametrize("method", ["protonorm", "fedavg", "gfpl"])
+@pytest.mark.slow
+@few("method", ["protonorm", "fedavg", "gfpl"], 1)
 def test_a_finished_run_goes_on_as_if_it_had_been_planned_so(method, root, tmp_path):
     options = {"method__start": 2, "method__interval": 1} if method == "gfpl" else {}
     grid = FakeGrid(nodes_of(root, tmp_path / "state"))
@@ -103,6 +104,7 @@ def test_a_finished_run_goes_on_as_if_it_had_been_planned_so(method, root, tmp_p
     assert mine.metrics().clients["ann"] == local.metrics().clients["ann"]
 
 
+@pytest.mark.slow
 def test_a_simulation_goes_on_too(root, tmp_path):
     grid = FakeGrid({101: {"partition-id": 0, "num-partitions": 1}})
     for rounds, resume in ((2, False), (4, True)):
@@ -132,7 +134,7 @@ CANNOT = {
 }
 
 
-@pytest.mark.parametrize("why", CANNOT)
+@few("why", CANNOT, 1)
 def test_a_finished_run_that_cannot_go_on_stays_as_it_is(why, root, tmp_path):
     damage, rounds, how, message = CANNOT[why]
     begun = Begun(tmp_path / "run", root, participation__min_clients=2)
@@ -153,6 +155,7 @@ def test_a_finished_run_that_cannot_go_on_stays_as_it_is(why, root, tmp_path):
     assert {p for p in before.keys() | found.keys() if before.get(p) != found.get(p)} <= {nodes}
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_if_no_node_completes_the_next_round(root, tmp_path):
     begun = Begun(tmp_path / "run", root, participation__deadline_s=0.01)
     begun.run(2)
@@ -172,6 +175,7 @@ def test_nothing_is_lost_if_no_node_completes_the_next_round(root, tmp_path):
     assert numbers(run) == numbers(locally(begun.wanted(4), tmp_path / "local"))
 
 
+@pytest.mark.slow
 def test_a_run_does_not_change_between_nodes_and_this_machine(finished, root, tmp_path, monkeypatch, capsys):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(tomli_w.dumps(finished.wanted(4).to_tree()))
@@ -195,6 +199,7 @@ def test_a_run_does_not_change_between_nodes_and_this_machine(finished, root, tm
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_server_killed_at_any_change_of_a_run_that_goes_on(stride, root, tmp_path):
     """Whatever it was about to write, at least the finished run is there, and the rest follows."""
@@ -218,6 +223,7 @@ def test_a_server_killed_at_any_change_of_a_run_that_goes_on(stride, root, tmp_p
     assert step > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_local_run_killed_at_any_change_when_it_goes_on(stride, root, tmp_path):
     before = wanted("protonorm", root, rounds=1, checkpoint__every=0)
@@ -240,6 +246,7 @@ def test_a_local_run_killed_at_any_change_when_it_goes_on(stride, root, tmp_path
 # Models at the nodes.
 
 
+@pytest.mark.slow
 def test_the_models_are_used_where_they_are(finished, root, monkeypatch, capsys, tmp_path):
     def command(*words: object) -> tuple[int, str]:
         return protofed(monkeypatch, capsys, *words)
@@ -282,7 +289,7 @@ def test_a_simulation_leaves_its_models_at_the_server(root, tmp_path, monkeypatc
     assert protofed(monkeypatch, capsys, "audit", tmp_path / "run")[0] == 0
 
 
-@pytest.mark.parametrize("at", ["broadcast", "trained"])
+@few("at", ["broadcast", "trained"], 1)
 def test_the_folder_of_a_run_is_complete_after_every_scored_round(at, root, tmp_path):
     """Also of a run whose server dies: nobody tells a node that it was the last round."""
     chosen = apart("fedproto", root, rounds=5, evaluation__at=at)
@@ -298,6 +305,7 @@ def test_the_folder_of_a_run_is_complete_after_every_scored_round(at, root, tmp_
     assert mine.metrics().clients["bob"] == local.metrics().clients["bob"]
 
 
+@pytest.mark.slow
 def test_a_later_run_leaves_the_models_of_earlier_ones(finished):
     earlier = own_run(finished.state, "ann")
     before = contents(earlier)
@@ -372,6 +380,7 @@ def test_a_node_killed_at_any_change(stride, root, tmp_path):
 # Several runs, and sites that are late.
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_come_out_as_if_each_were_alone(root, tmp_path):
     second = wanted("fedproto", root)
     inside: list = []

@@ -28,7 +28,7 @@ from protofed.data.federation import load_client
 from protofed.errors import CheckpointError, ConfigError, ModelError, PayloadError
 from protofed.storage.snapshots import Snapshot, pack
 from protofed.visits.contract import Trained
-from support import experiment, ordinary
+from support import experiment, ordinary, same
 
 
 def job_of(root: Path, method: str = "fedproto", **changes) -> Job:
@@ -57,10 +57,6 @@ def until(found: Callable[[], bool], seconds: float) -> None:
     while not found():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(a[n], b[n]) for n in a)
 
 
 def test_a_repeated_request_is_answered_and_not_trained_again(root, tmp_path):

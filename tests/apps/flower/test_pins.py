@@ -24,7 +24,7 @@ from protofed.models import SplitModel
 from protofed.visits.contract import Trained
 from protofed.visits.rare import LEAST_SAMPLES
 from protofed.wire.codec import get_codec
-from support import ordinary
+from support import few, ordinary
 
 
 def job_of(root: Path, method: str = "fedproto", **options) -> Job:
@@ -49,7 +49,7 @@ def changed(job, section: str, **options):
     return replace(job, config=json.dumps(tree), round=job.round + 1, order=job.order + 1)
 
 
-@pytest.mark.parametrize(
+@few(
     ("section", "options"),
     [
         ("training", {"batch_size": 10_000}),
@@ -59,6 +59,7 @@ def changed(job, section: str, **options):
         ("privacy", {"clip": 1e6}),
         ("method", {"lambda": 0.0}),
     ],
+    4,
 )
 def test_what_a_server_may_not_change(root, tmp_path, section, options):
     node, job = node_of(root, tmp_path / "state"), job_of(root)
@@ -127,7 +128,7 @@ def test_a_run_of_another_name_does_not_go_on_with_the_client(root, tmp_path):
     assert contents(tmp_path / "state") == before
 
 
-@pytest.mark.parametrize(("name", "value"), [("rounds", 1), ("participation", {"newcomers": 1})])
+@few(("name", "value"), [("rounds", 1), ("participation", {"newcomers": 1})], 1)
 def test_a_server_cannot_lower_the_noise_that_a_budget_needs(name, value, root, tmp_path):
     """Noise for 8 is spread over the planned rounds: less of it suffices for a single one."""
     budget = {"privacy__mode": "sample", "privacy__epsilon": 8.0, "privacy__accountant": "rdp"}

@@ -45,7 +45,7 @@ def test_a_run_that_protects_as_required_is_joined(root, tmp_path):
     assert run.rounds[-1].privacy.epsilon <= 8
 
 
-@pytest.mark.parametrize(
+@few(
     ("settings", "options", "reason"),
     [
         (SAMPLE, {}, "privacy.mode=none, but this node takes part only in runs with privacy.mode=sample"),
@@ -60,6 +60,7 @@ def test_a_run_that_protects_as_required_is_joined(root, tmp_path):
             "secure.aggregation=false, but this node requires noise that clients add",
         ),
     ],
+    1,
 )
 def test_a_node_that_requires_more_tells_nothing_and_the_others_go_on(settings, options, reason, root, tmp_path):
     chosen = wanted("fedavg", root, rounds=2, **options)

@@ -57,6 +57,7 @@ def test_dp_sgd_at_nodes_is_that_of_the_local_run_but_for_what_is_drawn(root, tm
     assert not same(*runs)
 
 
+@pytest.mark.slow
 @few("method", ["fedproto", "beacon", "fedavg"], 1)
 def test_nodes_clip_and_add_noise_exactly_once(method, root, tmp_path, monkeypatch):
     """With the noise of a simulation in place of their own, the numbers are those of a simulation."""
@@ -81,7 +82,8 @@ PROTECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("protection", PROTECTIONS)
+@pytest.mark.slow
+@few("protection", PROTECTIONS, 1)
 @few("method", ["fedproto", "fedavg"], 1)
 def test_simulated_nodes_give_the_numbers_of_the_local_engine(method, protection, root, tmp_path):
     """Clients travel there, and each visit may be in another process."""
@@ -103,6 +105,7 @@ def test_simulated_nodes_give_the_numbers_of_the_local_engine(method, protection
         assert here == there
 
 
+@pytest.mark.slow
 def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_path):
     chosen = apart("fedproto", root, rounds=3, privacy__mode="client", privacy__noise=3.0)
 

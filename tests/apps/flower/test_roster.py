@@ -22,6 +22,7 @@ from protofed.apps.flower.roster import read_signed, sign_roster
 from protofed.cli import main as cli
 from protofed.errors import ConfigError
 from protofed.stages.secure.peers import TRUSTING, KnownPeers
+from support import few
 
 CLIENTS = ("north", "south", "west")
 
@@ -203,7 +204,7 @@ def test_an_authority_signs_a_roster(made, tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["roster.json"]
 
 
-@pytest.mark.parametrize(
+@few(
     ("words", "reason"),
     [
         (("--client", "north"), "--client north: expected NAME=FILE, each name once"),
@@ -225,6 +226,7 @@ def test_an_authority_signs_a_roster(made, tmp_path, monkeypatch, capsys):
             "ca.crt: not an ECDSA private key",
         ),
     ],
+    5,
 )
 def test_a_roster_that_cannot_be_signed(words, reason, made, tmp_path, monkeypatch, capsys):
     key = () if "--authority-key" in words else ("--authority-key", made / "ca.key")

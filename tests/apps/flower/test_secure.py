@@ -41,7 +41,7 @@ def records(message: Message):
     return [dict(record) for record in message.content.values()] if message.has_content() else []
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedavg"])
+@few("method", ["fedproto", "fedavg"], 1)
 def test_nodes_give_the_numbers_of_a_simulation(method, root, tmp_path):
     chosen = wanted(method, root, **SECURE)
     grid = FakeGrid(members(root, tmp_path / "state"))
@@ -99,7 +99,7 @@ def test_no_reply_holds_an_upload(root, tmp_path):
             assert number.tobytes() not in sent
 
 
-@few("stage", STAGES, 2)
+@few("stage", STAGES, 1)
 def test_a_node_that_falls_silent_in_a_stage(stage, tmp_path):
     """Four are left of five: the round goes on without it, or with its vector if that had arrived."""
     import support
@@ -122,7 +122,8 @@ def test_a_node_that_falls_silent_in_a_stage(stage, tmp_path):
     assert read_tensors(run.directory / "server.safetensors")["present"].all()
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.slow
+@few("times", [1, 2], 1)
 def test_too_few_nodes_end_the_run_in_one_line_unless_another_attempt_succeeds(times, root, tmp_path):
     silences = itertools.count(1)
 
@@ -153,7 +154,7 @@ def test_a_sum_that_would_overflow_says_what_to_change(root, tmp_path, monkeypat
     assert "would overflow the sum of 3 clients: lower secure.fraction_bits" in str(error.value)
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@few("restarted", [False, True], 1)
 def test_a_killed_server_cannot_have_a_sum_made_twice(restarted, root, tmp_path):
     """The second sum, of other clients perhaps, would tell what the difference is.
 
@@ -172,6 +173,7 @@ def test_a_killed_server_cannot_have_a_sum_made_twice(restarted, root, tmp_path)
         over(grid, chosen, tmp_path / "net", resume=True)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_restarted_between_rounds_goes_on(root, tmp_path):
     chosen, rounds = apart("fedproto", root, **SECURE), set()
 

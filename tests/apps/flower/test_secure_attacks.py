@@ -20,6 +20,7 @@ from protofed.apps.flower.messages import Job
 from protofed.errors import FederationError, PayloadError
 from protofed.stages.secure.peers import TRUSTING
 from protofed.stages.secure.protocol import SecureServer, conduct
+from support import few
 
 SECURE = {"secure__aggregation": True, "rounds": 1, "participation__attempts": 1}
 ask_nodes = GridExecutor.ask
@@ -52,7 +53,7 @@ def five(path: Path) -> Path:
     return write_folders(path, support.federated(*clients))
 
 
-@pytest.mark.parametrize(
+@few(
     ("attack", "words", "counted", "reason"),
     [
         (invent, ([], 1), ["ann"], "threshold: 1 vectors would be enough for a sum, but this node allows no fewer"),
@@ -66,8 +67,9 @@ def five(path: Path) -> Path:
             "ann: node: unmask: 1 clients signed the list of survivors that ann was given, of the 3 needed",
         ),
     ],
+    2,
 )
-@pytest.mark.parametrize("trusting", [True, False])
+@few("trusting", [True, False], 1)
 def test_a_server_reads_nothing_of_nodes_that_have_a_roster(
     trusting, attack, words, counted, reason, tmp_path, monkeypatch
 ):
@@ -86,7 +88,7 @@ def test_a_server_reads_nothing_of_nodes_that_have_a_roster(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("trusting", [True, False])
+@few("trusting", [True, False], 1)
 def test_a_server_that_gives_one_node_a_finer_fixed_point(trusting, root, tmp_path, monkeypatch):
     """The sum would show ann's numbers in its high digits, and those of all others only in the low ones."""
     make = GridExecutor._job

@@ -34,7 +34,7 @@ from protofed import load_run
 from protofed.apps.flower.grid import RECORD
 from protofed.errors import FederationError, ProtofedError
 from protofed.methods import methods
-from support import client, federated
+from support import client, federated, few
 
 USUAL = {"beacon", "fedavg", "fedgen", "fedgh", "fedlda", "fedproto", "fedtgp", "gfpl", "local"}
 """One method of each kind of message."""
@@ -45,7 +45,7 @@ def reply_with(to: Message, /, **values) -> Message:
     return Message(RecordDict({RECORD: ConfigRecord(values)}), reply_to=to)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@few("method", METHODS, 1)
 def test_every_method_gives_the_same_numbers(method, root, tmp_path):
     options = {"method__start": 2, "method__interval": 1} if method == "gfpl" else {}
     chosen = wanted(method, root, **options)
@@ -66,7 +66,8 @@ def test_every_method_gives_the_same_numbers(method, root, tmp_path):
     assert not (tmp_path / "remote" / "clients").exists(), "personal models stay where they are"
 
 
-@pytest.mark.parametrize("codec", ["int8", "float16"])
+@pytest.mark.slow
+@few("codec", ["int8", "float16"], 1)
 def test_lossy_codecs_act_in_the_same_way(codec, root, tmp_path):
     chosen = wanted("fedproto", root, wire__codec=codec, wire__compression="zstd")
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
@@ -84,12 +85,14 @@ def test_clients_with_models_and_epochs_of_their_own(tmp_path):
     assert numbers(remote) == numbers(local)
 
 
+@pytest.mark.slow
 def test_partial_participation(root, tmp_path):
     chosen = wanted("fedproto", root, participation__fraction=0.5, rounds=4)
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
 
 
+@pytest.mark.slow
 def test_a_node_that_restarts_goes_on_from_its_own_state(root, tmp_path):
     def restart(node, message, reply):
         if node == 102:
@@ -101,7 +104,7 @@ def test_a_node_that_restarts_goes_on_from_its_own_state(root, tmp_path):
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
 
 
-@pytest.mark.parametrize("lost", [True, False])
+@few("lost", [True, False], 1)
 def test_a_server_that_dies_is_resumed_with_the_numbers_of_the_undisturbed_run(lost, root, tmp_path):
     """It dies while the answers to round 3 come in; half of the clients have trained, and must not train twice."""
     chosen = apart("protonorm", root, rounds=5)
@@ -152,6 +155,7 @@ def test_one_message_asks_for_scores_and_for_the_next_training(root, tmp_path):
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
 
 
+@pytest.mark.slow
 def test_the_server_dies_while_clients_train_for_the_next_round(root, tmp_path):
     """They have done so when it comes back, and answer with what they have; nodes number themselves anew."""
     chosen = wanted("protonorm", root, rounds=5)
@@ -167,9 +171,7 @@ def test_the_server_dies_while_clients_train_for_the_next_round(root, tmp_path):
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
 
 
-@pytest.mark.parametrize(
-    "bad", ["left out", "another record", "an error", "no generation", "a bad one", "no message"]
-)
+@few("bad", ["left out", "another record", "an error", "no generation", "a bad one", "no message"], 1)
 def test_what_is_wrong_with_an_early_answer_is_asked_again(bad, root, tmp_path):
     """The scores of the same message count; the client, asked again, answers as it would have."""
     asked = []
@@ -193,6 +195,7 @@ def test_what_is_wrong_with_an_early_answer_is_asked_again(bad, root, tmp_path):
     assert asked.count((101, "train")) == 1
 
 
+@pytest.mark.slow
 def test_half_of_the_clients_are_silent_in_every_round(root, tmp_path):
     def silent(node, message, reply):
         return None if message.metadata.message_type != "query" and (node + round_of(message)) % 2 else reply
@@ -222,6 +225,7 @@ def test_a_class_nobody_reports_keeps_its_prototype(root, tmp_path):
     assert not torch.equal(before[3], after[3])
 
 
+@pytest.mark.slow
 def test_a_round_with_too_few_answers_is_repeated_and_nobody_trains_twice(root, tmp_path):
     lost = []
 
@@ -268,7 +272,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("attack", BAD)
+@few("attack", BAD, 1)
 def test_a_malicious_client_is_refused_and_the_others_go_on(attack, root, tmp_path):
     def tampered(node, message, reply):
         if training(message) and node == 102:
@@ -295,7 +299,7 @@ REPLIES = {
 }
 
 
-@pytest.mark.parametrize("kind", REPLIES)
+@few("kind", REPLIES, 1)
 def test_a_reply_that_is_none_is_named(kind, root, tmp_path):
     def tampered(node, message, reply):
         if training(message) and node == 102:

@@ -26,7 +26,7 @@ from protofed.data.federation import load_federation
 from protofed.data.tables import SiteColumn
 from protofed.errors import ConfigError, DataError, FederationError, PayloadError
 from protofed.runs.loading import load_run as read_run
-from support import experiment
+from support import experiment, few
 
 MODEL = {"model__name": "mlp", "model__options": {"hidden": [7]}}
 
@@ -52,9 +52,7 @@ def sites(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("standardise", "categories"), [("auto", "one_hot"), ("federated", "embedding"), ("none", "one_hot")]
-)
+@few(("standardise", "categories"), [("auto", "one_hot"), ("federated", "embedding"), ("none", "one_hot")], 1)
 def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, sites, tmp_path):
     options = {"data__standardise": standardise, "data__missing": "indicator", "model__categories": categories}
     chosen = wanted("fedproto", sites, rounds=2, **options, **MODEL)

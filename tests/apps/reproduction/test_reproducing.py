@@ -62,6 +62,7 @@ def test_without_running_only_what_is_there_is_shown(tmp_path):
     assert found.sheets[0].filled(row, found.sheets[0].layout.columns[0]).verdict == "not run"
 
 
+@pytest.mark.slow
 @few("target", ["fedproto/table2", "protonorm/figure1a"], 1)
 def test_a_folder_in_which_results_were_shown_can_be_run_in(tmp_path, target):
     only = {"dataset": ("mnist",), "method": ("local",)} if "table" in target else {}
@@ -77,6 +78,7 @@ def test_a_folder_in_which_results_were_shown_can_be_run_in(tmp_path, target):
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["letter.txt"]
 
 
+@pytest.mark.slow
 def test_only_the_cells_that_are_asked_for_are_run(tmp_path):
     only = {"dataset": ("cifar10",), "method": ("fedproto", "local")}
     found = reproduce(Reproduction("protonorm/table5", SMOKE, tmp_path, only=only))
@@ -138,6 +140,7 @@ def test_a_spent_budget_leaves_everything_for_later(tmp_path):
     assert not (tmp_path / "results.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_data_set_that_is_not_at_hand_does_not_stop_the_rest(tmp_path, monkeypatch):
     scope = Scope("tenth", (0,), {"rounds": 1})
     asked = []
@@ -239,6 +242,7 @@ def test_accuracies_by_another_rule_are_those_of_that_rule_alone():
     assert own.by("global") == {"up": 7.0}
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_has_failed_and_a_claim_is_about_where_it_ended(tmp_path):
     scope = Scope("smoke", (7,), {"training.lr": 1e12})
     request = Reproduction(
@@ -277,6 +281,7 @@ def _all_better(claim, paper, sign: float):
     return results.get
 
 
+@pytest.mark.slow
 def test_a_claim_as_coded_scores_prototypes_by_the_codes_rule_and_the_others_as_ever():
     paper, scope = PAPERS["protonorm"], Scope("tenth", (0, 1, 2))
     sheet = Sheet(paper, paper.table(1), scope, lambda k: None)
@@ -340,7 +345,8 @@ def test_a_claim_can_compare_two_tables():
     assert own.comparisons[0].what == "protonorm against fedproto, gamma=1.0"
 
 
-@few(("name", "number"), [("protonorm", 1), ("gfpl", 1), ("tinyproto", 4), ("fedproto", 10)], 2)
+@pytest.mark.slow
+@few(("name", "number"), [("protonorm", 1), ("gfpl", 1), ("tinyproto", 4), ("fedproto", 10)], 1)
 def test_a_claim_of_superiority_follows_the_numbers(name, number):
     paper = PAPERS[name]
     claim = paper.claim(number)
@@ -367,6 +373,7 @@ def test_a_claim_about_a_figure_is_tested_at_a_scale_that_changes_its_option():
     assert comparison.differences == pytest.approx((18.0, 18.0, 18.0))
 
 
+@pytest.mark.slow
 def test_every_claim_has_comparisons_or_a_reason():
     for paper in PAPERS.values():
         for claim in paper.claims:
@@ -391,6 +398,7 @@ def test_verdicts_on_committed_results_are_those_that_were_committed():
         assert judging.verdicts(scopes[scale], committed().get) == verdicts["claims"], scale
 
 
+@pytest.mark.slow
 def test_the_list_tells_the_state_of_every_part(made):
     lines = showing.listing(SMOKE, made)
     text = "\n".join(lines)
@@ -404,7 +412,7 @@ def test_the_list_tells_the_state_of_every_part(made):
     assert re.search(r"gfpl/table3 +\d+ differ", text)
 
 
-@pytest.mark.parametrize("target", ["protonorm/figure1a", "tinyproto/figure1", "gfpl/figure7", "protonorm/figure7"])
+@few("target", ["protonorm/figure1a", "tinyproto/figure1", "gfpl/figure7", "protonorm/figure7"], 1)
 def test_figures_that_need_no_runs(tmp_path, target):
     found = reproduce(Reproduction(target, SMOKE, tmp_path))
     (_, _, paths, why), *_ = found.figures

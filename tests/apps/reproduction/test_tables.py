@@ -159,7 +159,7 @@ def test_rows_that_no_paper_prints_surround_those_that_it_prints():
     assert rows[-1].endswith("-coded")
 
 
-@pytest.mark.parametrize(("paper", "table"), RUNS, ids=NAMES)
+@few(("paper", "table"), RUNS, 1, ids=NAMES)
 def test_a_table_that_was_not_run_says_so_in_80_columns(paper, table):
     own = sheet(paper.name, table.number)
     text = as_text(own, facts_of(own, "protofed reproduce"))
@@ -170,8 +170,8 @@ def test_a_table_that_was_not_run_says_so_in_80_columns(paper, table):
         assert not printed.value or printed.value in text
 
 
-@few(("paper", "table"), RUNS, 6, ids=NAMES)
-@pytest.mark.parametrize("values", [(), (0.8, 0.81)])
+@few(("paper", "table"), RUNS, 1, ids=NAMES)
+@few("values", [(), (0.8, 0.81)], 1)
 def test_latex_is_complete(paper, table, values):
     """Braces and environments are balanced, every row has as many cells, and nothing special is left unescaped."""
     own = sheet(paper.name, table.number, values=values)
@@ -263,6 +263,7 @@ def test_who_sends_nothing_needs_no_rounds_of_communication():
     assert own.filled(rows["gfpl"], ("rounds",)).values == (68.0,)
 
 
+@pytest.mark.slow
 def test_another_rule_than_the_papers_is_shown_in_brackets():
     plain = sheet("protonorm", 1, values=(0.6, 0.61))
     found = {}
@@ -298,6 +299,7 @@ def test_only_what_changes_results_puts_verdicts_in_brackets(overrides, as_print
     assert own.shown("agrees") == ("agrees" if as_printed else "(agrees)")
 
 
+@pytest.mark.slow
 def test_a_csv_has_one_line_per_number():
     own = sheet("gfpl", 1, values=(0.8, 0.81))
     rows = list(csv.DictReader(io.StringIO(as_csv(own))))

@@ -11,7 +11,7 @@ from scipy import stats
 from conftest import REPOSITORY
 from protofed.analysis.paired import agreement, difference, holm, interval, p_value, relation
 from protofed.apps.reproduction.verdicts import Contrast, judge, number_verdict
-from support import script
+from support import few, script
 
 RATES = script(REPOSITORY / "tools/verdict_rates.py")
 
@@ -49,7 +49,7 @@ def test_of_2000_simulations_95_percent_cover_the_true_difference(seeds):
     assert covered / 2000 == pytest.approx(0.95, abs=0.015)
 
 
-@pytest.mark.parametrize("n", [2, 3, 5])
+@few("n", [2, 3, 5], 1)
 @given(seed=st.integers(0, 2**32 - 1), margin=st.floats(0.1, 4))
 def test_agreement_and_p_values_are_scipys(n, seed, margin):
     """Two one-sided tests, each at 5 %."""
@@ -87,6 +87,7 @@ def test_of_2000_contrasts_over_cells_95_percent_of_intervals_cover(seeds):
     assert RATES.coverage(seeds) == pytest.approx(0.95, abs=0.015)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [3, 5])
 @pytest.mark.parametrize("leads", [[0.0], [0.0] * 4, [0.5, 1.0, 2.0, 4.0]])
 def test_of_2000_claims_that_are_not_false_at_most_5_percent_are_contradicted(seeds, leads):
@@ -95,6 +96,7 @@ def test_of_2000_claims_that_are_not_false_at_most_5_percent_are_contradicted(se
     assert verdicts.count("reproduced") / 2000 <= (0.05 if not any(leads) else 1)
 
 
+@pytest.mark.slow
 def test_of_2000_simulations_large_effects_are_found():
     assert RATES.claims(5, [4.0] * 4).count("reproduced") / 2000 > 0.95
     assert RATES.claims(5, [4.0, 4.0, 4.0, -4.0]).count("contradicted") / 2000 > 0.95

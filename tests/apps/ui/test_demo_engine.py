@@ -18,7 +18,7 @@ from protofed.apps.ui.demo.setup import MAX_CLIENTS, VARIANTS, Chosen, Setup, us
 from protofed.apps.ui.demo.words import DOES, KNOBS, TITLES, listed, look_for, why_low
 from protofed.errors import ConfigError
 from protofed.experiments.encoding import encode
-from support import visited
+from support import few, visited
 
 
 def twins(**options):
@@ -88,6 +88,7 @@ def test_without_a_margin_training_is_averaging():
     assert left.bytes == right.bytes > 0
 
 
+@pytest.mark.slow
 def test_a_margin_moved_while_it_runs_acts_on_what_is_there():
     pair, other = FederationPair(twins(margin=0.0)), FederationPair(twins(margin=0.0))
     for d in (pair, other):
@@ -108,6 +109,7 @@ def test_a_margin_moved_while_it_runs_acts_on_what_is_there():
     assert not np.allclose(views(pair)[1].dots, views(other)[1].dots)
 
 
+@pytest.mark.slow
 def test_a_change_equals_a_start_with_it():
     changed, fresh = FederationPair(twins(margin=0.3)), FederationPair(twins(margin=0.9))
     changed.sides["right"].change({"margin": 0.9})
@@ -140,7 +142,13 @@ IN_EIGHT = ("fedproto", "gfpl", "fixed_etf", "beacon", "local")
 
 
 @pytest.mark.parametrize(
-    ("name", "d"), [*((name, 2) for name in sorted([*methods.methods(), *VARIANTS])), *((n, 8) for n in IN_EIGHT)]
+    ("name", "d"),
+    [
+        *((name, 2) for name in sorted(methods.methods())),
+        ("fedproto", 8),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in VARIANTS),
+        *(pytest.param(name, 8, marks=pytest.mark.slow) for name in IN_EIGHT[1:]),
+    ],
 )
 def test_every_method(name, d):
     setup = dataclasses.replace(Setup(), left=usual(name), d=d, clients=3)
@@ -198,7 +206,7 @@ def test_methods_that_send_nothing():
 CLOSED = ("fedlda", "fed3r", "fedcof", "fedncm", "local_lda", "local_ncm")
 
 
-@pytest.mark.parametrize("name", CLOSED)
+@few("name", CLOSED, 1)
 def test_a_closed_form_takes_fixed_features_and_one_round_while_the_other_goes_on(name):
     pair = FederationPair(Setup(left=usual(name), models="mixed", clients=4))
     live, other = pair.sides["left"], pair.sides["right"]
@@ -231,6 +239,7 @@ def test_two_closed_forms_are_finished_after_one_round_and_say_what_joining_is_w
     assert max(alone.clients) < 0.55
 
 
+@pytest.mark.slow
 def test_the_class_means_of_a_closed_form_are_those_of_all_images_together():
     pair = FederationPair(Setup(left=usual("fedlda"), skew="apart", clients=3))
     pair.step()

@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 
 from browsing import WAIT_MS, Served, Visitor
 from protofed.cli.main import app, main
+from support import few
+
+pytestmark = pytest.mark.waits
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +140,13 @@ def test_run_pause_step_and_reset(page):
     reached(page, 6)
     press(page, "Pause")
     page.get_by_role("button", name="Run", exact=True).wait_for()
-    page.wait_for_timeout(300)
-    paused = reads(page, "round")
-    page.wait_for_timeout(300)
-    assert reads(page, "round") == paused
+
+    def stands() -> bool:  # after the round that was going on
+        before = reads(page, "round")
+        page.wait_for_timeout(300)
+        return reads(page, "round") == before
+
+    until(stands)
     assert both(page) != [["25.0%", "0 B", "–"]] * 2
     press(page, "Reset")
     at(page, 0)
@@ -149,6 +155,7 @@ def test_run_pause_step_and_reset(page):
     at(page, 1)
 
 
+@pytest.mark.slow
 def test_the_margin_acts_on_the_running_system(changed):
     page = changed
     turn(page, "Margin", "Home", 1)
@@ -178,6 +185,7 @@ def test_the_trained_side_ends_at_least_as_accurate(page):
     assert trained >= averaged > 70
 
 
+@pytest.mark.slow
 def test_two_other_methods(changed):
     page = changed
     press(page, "Step")
@@ -195,6 +203,7 @@ def test_two_other_methods(changed):
     assert page.get_by_role("slider", name="γ").count() == 1  # Local has none
 
 
+@pytest.mark.slow
 def test_a_closed_form_finishes_while_the_other_side_goes_on(changed):
     page = changed
     choose(page, "Method on the right", "FedLDA, one round")
@@ -227,6 +236,7 @@ def test_a_closed_form_finishes_while_the_other_side_goes_on(changed):
     press(page, "rounds")
 
 
+@pytest.mark.slow
 def test_one_method_twice(changed):
     page = changed
     choose(page, "Method on the left", "FedTGP")
@@ -240,6 +250,7 @@ def test_one_method_twice(changed):
     assert left[2] != right[2]
 
 
+@pytest.mark.slow
 def test_other_clients(changed):
     page = changed
     table = page.locator("table.counts tbody tr")
@@ -275,6 +286,7 @@ def test_other_clients(changed):
     at(page, 1)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said(changed):
     page = changed
     choose(page, "Models", "four different ones")
@@ -286,6 +298,7 @@ def test_what_does_not_fit_is_said(changed):
     at(page, 1)
 
 
+@pytest.mark.slow
 def test_by_keyboard_alone(page):
     page.keyboard.press("s")
     at(page, 1)
@@ -322,7 +335,8 @@ def test_pictures_are_described_and_told_apart_by_shape(page):
     assert labels == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
+@few("scheme", ["light", "dark"], 1)
 def test_widths_and_themes(served, visit, scheme):
     page = opened(visit, served, viewport={"width": 390, "height": 844}, color_scheme=scheme).page
     for width in (1280, 390):

@@ -1,6 +1,7 @@
 """Clients that are asked about digits they never saw."""
 
 import numpy as np
+import pytest
 
 from protofed.apps.ui.demo.engine import FederationPair, federated_digits
 from protofed.apps.ui.demo.setup import Setup, usual
@@ -12,6 +13,7 @@ def test_by_halves_each_its_own_digits():
     assert [c.train.counts(4).tolist() for c in federated.clients] == [[64, 64, 0, 0], [0, 0, 64, 64]]
 
 
+@pytest.mark.slow
 def test_only_what_the_beacon_taught_answers_for_digits_never_seen():
     pair = FederationPair(Setup(left=usual("local"), right=usual("beacon"), skew="apart"))
     for _ in range(8):

@@ -127,6 +127,7 @@ def test_the_last_round_ends_it(session, monkeypatch):
     assert not session.running
 
 
+@pytest.mark.slow
 def test_a_process_that_learns_and_ends():
     prepare()
     heard = queue.Queue()

@@ -60,6 +60,7 @@ def foreign(place):
     ]
 
 
+@pytest.mark.slow
 def test_web_sockets_of_other_sites_are_refused(place):
     for origin in foreign(place):
         with pytest.raises(InvalidStatus) as refused:
@@ -67,6 +68,7 @@ def test_web_sockets_of_other_sites_are_refused(place):
         assert refused.value.response.status_code == 403, origin
 
 
+@pytest.mark.slow
 def test_a_web_socket_of_our_own_is_accepted(place):
     for more in ({}, {"Sec_Fetch_Site": "same-origin"}):
         with connect(place, Origin=f"http://{place}", **more) as web_socket:
@@ -140,6 +142,7 @@ def test_two_names_or_none():
     assert guard.refusal([(b"host", b"localhost"), *origins], websocket=False)
 
 
+@pytest.mark.slow
 def test_pages_for_others_have_numbers_and_this_machines_names(monkeypatch):
     import socket
 

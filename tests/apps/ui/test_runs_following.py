@@ -39,7 +39,7 @@ def record(number: int) -> dict:
 
 
 @given(cuts=st.lists(st.integers(0, 4000), max_size=12), rounds=st.integers(0, 12))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_written_in_any_pieces_gives_the_same_records(tmp_path, cuts, rounds):
     path = tmp_path / f"{time.monotonic_ns()}.jsonl"
     text = "".join(json.dumps(record(t)) + "\n" for t in range(1, rounds + 1)).encode()
@@ -259,13 +259,14 @@ def test_damage_is_told_and_healed(tmp_path, reason):
     assert (follower.seen.state, follower.seen.reason) == (State.FINISHED, "")
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(["config.toml", "federation.json", "rounds.jsonl", "summary.json"]),
     at=st.floats(0, 1),
     junk=st.binary(max_size=40),
     cut=st.booleans(),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_damage_makes_a_follower_fail(tmp_path, name, at, junk, cut):
     run = tmp_path / "run"
     if not run.exists():

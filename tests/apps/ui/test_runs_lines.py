@@ -4,6 +4,7 @@ import statistics
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ def receive(browser: dict, message: dict | None) -> dict:
     return {key: browser[key] for key in message["order"]} if "order" in message else browser
 
 
+@pytest.mark.slow
 @given(st.lists(LINES, max_size=6))
 def test_a_browser_that_gets_all_messages_has_it_all(states):
     feed, browser = Feed(), {}

@@ -22,7 +22,9 @@ import protofed
 from browsing import WAIT_MS, Served, Visitor
 from protofed.cli.main import main
 from rundirs import make_comparison, make_run
-from support import write_vectors
+from support import few, write_vectors
+
+pytestmark = pytest.mark.waits
 
 NASTY = '<img src=x onerror="document.title=1"> & #1'
 
@@ -141,6 +143,7 @@ def test_all_runs(look):
     ]
 
 
+@pytest.mark.slow
 def test_the_table_is_sorted_by_mouse_and_by_keyboard(look):
     page = look()
     wait(page, "document.querySelectorAll('.records tbody tr').length === 8")
@@ -169,6 +172,7 @@ def test_the_table_is_sorted_by_mouse_and_by_keyboard(look):
     assert page.get_by_text("No row fits the filter.").is_visible()
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared(look):
     page = look()
     page.get_by_label("Choose methods/fedproto-seed0").check()
@@ -219,6 +223,7 @@ def test_one_run(look):
     page.wait_for_url("**/compare?run=methods%2Fprotonorm-seed0&run=methods%2Ffedproto-seed1")
 
 
+@pytest.mark.slow
 def test_a_diverged_run_says_so_and_breaks_nothing(look, folder):
     """Prototypes of which none is finite gave charts colours without a value."""
     place = make_run(folder / "diverged", "fedproto", rounds=2)
@@ -247,6 +252,7 @@ def test_a_run_of_a_comparison_has_its_report(look, shown):
     assert ask(shown, "/report/nowhere")[0] == 404
 
 
+@pytest.mark.slow
 def test_a_line_is_hidden_and_shown_from_the_legend(look):
     page = look("/run/methods/fedproto-seed0")
     drawn(page, "Test accuracy against rounds")
@@ -260,6 +266,7 @@ def test_a_line_is_hidden_and_shown_from_the_legend(look):
     assert "Classifier head" in series(page, "Test accuracy against rounds")
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_shown_with_its_reason(look):
     page = look()
     row = page.locator(".records tbody tr", has_text="damaged").first
@@ -270,6 +277,7 @@ def test_a_damaged_run_is_shown_with_its_reason(look):
     assert "federation.json: not valid JSON" in page.get_by_role("alert").filter(has_text="json").inner_text()
 
 
+@pytest.mark.slow
 def test_names_are_text_and_nothing_else(visit, shown):
     page = visit(shown.address).page
     page.get_by_role("link", name=NASTY).click()
@@ -289,9 +297,11 @@ def test_names_are_text_and_nothing_else(visit, shown):
     assert page.locator("img").count() == 0
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@few(
     ("scheme", "paths"),
     [("light", ("/", "/compare")), ("dark", ("/run/methods/protonorm-seed0", "/run/broken"))],
+    1,
 )
 def test_pages_fit_a_telephone(visit, shown, scheme, paths):
     page = visit(shown.address, paths[0], viewport={"width": 390, "height": 844}, color_scheme=scheme).page
@@ -304,7 +314,8 @@ def test_pages_fit_a_telephone(visit, shown, scheme, paths):
         wait(page, "document.documentElement.scrollWidth === 390")
 
 
-@pytest.mark.parametrize("path", ["/", "/run/methods/fedproto-seed0"])
+@pytest.mark.slow
+@few("path", ["/", "/run/methods/fedproto-seed0"], 1)
 def test_tables_fit_a_screen_and_names_break_after_punctuation(look, path):
     page = look(path)
     wait(page, "document.querySelectorAll('.records tbody tr').length > 3")
@@ -313,6 +324,7 @@ def test_tables_fit_a_screen_and_names_break_after_punctuation(look, path):
     assert page.locator(".records tbody tr:last-child th wbr").count() > 1
 
 
+@pytest.mark.slow
 def test_charts_follow_the_theme(visit, shown):
     page = visit(shown.address, color_scheme="light").page
     drawn(page, "Test accuracy against rounds")
@@ -375,6 +387,7 @@ def test_a_run_is_watched_from_its_first_round(visit, growing, tmp_path):
     page.get_by_text("This run is gone").wait_for()
 
 
+@pytest.mark.slow
 def test_a_tab_whose_connection_broke_gets_everything_again(look):
     page = look()
     drawn(page, "Test accuracy against rounds")
@@ -437,7 +450,7 @@ def ask(served: Served, path: str, method: str = "GET", headers: dict[str, str] 
     return answer.status, body
 
 
-@pytest.mark.parametrize(
+@few(
     "path",
     [
         "/run/../outside",
@@ -459,6 +472,7 @@ def ask(served: Served, path: str, method: str = "GET", headers: dict[str, str] 
         "/docs",
         "/openapi.json",
     ],
+    5,
 )
 def test_nothing_outside_is_reached(shown, folder, path):
     status, body = ask(shown, path)

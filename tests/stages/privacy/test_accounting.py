@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from protofed.stages.privacy import accounting
 from protofed.stages.privacy.accounting import ORDERS, PRECISION, Release, epsilon, find_noise
+from support import few
 
 DELTA = 1e-5
 
@@ -46,7 +47,8 @@ def test_releases_add_up():
     assert epsilon([Release(0.0, 0.5), Release(1.0)], DELTA) == math.inf
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=12)
 @given(
     rate=st.one_of(st.just(1.0), st.floats(0.01, 0.9)),
     times=st.integers(1, 2000),
@@ -64,8 +66,8 @@ def test_the_noise_is_that_of_halving(rate, times, logarithm, ratio, again):
     assert epsilon(releases(noise), DELTA) <= budget < epsilon(releases(noise * (1 - 2 * PRECISION)), DELTA)
 
 
-@pytest.mark.parametrize(("rate", "times", "budget"), [(0.2, 300, 4.0), (0.05, 1500, 1.0), (1.0, 30, 8.0)])
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@few(("rate", "times", "budget"), [(0.2, 300, 4.0), (0.05, 1500, 1.0), (1.0, 30, 8.0)], 1)
+@few("accountant", ["rdp", "pld"], 1)
 def test_few_noises_are_tried(monkeypatch, rate, times, budget, accountant):
     tried = []
 
@@ -85,7 +87,8 @@ def test_a_round_more_asks_for_no_new_divergence():
     assert accounting._divergences.cache_info().misses == before
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@few(
     "releases",
     [
         [Release(1.0, 0.1, 150)],
@@ -93,6 +96,7 @@ def test_a_round_more_asks_for_no_new_divergence():
         [Release(1.3, 0.1, 300), Release(6.5, 1.0, 31)],
         [Release(22.0, 1.0, 30)],
     ],
+    1,
 )
 def test_the_other_accountant_is_that_of_dp_accounting_and_proves_8_to_17_percent_less(releases):
     accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
@@ -105,7 +109,8 @@ def test_the_other_accountant_is_that_of_dp_accounting_and_proves_8_to_17_percen
     assert 0.83 < found / epsilon(releases, DELTA) < 0.93
 
 
-@pytest.mark.parametrize("budget", [1e-2, 1.0, 8.0, 100.0])
+@pytest.mark.slow
+@few("budget", [1e-2, 1.0, 8.0, 100.0], 1)
 def test_less_noise_keeps_a_budget_by_the_tight_accountant(budget):
     def releases(noise: float) -> list[Release]:
         return [Release(noise, 0.2, 100), Release(5 * noise, 1.0, 11)]

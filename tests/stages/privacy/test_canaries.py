@@ -208,7 +208,8 @@ def audit(step: Step, root: Path, chosen: dict[str, Any]) -> float:
     return lower_bound(scores, present, DELTA, len(present))
 
 
-@few("name", STEPS, 2)
+@pytest.mark.slow
+@few("name", STEPS, 1)
 def test_a_canary_is_found_where_a_step_is_not_covered_and_not_where_it_is(name, tmp_path):
     step = STEPS[name]
     assert audit(step, tmp_path / "covered", step.covered) < EPSILON
@@ -218,7 +219,7 @@ def test_a_canary_is_found_where_a_step_is_not_covered_and_not_where_it_is(name,
         assert audit(step, tmp_path / "open", step.open) > EPSILON, "the audit would not notice a leak"
 
 
-@pytest.mark.parametrize("name", [name for name, step in STEPS.items() if step.message])
+@few("name", [name for name, step in STEPS.items() if step.message], 4)
 def test_an_uncovered_step_is_refused_as_typed(name, tmp_path, monkeypatch, capsys):
     step = STEPS[name]
     chosen = {**step.more, **step.open, "privacy__mode": "sample", "privacy__epsilon": EPSILON}

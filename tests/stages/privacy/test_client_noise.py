@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.compute.seeding import derive
@@ -24,7 +24,7 @@ from protofed.stages.secure.stage import SecureSum
 from stages.privacy.everywhere import everywhere
 from stages.privacy.test_clients import Mixed, upload
 from stages.privacy.test_secure_protocol import NAMES, Round
-from support import build, stage, uploads
+from support import build, few, stage, uploads
 
 UNIT = 2.0**24
 SECURE = {
@@ -96,7 +96,6 @@ def test_noise_that_whole_numbers_cannot_hold_or_nobody_adds_is_refused(noise, m
 rows = st.dictionaries(st.integers(0, 3), st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3))
 
 
-@settings(max_examples=30, deadline=None)
 @given(rows, rows, st.floats(-1e8, 1e8), st.floats(1e-2, 1e3))
 def test_rounded_contributions_are_no_longer_than_the_clip(mine, centre, weight, clip):
     """The sensitivity of the integer sum: rounding to the nearest would exceed ``C`` by up to ``√n/2`` steps."""
@@ -136,7 +135,7 @@ def test_fewer_clients_than_the_noise_counts_on_end_the_round():
         round.run()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+@few("method", ["fedavg", "fedproto"], 1)
 def test_a_round_is_that_of_clipped_contributions_and_shares(method):
     """``w ← w + (Σ ⌊clip(w_i − w, C)·2^f⌋ + Σ n_i)/2^f/m``, written down naively."""
     chosen = {**SECURE, "privacy__clip": 0.3, "rounds": 1}

@@ -10,7 +10,7 @@ import dp_accounting
 import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import support
@@ -31,15 +31,10 @@ from protofed.untrusted.decoding import decoded
 from protofed.wire.schema import Field, prototype_schema, weight_schema
 from stages.privacy.auditing import lower_bound
 from stages.privacy.everywhere import OPTIONS, everywhere
-from support import build, experiment, uploads
+from support import build, experiment, few, told, uploads
 
 PRIVATE = {"privacy__accountant": "rdp", "privacy__mode": "client", "privacy__noise": 0.5, "privacy__clip": 2.0}
 K, D = 4, 3
-
-
-def told(records) -> list[dict]:
-    """Return what two runs must have in common."""
-    return [{k: v for k, v in r.to_dict().items() if k != "seconds"} for r in records]
 
 
 class Mixed(Method):
@@ -156,7 +151,6 @@ def test_a_client_of_weight_0_and_numbers_of_samples_do_not_count():
 rows = st.dictionaries(st.integers(0, K - 1), st.lists(st.floats(-1e6, 1e6), min_size=D, max_size=D))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(rows, st.floats(-1e6, 1e6)), max_size=4), rows, st.floats(-1e8, 1e8), st.floats(1e-3, 1e3)
 )
@@ -173,7 +167,7 @@ def test_one_client_moves_the_sum_by_at_most_the_clip(others, mine, weight, clip
 # The same numbers everywhere, once.
 
 
-@pytest.mark.parametrize("method", ["fedproto", "protonorm", "beacon", "fedavg", "tinyproto"])
+@few("method", ["fedproto", "protonorm", "beacon", "fedavg", "tinyproto"], 1)
 def test_every_executor_adds_the_same_noise_once(method):
     expected = None
     for federation, records in everywhere(method, **PRIVATE):
@@ -220,7 +214,7 @@ def test_noise_is_normal():
 # What it costs.
 
 
-@pytest.mark.parametrize(("fraction", "sampling"), [(1.0, "uniform"), (0.5, "uniform"), (0.5, "poisson")])
+@few(("fraction", "sampling"), [(1.0, "uniform"), (0.5, "uniform"), (0.5, "poisson")], 1)
 def test_epsilon_follows_from_what_is_recorded(fraction, sampling, tmp_path):
     run = run_experiment(
         experiment(
@@ -292,6 +286,7 @@ def test_poisson_participation_is_independent_and_may_leave_a_round_empty():
     assert not torch.equal(empty.server["head.weight"], before["head.weight"]), "noise is added for nobody, too"
 
 
+@pytest.mark.slow
 def test_canaries_find_no_more_than_epsilon_and_much_without_clipping():
     """Every canary is a client with a direction of its own, present by a coin; the server's result is looked at."""
 
@@ -334,7 +329,7 @@ def test_every_method_is_clipped_or_says_why_not(method):
         assert not record.robust.kept
 
 
-@pytest.mark.parametrize(
+@few(
     ("overrides", "message"),
     [
         ({"privacy__epsilon": 0.0}, "privacy.epsilon must be greater than 0, not 0"),
@@ -361,6 +356,7 @@ def test_every_method_is_clipped_or_says_why_not(method):
         ),
         ({"privacy__noise": 1, "method__classes": "own"}, "method.classes=own lets the server know"),
     ],
+    11,
 )
 def test_what_cannot_be_protected_is_refused_before_training(overrides, message):
     with pytest.raises(ConfigError, match=message) as error:

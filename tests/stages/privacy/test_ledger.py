@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.stages.privacy.ledger import Budgeted, Ledger
-from support import build, stage
+from support import build, few, stage
 
 MODES = {
     "client": {"privacy__mode": "client", "privacy__delta": 1e-3},
@@ -19,7 +19,6 @@ MODES = {
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.randoms(use_true_random=False))
-@settings(max_examples=40)
 def test_a_ledger_counts_every_round_of_every_server(lengths, random):
     """Servers are killed after some rounds, and begin again at a checkpoint that lies before."""
     with tempfile.TemporaryDirectory() as folder:
@@ -43,8 +42,8 @@ def test_a_ledger_without_a_file_counts_nothing():
     assert (ledger.repeated, ledger.path) == (0, None)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("method", ["fedproto", "beacon"])
+@few("mode", MODES, 1)
+@few("method", ["fedproto", "beacon"], 1)
 def test_a_budget_affords_as_many_rounds_as_it_pays_for(mode, method):
     """With noise that is given: a repeated round costs what a further one does, of samples perhaps more."""
     chosen = {"rounds": 6, "privacy__noise": 3.0, "privacy__accountant": "rdp", **MODES[mode]}

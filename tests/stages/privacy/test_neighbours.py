@@ -22,7 +22,7 @@ from protofed.samples import Samples
 from protofed.stages.privacy import ClientPrivacy
 from protofed.stages.privacy import clients as client_privacy
 from protofed.visits.private import Noise, Private, clipped_sum, private_counts, private_statistics
-from support import build, federated, stage, uploads
+from support import build, federated, few, stage, uploads
 from support import client as client_of
 
 CLIP = 0.3
@@ -35,6 +35,7 @@ def made(method: str, mode: str, noise: float = 0.0) -> Federation:
     return build(method, data, execution__executor="sequential", **chosen, **OPTIONS.get(method, {}))
 
 
+@cache
 @cache
 def protected(mode: str) -> tuple[str, ...]:
     """Return the methods that are not refused, and that send anything."""
@@ -67,7 +68,7 @@ def test_the_registry_has_methods_to_protect():
     assert {"fedavg", "fedproto", "beacon", "protonorm"} <= set(protected("client"))
 
 
-@pytest.mark.parametrize("step", [0.0, 2.0**-20])
+@few("step", [0.0, 2.0**-20], 1)
 @pytest.mark.parametrize("method", protected("sample"))
 def test_one_sample_changes_a_sum_of_gradients_by_the_norm_at_most(method, step):
     federation, local, data = opened(method)
@@ -141,7 +142,7 @@ def test_one_sample_changes_the_numbers_of_samples_by_one(monkeypatch):
     assert float((drawn[0] - drawn[1]).double().norm()) == 1
 
 
-@pytest.mark.parametrize("grid", [False, True])
+@few("grid", [False, True], 1)
 @pytest.mark.parametrize("method", protected("client"))
 def test_one_client_changes_a_sum_of_contributions_by_the_norm_at_most(method, grid, monkeypatch):
     federation = made(method, "client", 1.0)

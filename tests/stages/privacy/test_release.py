@@ -56,7 +56,7 @@ def vector(payload: dict[str, torch.Tensor]) -> torch.Tensor:
 # Sensitivity.
 
 
-@pytest.mark.parametrize("secret", [False, True])
+@few("secret", [False, True], 1)
 @pytest.mark.parametrize("method", FACTORS)
 def test_one_sample_changes_an_upload_by_the_norm_of_the_factors(method, secret, monkeypatch):
     """Whatever the features' length, and at length 1 by no less."""
@@ -82,8 +82,8 @@ def test_one_sample_changes_an_upload_by_the_norm_of_the_factors(method, secret,
     assert max(changes) <= FACTORS[method] * (1 + 1e-9)
 
 
-@few("secure", [False, True], 2)
-@pytest.mark.parametrize("method", FACTORS)
+@few("secure", [False, True], 1)
+@few("method", FACTORS, 1)
 def test_the_noise_is_that_multiple_in_every_number_that_is_sent(method, secure):
     """Of one upload, or of the sum of all: 3 of 4 vectors suffice to read it, of which one might have no noise."""
     z = 3.0
@@ -111,8 +111,8 @@ def test_the_noise_is_that_multiple_in_every_number_that_is_sent(method, secure)
 # What it costs.
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("rounds", [1, 3])
+@few("accountant", ["pld", "rdp"], 1)
+@few("rounds", [1, 3], 1)
 def test_rounds_cost_nothing_more_and_send_the_same(rounds, accountant):
     federation = made(rounds=rounds, privacy__accountant=accountant, method__kappa=1.0)
     records = list(federation.run())
@@ -146,7 +146,7 @@ def test_at_a_node_a_release_is_drawn_once_from_the_system():
 # What the server makes of it.
 
 
-@pytest.mark.parametrize("method", FACTORS)
+@few("method", FACTORS, 1)
 @pytest.mark.parametrize("secure", [False, True])
 def test_without_noise_it_is_the_ordinary_classifier(method, secure):
     precise = {"execution__precision": "fp64", "wire__codec": "float64"}
@@ -162,8 +162,9 @@ def test_without_noise_it_is_the_ordinary_classifier(method, secure):
         assert torch.allclose(private.server[name], plain.server[name], atol=1e-6)
 
 
-@pytest.mark.parametrize("budget", [0.01, 1.0, 8.0])
-@pytest.mark.parametrize("method", FACTORS)
+@pytest.mark.slow
+@few("budget", [0.01, 1.0, 8.0], 1)
+@few("method", FACTORS, 1)
 def test_noise_of_any_size_leaves_a_classifier_or_none(method, budget):
     for n in (1, 5, 400):
         federation = made(method, everybody(n), privacy__epsilon=budget)

@@ -28,7 +28,7 @@ from protofed.storage.snapshots import Snapshot, flatten
 from protofed.visits.private import Noise, Private, clipped_sum, private_counts, rate
 from stages.privacy.auditing import lower_bound
 from stages.privacy.everywhere import everywhere
-from support import build, client, experiment, federated, stage, uploads
+from support import build, client, experiment, federated, few, stage, uploads
 
 PRIVATE = {
     "privacy__accountant": "rdp",
@@ -165,7 +165,7 @@ def test_numbers_of_samples_are_noisy_wherever_a_method_sees_them_and_are_not_se
     assert not torch.equal(state["beacon_prior"], beacon.method.client_state(true)["beacon_prior"])
 
 
-@pytest.mark.parametrize("method", ["beacon", "fedlc"])
+@few("method", ["beacon", "fedlc"], 1)
 def test_what_stays_with_a_client_knows_its_true_numbers_of_samples(method):
     """Predictions and the expert use them; nothing that is sent depends on them."""
     federation = build(method, rounds=2, **{**PRIVATE, "privacy__means": 30.0})
@@ -185,7 +185,8 @@ def test_what_stays_with_a_client_knows_its_true_numbers_of_samples(method):
         assert all(torch.equal(a[n], t) for n, t in b.payload.items())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "beacon", "fml", "fedlc"])
+@pytest.mark.slow
+@few("method", ["fedavg", "beacon", "fml", "fedlc"], 1)
 def test_small_clients_weigh_as_much_as_others(method):
     """Where no class stands out of the noise, too: 15 samples, noise of 50 on their number."""
     data = federated(client("ann", [0] * 5 + [1] * 5 + [2] * 5), client("bob", [0, 1, 2, 3] * 60))
@@ -241,7 +242,7 @@ def test_every_executor_adds_the_same_noise_once(method):
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("more", [{}, {"training__class_weights": "balanced"}])
+@few("more", [{}, {"training__class_weights": "balanced"}], 1)
 def test_the_expert_of_beacon_is_trained_without_noise_because_it_stays(more):
     """With all noise, its predictions alone are those of a run without any; the beacon's are not."""
     noisy = {**PRIVATE, "privacy__means": 30.0}
@@ -271,7 +272,8 @@ def interrupted(tmp_path, *, noise: float | None, combine: bool = True, lost: in
     return before, restarted
 
 
-@pytest.mark.parametrize("combine", [True, False])
+@pytest.mark.slow
+@few("combine", [True, False], 1)
 def test_rounds_that_a_restarted_server_repeats_are_paid_for(tmp_path, combine):
     """Nobody trains before the round is counted; with combine, clients may have trained for the third round too."""
     before, restarted = interrupted(tmp_path, noise=0.7, combine=combine)
@@ -307,6 +309,7 @@ def test_a_restarted_server_begins_no_round_that_the_budget_does_not_afford(tmp_
         interrupted(tmp_path, noise=None, combine=True)
 
 
+@pytest.mark.slow
 def test_a_repeated_round_costs_what_the_dearest_of_all_rounds_does(tmp_path):
     """The last round, which has more steps, may be the one that has to be repeated, before it is reached again."""
     chosen = {**PRIVATE, "method__head_epochs": 1, "method__extractor_epochs": 1, "method__final_head_epochs": 7}
@@ -320,7 +323,7 @@ def test_a_repeated_round_costs_what_the_dearest_of_all_rounds_does(tmp_path):
     assert first.epsilon > each[-1].epsilon
 
 
-@pytest.mark.parametrize("method", ["fedproto", "beacon"])
+@few("method", ["fedproto", "beacon"], 1)
 def test_epsilon_follows_from_what_is_recorded(method):
     federation = build(method, rounds=3, **{**PRIVATE, "privacy__means": 2.0, "privacy__delta": 1e-3})
     for number, record in enumerate(federation.run(), start=1):
@@ -338,6 +341,7 @@ def test_epsilon_follows_from_what_is_recorded(method):
         assert cost.releases in [number * passes * math.ceil(n / 4) for n in (7, 9, 11)]
 
 
+@pytest.mark.slow
 def test_every_client_finds_the_noise_that_the_budget_needs():
     federation = build("fedproto", rounds=3, privacy__mode="sample", privacy__epsilon=5.0, privacy__delta=1e-3)
     noises = [m.plan.private.noise for m in federation.executor.clients.values()]
@@ -346,6 +350,7 @@ def test_every_client_finds_the_noise_that_the_budget_needs():
     assert 4.98 < last.privacy.epsilon <= 5.0
 
 
+@pytest.mark.slow
 def test_a_run_stops_before_it_exceeds_its_budget():
     chosen = {"privacy__mode": "sample", "privacy__noise": 2.0, "privacy__delta": 1e-3}
     (first, second, *_) = [r.privacy.epsilon for r in build("fedavg", rounds=3, **chosen).run()]
@@ -406,7 +411,7 @@ def test_canaries_find_more_than_a_single_step_would_cost():
 # What is refused.
 
 
-@pytest.mark.parametrize(
+@few(
     ("method", "overrides", "message"),
     [
         ("fedtgp", {}, "cannot protect the uploads of fedtgp: its server needs every single one"),
@@ -420,6 +425,7 @@ def test_canaries_find_more_than_a_single_step_would_cost():
             "no noise keeps this budget",
         ),
     ],
+    5,
 )
 def test_what_cannot_be_protected_is_refused_before_training(method, overrides, message):
     chosen = {n: v for n, v in (PRIVATE | overrides).items() if v is not None}
@@ -428,7 +434,7 @@ def test_what_cannot_be_protected_is_refused_before_training(method, overrides, 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("recipe", ["private", "private-samples"])
+@few("recipe", ["private", "private-samples"], 1)
 def test_the_recipes_can_be_run_with_all_their_methods(recipe):
     tree = load_recipe(recipe)
     arm = tree["compare"]["axes"]["epsilon"]["∞"]
@@ -451,6 +457,7 @@ def test_batchnorm_is_refused_and_group_norm_takes_its_place():
     )
 
 
+@pytest.mark.slow
 def test_an_expert_that_is_trained_without_noise_may_mix_samples():
     federation = build("beacon", model__name="support:WithBatchNorm", model__options={}, rounds=2, **PRIVATE)
     assert any(isinstance(m, torch.nn.BatchNorm1d) for m in federation.executor.clients.model("ann").modules())

@@ -17,6 +17,7 @@ from protofed.stages.secure.options import SecureOptions
 from protofed.stages.secure.stage import SecureSum
 from protofed.stages.secure.sums import SumLayout
 from protofed.visits.contract import Missing
+from support import few
 
 SECURE = {"secure__aggregation": True}
 BITS = SecureOptions().fraction_bits
@@ -61,7 +62,7 @@ def test_which_methods_need_sums_only():
     assert set(refused) >= {"fedtgp", "gfpl", "fedgh", "fesem", "fedgen", "fedpa", "fedkd"}
 
 
-@pytest.mark.parametrize(("method", "options"), [*((m, {}) for m in SUMS), *OPTIONS])
+@few(("method", "options"), [*((m, {}) for m in SUMS), *OPTIONS], 2)
 def test_results_equal_plain_aggregation_to_the_fixed_step(method, options):
     plain, records = after(method, **options)
     masked, secured = after(method, **options, **SECURE)
@@ -219,7 +220,8 @@ def test_threshold_is_more_than_half(clients):
         assert least >= math.ceil(share * clients)
 
 
-@pytest.mark.parametrize("executor", ["workers", "fused"])
+@pytest.mark.slow
+@few("executor", ["workers", "fused"], 1)
 def test_executors_agree(executor):
     sequential, _ = after("fedproto", **SECURE)
     other, _ = assemble(support.experiment("fedproto", execution__executor=executor, **SECURE), support.ordinary())

@@ -13,6 +13,7 @@ from attacks import asking, invent, split, until
 from protofed.errors import PayloadError
 from protofed.stages.secure.peers import TRUSTING, KnownPeers, Peers, digest
 from protofed.stages.secure.protocol import STAGES, SecureClient, SecureServer, conduct, here
+from support import few
 
 NAMES = ("ann", "bob", "cid", "dan", "eve")
 LENGTH = 6
@@ -56,7 +57,7 @@ def played(trusting: bool, invented: list[str], threshold: int):
     return invent(asking({"ann": victim}), LENGTH, invented, threshold), vector("ann")
 
 
-@pytest.mark.parametrize(
+@few(
     ("invented", "threshold", "reason"),
     [
         ([], 1, "threshold: 1 vectors would be enough for a sum, but this node allows no fewer than 3"),
@@ -67,19 +68,21 @@ def played(trusting: bool, invented: list[str], threshold: int):
         (["bob", "cid"], 3, "keys: bob did not sign those in its name for this round"),
         (["bob", "cid", "dan", "eve"], 3, "keys: bob did not sign those in its name"),
     ],
+    2,
 )
 def test_a_server_that_plays_the_other_clients(invented, threshold, reason):
     assert attacked(played, True, invented, threshold) == ""
     assert reason in attacked(played, False, invented, threshold)
 
 
-@pytest.mark.parametrize(
+@few(
     ("least", "threshold", "reason"),
     [
         ({"least_threshold": 4}, 3, "no fewer than 4 (least-threshold)"),
         ({"least_peers": 5}, 3, "names: 4 other clients, but this node asks for 5 (least-peers)"),
         ({"least_peers": 4, "least_threshold": 3}, 3, ""),
     ],
+    1,
 )
 def test_a_node_sets_its_own_least_numbers(least, threshold, reason):
     clients = everyone(False)
@@ -120,9 +123,7 @@ def substitute(trusting: bool, signature: str):
     return conduct(server, ask) - vector("bob") - vector("cid"), vector("ann")
 
 
-@pytest.mark.parametrize(
-    "signature", ["none", "of an earlier round", "of the client's own keys", "of another client"]
-)
+@few("signature", ["none", "of an earlier round", "of the client's own keys", "of another client"], 3)
 def test_a_server_that_hands_out_keys_of_its_own(signature):
     assert attacked(substitute, True, signature) == ""
     assert "keys: bob did not sign those in its name" in attacked(substitute, False, signature)
@@ -141,7 +142,7 @@ def test_a_server_that_drops_and_returns_clients_to_read_a_sum_of_two():
     assert attacked(shared, False) == refusal
 
 
-@pytest.mark.parametrize("colluders", range(4))
+@few("colluders", range(4), 1)
 def test_what_remains_is_a_server_with_2t_minus_n_clients(colluders):
     """With n = 5 and t = 4, three colluding clients sign that eve is here, and that she is lost."""
     clients = everyone(False)
@@ -193,7 +194,7 @@ def test_lists_of_clients_that_differ_are_noticed_before_anything_is_unmasked():
 # What belongs to another round.
 
 
-@pytest.mark.parametrize("other", ["run", "round", "configuration"])
+@few("other", ["run", "round", "configuration"], 1)
 def test_clients_that_were_told_different_things_do_not_add_up(other):
     """With another fixed point for ann, or another broadcast, the sum would show her part of it."""
 

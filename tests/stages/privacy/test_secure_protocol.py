@@ -19,6 +19,7 @@ from protofed.stages.secure.protocol import (
     mask,
     size_of,
 )
+from support import few
 
 NAMES = ("ann", "bob", "cid", "dan", "eve")
 
@@ -56,7 +57,7 @@ class Round:
         return self.server.requests(stage)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     clients=st.integers(2, 5),
     extra=st.integers(0, 2),
@@ -147,7 +148,7 @@ def test_refuses_to_reveal_both_secrets_of_a_client():
     refused(round, "survivors", lambda r: r["lost"].append("bob"), "bob is listed as arrived and as lost")
 
 
-@pytest.mark.parametrize(
+@few(
     ("stage", "change", "match"),
     [
         ("shares", lambda r: r.update(session=b"x" * 16), "another round"),
@@ -164,7 +165,7 @@ def test_refuses_to_reveal_both_secrets_of_a_client():
         ("unmask", lambda r: [r[key].pop() for key in ("signers", "signatures") * 2], "2 clients signed the list"),
         ("unmask", lambda r: r["signers"].__setitem__(0, "bob"), "each once, with a signature"),
         ("unmask", lambda r: r.update(signers=["x1", "x2", "x3", "ann"]), "1 clients signed the list of survivors"),
-    ],
+    ], 7,
 )  # fmt: skip
 def test_refuses_dishonest_requests(stage, change, match):
     refused(Round(4, 3), stage, change, match)
@@ -207,7 +208,7 @@ def test_shares_of_another_round_are_refused_by_everybody():
         two.server.take("masked", "bob", answer)
 
 
-@pytest.mark.parametrize(
+@few(
     ("stage", "change", "match"),
     [
         ("keys", lambda a: a.update(pairwise=b"no key"), "cannot be read"),
@@ -220,6 +221,7 @@ def test_shares_of_another_round_are_refused_by_everybody():
         ("masked", lambda a: a.update(masked=b""), "must have 48 bytes, not 0"),
         ("unmask", lambda a: a["seeds"].pop(), "a share for each client"),
     ],
+    4,
 )
 def test_the_server_refuses_bad_answers(stage, change, match):
     round = Round(4, 3)
@@ -229,7 +231,7 @@ def test_the_server_refuses_bad_answers(stage, change, match):
         round.server.take(stage, "ann", answer)
 
 
-@pytest.mark.parametrize("which", ["seeds", "keys"])
+@few("which", ["seeds", "keys"], 1)
 def test_wrong_shares_fail_the_round(which):
     round = Round(4, 3, {"dan": "masked"})
 

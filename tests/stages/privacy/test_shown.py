@@ -15,12 +15,12 @@ from protofed.analysis.report import tables
 from protofed.apps.audit.auditing import audit_run
 from protofed.apps.audit.report import guarantee
 from protofed.runs.spent import Spent
-from support import SMALL_RUN
+from support import SMALL_RUN, few
 
 PRIVATE = {**SMALL_RUN, "method.name": "fedproto", "robust.rule": "none", "data.clients": 4}
 
 
-@pytest.mark.parametrize("mode", ["client", "sample"])
+@few("mode", ["client", "sample"], 1)
 def test_the_report_has_epsilon_after_every_round(mode, tmp_path):
     run = protofed.run("quickstart", {**PRIVATE, "privacy.mode": mode, "privacy.noise": 2.0}, out=tmp_path / "r")
     table = tables.privacy(run)
@@ -50,9 +50,8 @@ def test_the_table_of_many_rounds_is_short_and_has_the_last(rounds):
     assert [row[1].text for row in table.rows] == [f"{n:.3g}" for n in shown]
 
 
-@pytest.mark.parametrize(
-    ("mode", "without"), [("client", {"privacy.noise": 0}), ("sample", {"privacy.epsilon": math.inf})]
-)
+@pytest.mark.slow
+@few(("mode", "without"), [("client", {"privacy.noise": 0}), ("sample", {"privacy.epsilon": math.inf})], 1)
 def test_without_noise_nothing_claims_protection(mode, without, tmp_path):
     chosen = {**PRIVATE, "privacy.mode": mode, **without}
     run = protofed.run("quickstart", chosen, out=tmp_path / "r")

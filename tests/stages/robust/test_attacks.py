@@ -45,8 +45,8 @@ def run(
 KINDS = [kind for kind in get_args(Kind) if kind != "none"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@few("method", ["fedproto", "fedavg", "gfpl", "tinyproto", "protonorm", "fednh", "fedpa", "fedtgp"], 3)
+@few("kind", KINDS, 3)
+@few("method", ["fedproto", "fedavg", "gfpl", "tinyproto", "protonorm", "fednh", "fedpa", "fedtgp"], 1)
 def test_no_attack_ends_a_run(kind, method):
     options: dict[str, Any] = {"method__start": 2, "method__interval": 1, "model__d": 8} if method == "gfpl" else {}
     if kind == "counts":
@@ -95,6 +95,7 @@ def test_what_an_attacker_sends_is_valid(kind, method):
     assert all(torch.equal(found[n], again[n]) for n in found)
 
 
+@pytest.mark.slow
 def test_one_huge_upload_ruins_a_mean_and_not_a_clipped_one():
     clean = run(rounds=6)[1][-1].accuracy.weighted
     hostile = {"attack__kind": "huge", "attack__clients": 1, "rounds": 6}
@@ -106,7 +107,7 @@ def test_one_huge_upload_ruins_a_mean_and_not_a_clipped_one():
     assert {client for r in records for client in r.robust.left_out} == set(records[-1].attack.clients)
 
 
-@pytest.mark.parametrize("rule", ["clip", "median", "trimmed", "geometric_median", "multi_krum"])
+@few("rule", ["clip", "median", "trimmed", "geometric_median", "multi_krum"], 1)
 def test_every_rule_survives_flipped_signs(rule):
     hostile = {"attack__kind": "sign_flip", "attack__clients": 1, "attack__scale": 100.0, "rounds": 6}
     clean = run(rounds=6)[1][-1].accuracy.weighted["global"]
@@ -114,6 +115,7 @@ def test_every_rule_survives_flipped_signs(rule):
     assert records[-1].attack.honest["global"] > clean - 0.05
 
 
+@pytest.mark.slow
 def test_counts_cannot_make_one_client_the_mean():
     hostile = {"attack__kind": "counts", "attack__clients": 1, "method__aggregation": "weighted"}
     honest, _ = run(method__aggregation="weighted")
@@ -122,6 +124,7 @@ def test_counts_cannot_make_one_client_the_mean():
     assert next(iter(records[0].robust.capped.values())) == ["counts"]
 
 
+@pytest.mark.slow
 def test_a_description_cannot_make_one_client_the_mean():
     """The liar's vectors are noise; what it says of its samples, it says before training and in its uploads."""
     hostile = {"attack__kind": "random", "attack__clients": 1, "robust__rule": "clip", "rounds": 4}
@@ -159,7 +162,8 @@ def test_honest_clients_lose_little_to_a_client_that_says_it_has_a_billion_sampl
     assert honest("free", *lie, "robust.weight=0") < truth - 0.1
 
 
-@pytest.mark.parametrize("rule", ["none", "clip"])
+@pytest.mark.slow
+@few("rule", ["none", "clip"], 1)
 def test_sums_of_a_client_that_overstates_its_samples_count_for_no_more(rule):
     samples = 12 * 2**20  # 12 are the truth: multiplying and dividing by 2^20 rounds nothing
     lies = {"attack__kind": "counts", "attack__clients": 1, "attack__samples": samples, "robust__rule": rule}
@@ -169,6 +173,7 @@ def test_sums_of_a_client_that_overstates_its_samples_count_for_no_more(rule):
     assert torch.equal(bound.server["prototypes"], honest.server["prototypes"])
 
 
+@pytest.mark.slow
 def test_refusals_after_a_poisoned_broadcast_count_against_nobody():
     """The hostile client may be left out; those that its broadcast misled are asked again and again."""
     federation, records = run(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed import methods
@@ -130,7 +130,6 @@ def test_two_clients_are_never_judged():
     assert findings.left_out == {}
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.permutations(range(5)), st.sampled_from(["none", "clip", "median", "trimmed", "geometric_median"]))
 def test_the_order_of_arrival_does_not_matter(order, rule):
     uploads = [*honest(), upload(4, {0: [-9.0, 9, 9], 2: [0.0, 0, 0]})]

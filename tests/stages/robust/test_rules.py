@@ -7,10 +7,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protofed.stages.robust.rules import geometric_median, krum_scores, median, shorten, trimmed_mean
+
+pytestmark = pytest.mark.fast
 
 
 def some(n: int, d: int, seed: int) -> torch.Tensor:
@@ -20,14 +22,12 @@ def some(n: int, d: int, seed: int) -> torch.Tensor:
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(0, 10_000))
 
 
-@settings(deadline=None)
 @given(sizes)
 def test_median_is_numpys(size):
     x = some(*size)
     np.testing.assert_allclose(median(x), np.median(x.numpy(), axis=0), rtol=1e-12)
 
 
-@settings(deadline=None)
 @given(sizes, st.integers(0, 4))
 def test_trimmed_mean_leaves_out_both_ends(size, trim):
     x = some(*size)
@@ -41,7 +41,6 @@ def test_trimming_everything_leaves_the_median():
     torch.testing.assert_close(trimmed_mean(x, 99), median(x))
 
 
-@settings(deadline=None)
 @given(sizes)
 @example((3, 2, 5573))  # begins close to a vector, which a hundred iterations do not leave
 @example((4, 2, 1711))
@@ -74,7 +73,6 @@ def test_four_of_seven_can(rule):
     assert float(found.norm()) > 1e5
 
 
-@settings(deadline=None)
 @given(sizes, st.randoms())
 def test_the_order_of_clients_does_not_matter(size, random):
     x = some(*size)
@@ -84,7 +82,6 @@ def test_the_order_of_clients_does_not_matter(size, random):
         torch.testing.assert_close(rule(x[order]), rule(x), rtol=1e-6, atol=1e-6)
 
 
-@settings(deadline=None)
 @given(sizes)
 def test_rules_follow_a_shift_and_a_scale(size):
     x = some(*size)
@@ -103,7 +100,6 @@ def naive_krum(x: torch.Tensor, attackers: int) -> list[float]:
     return scores
 
 
-@settings(deadline=None)
 @given(st.integers(2, 9), st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
 def test_krum_is_the_papers_where_everybody_is_comparable(n, d, attackers, seed):
     x = some(n, d, seed)
@@ -116,7 +112,6 @@ def test_who_has_nothing_in_common_with_anybody_comes_last():
     assert krum_scores(distances, 0).tolist() == [1.0, 1.0, float("inf")]
 
 
-@settings(deadline=None)
 @given(sizes, st.floats(0.01, 10))
 def test_shortened_vectors_lie_within_the_radius_and_others_are_untouched(size, radius):
     x = some(*size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,8 +83,9 @@ def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
     )
 
 
+@functools.cache
 def environment() -> Environment:
-    """Return the templates."""
+    """Return the templates, each of which is compiled once."""
     import jinja2
 
     return jinja2.Environment(
