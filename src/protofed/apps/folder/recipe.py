@@ -61,7 +61,7 @@ def tree_of(kind: str, findings: Sequence[Finding], source: Mapping[str, Any]) -
             "fedtgp": {"lambda": chosen["fedtgp"]},
         },
         "variants": {
-            f"{name}-fixed": {"rounds": 1, "method": {"name": name}, "encoder": {"name": "auto", "dim": 512}}
+            f"{name}-fixed": {"rounds": 1, "method": {"name": name}, "encoder": {"name": "auto", "dim": 128}}
             for name in ("fedlda", "local_lda")
         },
         "compare": {"methods": ["local", "local_lda-fixed", "fedlda-fixed", "beacon", "fedavg", "fedproto"]},
