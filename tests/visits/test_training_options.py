@@ -134,7 +134,8 @@ def test_kept_states_are_those_of_one_optimiser_for_all_rounds(executor, keep):
 @few("executor", ["sequential", "fused"], 1)
 def test_steps_see_augmented_samples_and_prototypes_do_not(executor):
     seen = []
-    federation = assemble(experiment("fedproto", execution__executor=executor, **EXACT, **IMAGES), images((8,)))[0]
+    chosen = experiment("fedproto", execution__executor=executor, **EXACT, **IMAGES)
+    federation = assemble(chosen, images(train=(8,)))[0]
     assert federation.executor.trainer.augment is None, "nothing is asked for"
 
     def blacken(samples: Samples, source: torch.Generator) -> Samples:

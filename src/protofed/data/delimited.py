@@ -110,7 +110,7 @@ def _texts(path: Path, missing: Sequence[str], budget: Budget) -> Any:
 
 def _reason(text: str) -> str:
     """Return why a file cannot be read, without its content."""
-    if "UTF8" in text or "UTF-8" in text:
+    if re.search("utf-?8", text, re.IGNORECASE):
         return "is not text in UTF-8: save it in that encoding"
     if "Empty CSV" in text:
         return "is empty: expected a header and rows"

@@ -209,9 +209,9 @@ def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget)
 
 def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Budget) -> Listing:
     suffix = path.suffix.lower()
-    if suffix == ".npz" and not path.is_dir():
+    if suffix == ".npz":
         return read_npz(path, budget)
-    if suffix in FORMS and not path.is_dir():
+    if suffix in FORMS:
         read = read_parquet if suffix == ".parquet" else read_csv
         columns = replace(Columns.of(data, "", options.resize), anywhere=True)
         return read([path], columns, str(path), budget)

@@ -13,15 +13,16 @@ from typer.testing import CliRunner
 
 import protofed
 from protofed.apps.folder.cli import init
-from protofed.apps.folder.finding import Finding, combined
 from protofed.apps.folder.looking import inspected
-from protofed.apps.folder.recipe import tree_of
+from protofed.apps.folder.notice import Notice, combined
+from protofed.apps.folder.recipe import text_of
 from protofed.apps.folder.recipe import write as write_recipe
 from protofed.cli.main import app
 from protofed.config.schema import load_recipe, resolve
 from protofed.errors import ConfigError, DataError
 from protofed.experiments.loading import load_data
 from protofed.samples import Samples
+from protofed.untrusted.reading import parse_toml
 from strangers import FOLDERS, write
 
 EXPECTED: dict[str, dict[str, Any]] = {
@@ -36,12 +37,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "data.labels": {"1": "1", "2": "2", "3": "3"},
         "data.dates": {"born": "tasted", "tasted": "day"},
     },
-    "one_table": {
-        "data.label_column": "diagnosis",
-        "partition.name": "natural",
-        "data.clients": 0,
-        "data.options.id_column": "hospital",
-    },
+    "one_table": {"data.label_column": "diagnosis"},
     "federation": {"data.label_column": "diagnosis"},
     "spelt": {
         "data.label_column": "malignant",
@@ -97,8 +93,8 @@ def test_a_folder_becomes_a_recipe_that_runs(name, tmp_path, monkeypatch):
     folder = tmp_path / name
     FOLDERS[name](folder)
     look = inspected(folder)
-    assert not [finding for finding in look.findings if finding.open]
-    assert combined(look.findings) == EXPECTED[name]
+    assert not [notice for notice in look.notices if notice.open]
+    assert combined(look.notices) == EXPECTED[name]
     monkeypatch.chdir(tmp_path)
     assert "Written: protofed.toml" in run("init", str(folder), "--yes")
     found = protofed.compare("protofed.toml", ["fedlda-fixed"], out=tmp_path / "run")
@@ -119,14 +115,25 @@ def _flat(samples: Samples) -> np.ndarray:
     return x / 255 if samples.x.dtype == torch.uint8 else x
 
 
+def test_the_sites_of_one_table_are_in_a_column(tmp_path):
+    FOLDERS["one_table"](tmp_path)
+    look = inspected(tmp_path)
+    assert look.source["partition.name"] == "natural"
+    assert look.source["data.options.id_column"] == "hospital"
+    assert list(look.sites) == ["Nord", "Ost", "Süd", "West"]
+    with pytest.raises(DataError, match="has no column 'clinic'; its columns are hospital, mean_radius"):
+        inspected(tmp_path, site="clinic")
+
+
 def test_everything_is_told_at_once(tmp_path, monkeypatch):
     FOLDERS["hospitals"](tmp_path / "sites")
     (tmp_path / "sites" / "README.txt").write_text("ask Anna")
+    told = {notice.found for notice in inspected(tmp_path / "sites").notices}
+    assert {"all 53 samples are 'B'", "31 of 533 values are missing", "hardly repeats, like a name"} < told
     monkeypatch.chdir(tmp_path)
-    told = run("init", "sites")
-    for part in ("patient_id", "admitted", "31 of 533 values", "all 53 samples are 'B'", "README.txt", "diagnosis"):
-        assert part in told
-    assert "Nothing is written: add --yes" in told
+    shown = run("init", "sites")
+    for part in ("patient_id", "admitted", "README.txt", "diagnosis", "Nothing is written: add --yes"):
+        assert part in shown
     assert not (tmp_path / "protofed.toml").exists()
 
 
@@ -142,17 +149,17 @@ def test_a_recipe_says_what_was_found(tmp_path, monkeypatch):
 def test_a_folder_without_a_label_asks_for_one(tmp_path):
     for site in "ab":
         write(tmp_path / f"{site}.csv", ["a", "b"], [[i + 0.5, i % 7 + 0.5] for i in range(40)])
-    (found,) = [finding for finding in inspected(tmp_path).findings if finding.open]
+    (found,) = [notice for notice in inspected(tmp_path).notices if notice.open]
     assert (found.found, found.proposal) == ("no column looks like a label", "name it: --label a, b")
 
 
 def test_a_label_can_be_named(tmp_path):
     FOLDERS["hospitals"](tmp_path)
     look = inspected(tmp_path, label="mean_radius")
-    assert look.findings[0].column == "mean_radius"
-    assert "mean_radius" not in combined(look.findings).get("data.drop", [])
+    assert look.notices[0].column == "mean_radius"
+    assert "mean_radius" not in combined(look.notices).get("data.drop", [])
     wrong = inspected(tmp_path, label="diagnose")
-    assert next(f.proposal for f in wrong.findings if f.open).startswith("--label patient_id, admitted")
+    assert next(f.proposal for f in wrong.notices if f.open).startswith("--label patient_id, admitted")
 
 
 @pytest.mark.parametrize(
@@ -175,9 +182,9 @@ def test_what_is_no_data_is_refused_in_one_line(prepare, error, tmp_path):
 
 def test_a_damaged_file_is_told_beside_the_others(tmp_path):
     FOLDERS["units"](tmp_path)
-    (tmp_path / "lab1.csv").write_bytes(b"\xff\xfe\x00a,b\n1,2\n")
-    damaged = [finding for finding in inspected(tmp_path).findings if finding.open]
-    assert [(finding.site, finding.found) for finding in damaged] == [
+    (tmp_path / "lab1.csv").write_bytes("ä,b\n1,2\n".encode("latin-1"))
+    damaged = [notice for notice in inspected(tmp_path).notices if notice.open]
+    assert [(notice.site, notice.found) for notice in damaged] == [
         ("lab1", "is not text in UTF-8: save it in that encoding")
     ]
 
@@ -194,8 +201,8 @@ def test_a_recipe_that_is_there_stays(tmp_path, monkeypatch):
 
 def test_options_of_findings_come_together():
     found = [
-        Finding("", "a", "", options={"data.drop": ["a"], "data.categories": {"sex": {"f": "female"}}}),
-        Finding(
+        Notice("", "a", "", options={"data.drop": ["a"], "data.categories": {"sex": {"f": "female"}}}),
+        Notice(
             "",
             "b",
             "",
@@ -207,10 +214,15 @@ def test_options_of_findings_come_together():
 
 
 def test_a_proposal_that_is_refused_is_a_comment(tmp_path):
-    found = [Finding("", "id", "hardly repeats", "leave it out", {"data.drop": ["id"]})]
+    found = [Notice("", "id", "hardly repeats", "leave it out", {"data.drop": ["id"]})]
     path = tmp_path / "r.toml"
-    write_recipe(path, tree_of("table", [], {"data.source": "path"}), [], found)
+    write_recipe(path, text_of("table", [], {"data.source": "path"}), found, found)
     assert "# not taken: id: hardly repeats → leave it out" in path.read_text()
     assert load_recipe(path)["data"] == {"source": "path"}
-    with pytest.raises(ConfigError):
-        resolve({**load_recipe(path), "rounds": 0})
+
+
+@pytest.mark.parametrize("kind", ["table", "vector", "series", "image"])
+def test_every_kind_of_data_has_a_recipe(kind):
+    tree = parse_toml(text_of(kind, [], {"data.source": "digits"}))
+    for name in tree["compare"]["methods"]:
+        assert resolve(tree, method=name).rounds in (1, 20)

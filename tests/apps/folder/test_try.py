@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 from protofed.apps.folder.looking import inspected
 from protofed.apps.folder.page import write_trial
-from protofed.apps.folder.trying import Arm, Trial, tried
+from protofed.apps.folder.trying import Arm, FolderTrial, tried
 from protofed.cli.main import app
-from protofed.config.schema import apply_overrides
 from protofed.errors import DataError
 from strangers import FOLDERS, write
 
@@ -22,9 +21,8 @@ def trial(tmp_path_factory, without_pictures):
     home = tmp_path_factory.mktemp("try")
     FOLDERS["hospitals"](home / "sites")
     look = inspected(home / "sites")
-    taken = [finding for finding in look.findings if finding.options]
-    tree = apply_overrides(look.recipe(taken), {"rounds": 2, "evaluation.every": 2})
-    found = tried(tree, (0, 1), home / "runs")
+    taken = [notice for notice in look.notices if notice.options]
+    found = tried(look.recipe(taken).replace("rounds = 20", "rounds = 2"), (0, 1), home / "runs")
     write_trial(found, taken)
     return found
 
@@ -32,7 +30,7 @@ def trial(tmp_path_factory, without_pictures):
 def test_every_way_of_learning_is_compared_on_the_same_samples(trial):
     titles = [arm.title for arm in trial.arms]
     assert titles == [
-        *("closed form, together", "closed form, alone", "networks, beacon, together", "networks, alone"),
+        *("fedlda, together", "local_lda, alone", "beacon, together", "local, alone"),
         *("logistic regression, alone", "logistic regression, pooled"),
         *("gradient boosting, alone", "gradient boosting, pooled"),
     ]
@@ -40,7 +38,7 @@ def test_every_way_of_learning_is_compared_on_the_same_samples(trial):
     assert trial.left_out == ("east",)  # all its samples are of one class
     sizes = [[list(map(len, hits)) for hits in arm.hits.values()] for arm in trial.arms]
     assert all(size == sizes[0] for size in sizes)
-    assert min(arm.mean()[0] for arm in trial.arms if "networks" not in arm.name) > 0.85
+    assert min(arm.mean()[0] for arm in trial.arms if arm.name not in ("beacon", "local")) > 0.85
 
 
 def test_the_page_begins_with_the_answer(trial):
@@ -58,8 +56,8 @@ def hits(*right: list[int]) -> dict[str, list[np.ndarray]]:
 
 
 def judged(together: dict[str, list[np.ndarray]], alone: dict[str, list[np.ndarray]], tmp_path) -> str:
-    arms = (Arm("closed form", True, True, together), Arm("closed form", False, False, alone))
-    return Trial(tuple(together), (), arms, (0,), 4096.0, tmp_path).verdict
+    arms = (Arm("fedlda", True, True, together), Arm("local_lda", False, False, alone))
+    return FolderTrial(tuple(together), (), arms, (0,), 4096.0, tmp_path).verdict
 
 
 @pytest.mark.parametrize(
@@ -84,9 +82,9 @@ def test_nothing_to_compare_is_said(tmp_path):
     write(tmp_path / "a.csv", names, rows)
     write(tmp_path / "b.csv", names, [[*row[:2], "n"] for row in rows])
     look = inspected(tmp_path)
-    tree = apply_overrides(look.recipe([f for f in look.findings if f.options]), {"rounds": 1})
+    text = look.recipe([notice for notice in look.notices if notice.options])
     with pytest.raises(DataError, match="no site has test samples and more than one class"):
-        tried(tree, (0,), tmp_path / "runs")
+        tried(text, (0,), tmp_path / "runs")
 
 
 def test_a_folder_that_is_none_is_one_line(tmp_path):

@@ -13,8 +13,8 @@ from protofed.cli.common import Jobs, Quiet, Seeds, console, reported, seeds_of
 from protofed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from protofed.apps.folder.finding import Finding
-    from protofed.apps.folder.looking import Look
+    from protofed.apps.folder.looking import Survey
+    from protofed.apps.folder.notice import Notice
 
 Source = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A file or folder per site, or one table with a column of sites.")
@@ -31,7 +31,7 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", help="Take every proposal without asking.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a recipe that is there.")] = False,
 ) -> None:
-    """Look at a folder of data, list everything worth knowing, and write a recipe that runs."""
+    """Survey at a folder of data, list everything worth knowing, and write a recipe that runs."""
     from protofed.apps.folder.looking import inspected
     from protofed.apps.folder.recipe import write
 
@@ -41,13 +41,13 @@ def init(
         raise ConfigError(f"--out {out}: a recipe's name ends in .toml")
     look = inspected(folder, label, site)
     show(look)
-    proposals = [f for f in look.findings if f.options]
+    proposals = [f for f in look.notices if f.options]
     if not yes and not console.is_terminal:
         console.print("Nothing is written: add --yes to take the proposals.", highlight=False)
         return
     taken = proposals if yes else [f for f in proposals if _agreed(f)]
-    tree = look.recipe(taken)
-    write(out, tree, look.findings, [f for f in proposals if f not in taken])
+    text = look.recipe(taken)
+    write(out, text, look.notices, [notice for notice in proposals if notice not in taken])
     console.print(
         f"Written: {out}. Next: protofed run {out}, or protofed try {folder}", soft_wrap=True, markup=False
     )
@@ -68,12 +68,12 @@ def attempt(
     from protofed.apps.folder.trying import tried
 
     look = inspected(folder, label, site)
-    taken = [f for f in look.findings if f.options]
-    tree = look.recipe(taken)
+    taken = [f for f in look.notices if f.options]
+    text = look.recipe(taken)
     if not quiet:
         show(look)
     with reported(quiet=quiet, resume=False) as progress:
-        trial = tried(tree, seeds_of(seeds), out, progress, jobs)
+        trial = tried(text, seeds_of(seeds), out, progress, jobs)
     write_trial(trial, taken)
     table = Table("", *trial.sites[:8], "all", box=None, pad_edge=False)
     for arm in trial.arms:
@@ -84,24 +84,24 @@ def attempt(
     console.print(f"Page: {trial.page}", soft_wrap=True, markup=False)
 
 
-def show(look: Look) -> None:
+def show(look: Survey) -> None:
     """Print what was found, as one table."""
     samples = sum(look.sites.values())
     console.print(
         f"{look.folder.path}: {samples:,} samples ({look.kind}) at {len(look.sites)} sites", highlight=False
     )
     table = Table("site", "column", "found", "proposal", box=None, pad_edge=False)
-    for finding in look.findings:
-        proposal = escape(finding.proposal)
+    for notice in look.notices:
+        proposal = escape(notice.proposal)
         table.add_row(
-            escape(finding.site) or "all",
-            escape(finding.column),
-            escape(finding.found),
-            f"[bold red]yours to settle:[/] {proposal}" if finding.open else proposal or "[dim]only to know[/]",
+            escape(notice.site) or "all",
+            escape(notice.column),
+            escape(notice.found),
+            f"[bold red]yours to settle:[/] {proposal}" if notice.open else proposal or "[dim]only to know[/]",
         )
     console.print(table)
 
 
-def _agreed(finding: Finding) -> bool:
-    where = " ".join(part for part in (finding.site, finding.column) if part)
-    return typer.confirm(f"{where}: {finding.found}: {finding.proposal}?", default=True)
+def _agreed(notice: Notice) -> bool:
+    where = " ".join(part for part in (notice.site, notice.column) if part)
+    return typer.confirm(f"{where}: {notice.found}: {notice.proposal}?", default=True)

@@ -8,46 +8,47 @@ from pathlib import Path
 from typing import Any
 
 from protofed.apps.folder import others, tables
-from protofed.apps.folder.finding import Finding, combined
-from protofed.apps.folder.recipe import tree_of
-from protofed.apps.folder.scan import ONE_TABLE, Folder, Sheet, divided, look, sheets
+from protofed.apps.folder.notice import Notice, combined
+from protofed.apps.folder.recipe import text_of
+from protofed.apps.folder.scan import ONE_TABLE, DataFolder, SiteTable, divided, look, sheets
 from protofed.config.schema import resolve
 from protofed.data import DataOptions
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
 from protofed.options import build_options
+from protofed.untrusted.reading import parse_toml
 
 
 @dataclass(frozen=True)
-class Look:
+class Survey:
     """What a folder holds and what should be done about it.
 
     Attributes:
         folder: The folder.
         kind: ``table``, ``vector``, ``series`` or ``image``.
         sites: Name and number of samples of each site.
-        findings: What was found, in the order in which to read it.
+        notices: What was found, in the order in which to read it.
         source: Options by which the data are found, by dotted name.
     """
 
-    folder: Folder
+    folder: DataFolder
     kind: str
     sites: Mapping[str, int]
-    findings: Sequence[Finding]
+    notices: Sequence[Notice]
     source: Mapping[str, Any]
 
-    def recipe(self, taken: Sequence[Finding]) -> dict[str, Any]:
-        """Return a recipe that settles some of the findings.
+    def recipe(self, taken: Sequence[Notice]) -> str:
+        """Return a recipe, as TOML, that carries out the proposals of some of the notices.
 
         Raises:
             ProtofedError: If it does not run: the data are read as a run would read them.
         """
-        tree = tree_of(self.kind, taken, self.source)
-        load_data(resolve(tree))
-        return tree
+        text = text_of(self.kind, taken, self.source)
+        load_data(resolve(parse_toml(text)))
+        return text
 
 
-def inspected(path: Path, label: str = "", site: str = "") -> Look:
+def inspected(path: Path, label: str = "", site: str = "") -> Survey:
     """Look at a folder.
 
     Args:
@@ -59,7 +60,7 @@ def inspected(path: Path, label: str = "", site: str = "") -> Look:
         DataError: If there is nothing to learn from, or a named column is not there.
     """
     folder = look(path)
-    unread = [Finding(name, "", "is no data", "it is not read") for name in folder.unread]
+    unread = [Notice(name, "", "is no data", "it is not read") for name in folder.unread]
     if folder.kind == "tables":
         return _of_tables(folder, unread, label, site)
     if folder.kind == "images":
@@ -68,12 +69,12 @@ def inspected(path: Path, label: str = "", site: str = "") -> Look:
         found, held, dimensions = others.arrays(folder, DataOptions())
         kind = {1: "vector", 2: "series"}.get(dimensions, "image")
     sizes = {name: counts.total() for name, counts in held.items()}
-    return Look(folder, kind, sizes, [*unread, *found], folder.options)
+    return Survey(folder, kind, sizes, [*unread, *found], folder.options)
 
 
-def _of_tables(folder: Folder, unread: list[Finding], label: str, site: str) -> Look:
+def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str) -> Survey:
     held, wrong = sheets(folder, DataOptions())
-    damaged = [Finding(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
+    damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
         raise DataError("; ".join(why for _, why in wrong[:3]))
     source = dict(folder.options)
@@ -89,22 +90,22 @@ def _of_tables(folder: Folder, unread: list[Finding], label: str, site: str) -> 
             read = _divided(read[0], site)[0]
         _, again = _judged(tables.renamed(read)[0], label)
         judged = [f for f in judged if "data.nothing" in f.options] + again
-    findings = [*unread, *damaged, *spelt, found, *judged]
-    return Look(folder, "table", {sheet.site: sheet.rows for sheet in held}, findings, source)
+    notices = [*unread, *damaged, *spelt, found, *judged]
+    return Survey(folder, "table", {sheet.site: sheet.rows for sheet in held}, notices, source)
 
 
-def _judged(held: Sequence[Sheet], label: str) -> tuple[Finding, list[Finding]]:
+def _judged(held: Sequence[SiteTable], label: str) -> tuple[Notice, list[Notice]]:
     name, found = tables.label_of(held, label)
     return found, tables.judge(held, name)
 
 
-def _divided(sheet: Sheet, site: str) -> tuple[list[Sheet], dict[str, Any], list[Finding]]:
-    """Return the sites of a single table, and the options and findings that go with them."""
+def _divided(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, Any], list[Notice]]:
+    """Return the sites of a single table, and the options and notices that go with them."""
     if site and site not in sheet.columns:
         raise DataError(f"{sheet.file}: has no column {site!r}; its columns are {', '.join(sheet.columns)}")
     column = site or tables.name_of_site(sheet)
     if not column:
-        found = Finding(
+        found = Notice(
             "",
             "",
             "no column names a site",
@@ -115,4 +116,4 @@ def _divided(sheet: Sheet, site: str) -> tuple[list[Sheet], dict[str, Any], list
     parts = divided(sheet, column)
     sizes = ", ".join(f"{part.site} ({part.rows:,})" for part in parts[:6]) + ", …" * (len(parts) > 6)
     options = {"partition.name": "natural", "data.clients": 0, "data.options.id_column": column}
-    return parts, options, [Finding("", column, f"{len(parts)} sites: {sizes}", "one client each")]
+    return parts, options, [Notice("", column, f"{len(parts)} sites: {sizes}", "one client each")]

@@ -8,8 +8,8 @@ from itertools import islice
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from protofed.apps.folder.finding import Finding
-from protofed.apps.folder.scan import Folder
+from protofed.apps.folder.notice import Notice
+from protofed.apps.folder.scan import DataFolder
 from protofed.apps.folder.tables import TEST_FRACTION, of_classes, shown_classes
 from protofed.data import DataOptions
 from protofed.data.images import SUFFIXES
@@ -25,9 +25,9 @@ SIDE = 64
 """Longest side in pixels to which images are scaled where they differ."""
 
 
-def images(folder: Folder) -> tuple[list[Finding], Held]:
-    """Return the findings for images in folders by class, by their headers alone, and the samples by class."""
-    found: list[Finding] = []
+def images(folder: DataFolder) -> tuple[list[Notice], Held]:
+    """Return the notices for images in folders by class, by their headers alone, and the samples by class."""
+    found: list[Notice] = []
     sizes: Counter[tuple[int, int]] = Counter()
     grey: dict[str, set[bool]] = {}
     held: Held = {}
@@ -41,21 +41,21 @@ def images(folder: Folder) -> tuple[list[Finding], Held]:
                     sizes[picture.size] += 1
                     grey.setdefault(site, set()).add(picture.mode in GREY)
             except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
-                found.append(Finding(site, "", f"{file.relative_to(path)} is no image", "replace it", open=True))
+                found.append(Notice(site, "", f"{file.relative_to(path)} is no image", "replace it", open=True))
     if len(sizes) > 1:
         side = min(SIDE, *(min(size) for size in sizes))
         few = ", ".join(f"{w}×{h} ({n:,})" for (w, h), n in sizes.most_common(3))
         options = {"data.options.resize": side}
-        found.append(Finding("", "", f"{len(sizes)} sizes: {few}", f"scale them to {side} pixels", options))
+        found.append(Notice("", "", f"{len(sizes)} sizes: {few}", f"scale them to {side} pixels", options))
     if {True, False} <= set().union(*grey.values()):
         few = ", ".join(site for site, modes in grey.items() if True in modes)
-        found.append(Finding(few, "", "grey images, where others are in colour", "protofed makes them colour"))
+        found.append(Notice(few, "", "grey images, where others are in colour", "protofed makes them colour"))
     return [*_classes(held), *found], held
 
 
-def arrays(folder: Folder, data: DataOptions) -> tuple[list[Finding], Held, int]:
-    """Return the findings for ``.npz`` files, the samples by class, and the number of dimensions of a sample."""
-    found: list[Finding] = []
+def arrays(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, int]:
+    """Return the notices for ``.npz`` files, the samples by class, and the number of dimensions of a sample."""
+    found: list[Notice] = []
     shapes: dict[str, tuple[int, ...]] = {}
     held: Held = {}
     for site, path in folder.sites.items():
@@ -63,7 +63,7 @@ def arrays(folder: Folder, data: DataOptions) -> tuple[list[Finding], Held, int]
             try:
                 listing = read_npz(file, data.budget())
             except DataError as error:
-                found.append(Finding(site, "", str(error).split(": ", 1)[-1], "correct the file", open=True))
+                found.append(Notice(site, "", str(error).split(": ", 1)[-1], "correct the file", open=True))
                 continue
             if len(listing):
                 shapes.setdefault(site, tuple(listing.read(torch.arange(1)).shape[1:]))
@@ -72,7 +72,7 @@ def arrays(folder: Folder, data: DataOptions) -> tuple[list[Finding], Held, int]
     for site, shape in shapes.items():
         if shape != usual:
             told = f"samples of {_shown(shape)}, elsewhere {_shown(usual)}"
-            found.append(Finding(site, "", told, "cut or pad them to one shape", open=True))
+            found.append(Notice(site, "", told, "cut or pad them to one shape", open=True))
     return [*_classes(held), *found], held, len(usual)
 
 
@@ -80,8 +80,8 @@ def _shown(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape)) or "one number"
 
 
-def _classes(held: Held) -> list[Finding]:
+def _classes(held: Held) -> list[Notice]:
     """Return what the classes are, and which sites lack some, have a single one, or few test samples."""
-    shown = Finding("", "", shown_classes(sum(held.values(), Counter())))
+    shown = Notice("", "", shown_classes(sum(held.values(), Counter())))
     tested = {site: round(TEST_FRACTION * counts.total()) for site, counts in held.items()}
-    return [shown, *(finding for site in held for finding in of_classes(held, site, tested[site]))]
+    return [shown, *(notice for site in held for notice in of_classes(held, site, tested[site]))]

@@ -10,8 +10,8 @@ from protofed.analysis.figures.saving import inline_svg
 from protofed.analysis.report.page import PageFigure, environment
 from protofed.analysis.style import BLUE, GREY, theme
 from protofed.analysis.table import TextCell, TextTable
-from protofed.apps.folder.finding import Finding
-from protofed.apps.folder.trying import Arm, Trial, difference
+from protofed.apps.folder.notice import Notice
+from protofed.apps.folder.trying import Arm, FolderTrial, difference
 from protofed.storage.files import write_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ MOST = 60
 """Most sites that are drawn."""
 
 
-def write_trial(trial: Trial, findings: Sequence[Finding]) -> None:
+def write_trial(trial: FolderTrial, notices: Sequence[Notice]) -> None:
     """Write one self-contained page.
 
     Raises:
@@ -32,7 +32,7 @@ def write_trial(trial: Trial, findings: Sequence[Finding]) -> None:
     told = "Accuracy of each site on its own test samples, alone and together, by the same closed form."
     drawn = len(trial.sites) <= MOST
     plot = PageFigure(Markup(inline_svg(_drawn(trial), "t", told)) if drawn else None, "too many sites")
-    settled = [f for f in findings if f.proposal and not f.open]
+    settled = [f for f in notices if f.proposal and not f.open]
     template = environment().get_template("try.html")
     write_text(
         trial.page,
@@ -40,7 +40,7 @@ def write_trial(trial: Trial, findings: Sequence[Finding]) -> None:
     )
 
 
-def _gains(trial: Trial) -> TextTable:
+def _gains(trial: FolderTrial) -> TextTable:
     """Return one row per site: the closed form alone and together."""
     table = TextTable(["Site", "Test", "Alone", "Together", "Gain"])
     for site in ("", *trial.sites):
@@ -53,7 +53,7 @@ def _gains(trial: Trial) -> TextTable:
     return table
 
 
-def _arms(trial: Trial) -> TextTable:
+def _arms(trial: FolderTrial) -> TextTable:
     """Return one row per way of learning: all sites, the difference from the closed form together, each site."""
     few = trial.sites[:12]
     table = TextTable(["Way of learning", "All sites", "Closed form together gains", *few])
@@ -69,7 +69,7 @@ def _percent(arm: Arm, site: str = "") -> TextCell:
     return TextCell(f"{mean:.1f}", f"{low:.1f} … {high:.1f}")
 
 
-def _drawn(trial: Trial) -> Figure:
+def _drawn(trial: FolderTrial) -> Figure:
     """Return a line per site from its accuracy alone to that together."""
     together, alone = trial.arms[:2]
     with theme():

@@ -89,7 +89,7 @@ class ColumnScan:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class SiteTable:
     """The table of one site, with all its splits.
 
     Attributes:
@@ -111,7 +111,7 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Folder:
+class DataFolder:
     """What a folder holds.
 
     Attributes:
@@ -129,7 +129,7 @@ class Folder:
     unread: tuple[str, ...] = ()
 
 
-def look(path: Path) -> Folder:
+def look(path: Path) -> DataFolder:
     """Return what a folder holds, by the names of its files.
 
     Raises:
@@ -137,7 +137,7 @@ def look(path: Path) -> Folder:
     """
     source: dict[str, Any] = {"data.source": "path", "data.path": str(path.resolve())}
     if path.is_file() and path.suffix.lower() in TABLES:
-        return Folder(path, "tables", {ONE_TABLE: path}, source)
+        return DataFolder(path, "tables", {ONE_TABLE: path}, source)
     if not path.is_dir():
         raise DataError(f"{path}: no such folder: expected one with a file or folder per site, or one table")
     home = path / "clients" if (path / "clients").is_dir() else path
@@ -152,13 +152,13 @@ def look(path: Path) -> Folder:
         raise DataError(f"{home}: sites hold different things, {shown}: keep one kind of data in the folder")
     (kind,) = found
     if kind == "classes":
-        return Folder(path, "images", {path.name: path}, source, unread)
+        return DataFolder(path, "images", {path.name: path}, source, unread)
     if len(data) == 1 and home is path and data[0].is_file():
         options = {**source, "data.path": str(data[0].resolve())}
-        return Folder(data[0], kind, {ONE_TABLE: data[0]}, options, unread)
+        return DataFolder(data[0], kind, {ONE_TABLE: data[0]}, options, unread)
     if home is path:
         source["data.options.sites"] = True
-    return Folder(path, kind, {e.name if e.is_dir() else e.stem: e for e in data}, source, unread)
+    return DataFolder(path, kind, {e.name if e.is_dir() else e.stem: e for e in data}, source, unread)
 
 
 def _kind(path: Path, depth: int = 0) -> str:
@@ -174,13 +174,13 @@ def _kind(path: Path, depth: int = 0) -> str:
     return "images" if found == "classes" else found
 
 
-def sheets(folder: Folder, data: DataOptions) -> tuple[list[Sheet], list[tuple[str, str]]]:
+def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list[tuple[str, str]]]:
     """Return the tables of all sites, and for each file that cannot be read its site and why.
 
     Args:
         data: Options by which names and missing values are read.
     """
-    found: list[Sheet] = []
+    found: list[SiteTable] = []
     wrong: list[tuple[str, str]] = []
     for site, path in folder.sites.items():
         files = [path] if path.is_file() else [e for e in visible(path) if e.suffix.lower() in FORMS]
@@ -202,18 +202,18 @@ def sheets(folder: Folder, data: DataOptions) -> tuple[list[Sheet], list[tuple[s
                 values += [None] * (rows - len(values))
         if parts:
             columns = {name: ColumnScan(values) for name, values in parts.items() if not INDEX.fullmatch(name)}
-            found.append(Sheet(site, files[0], columns, tested))
+            found.append(SiteTable(site, files[0], columns, tested))
     return found, wrong
 
 
-def divided(sheet: Sheet, column: str) -> list[Sheet]:
+def divided(sheet: SiteTable, column: str) -> list[SiteTable]:
     """Return the sites that a column of a table names."""
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(sheet.columns[column].texts):
         if name is not None:
             rows.setdefault(category(name), []).append(row)
     return [
-        Sheet(
+        SiteTable(
             site,
             sheet.file,
             {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from protofed.apps.folder.finding import Finding, combined
-from protofed.apps.folder.scan import ColumnScan, Sheet
+from protofed.apps.folder.notice import Notice, combined
+from protofed.apps.folder.scan import ColumnScan, SiteTable
 from protofed.data.arrow import LABEL_NAMES
 from protofed.data.comparing import alike, majority
 from protofed.data.dates import DAY, day
@@ -44,13 +44,13 @@ _PLACEHOLDER = re.compile(
 _BIRTH = re.compile(r".*(birth|born|dob|geb).*", re.IGNORECASE)
 
 
-def name_of_site(sheet: Sheet) -> str:
+def name_of_site(sheet: SiteTable) -> str:
     """Return the column of a single table that most probably names its sites; "" if none does."""
     found = [n for n, c in sheet.columns.items() if _SITE.fullmatch(_folded(n)) and 2 <= len(c.distinct) <= 1000]
     return min(found, key=lambda name: len(sheet.columns[name].distinct), default="")
 
 
-def renamed(sheets: Sequence[Sheet]) -> tuple[list[Sheet], list[Finding]]:
+def renamed(sheets: Sequence[SiteTable]) -> tuple[list[SiteTable], list[Notice]]:
     """Return tables whose columns have the usual spelling of their name, and what was found."""
     votes = Counter(name for sheet in sheets for name in sheet.columns)
     usual: dict[str, str] = {}
@@ -61,13 +61,13 @@ def renamed(sheets: Sequence[Sheet]) -> tuple[list[Sheet], list[Finding]]:
         own = {n: usual[_folded(n)] for n in sheet.columns if usual[_folded(n)] not in sheet.columns}
         for old, new in own.items():
             options = {"data.rename": {old: new}}
-            found.append(Finding(sheet.site, old, f"is called {new!r} elsewhere", f"read it as {new!r}", options))
+            found.append(Notice(sheet.site, old, f"is called {new!r} elsewhere", f"read it as {new!r}", options))
         columns = {own.get(name, name): column for name, column in sheet.columns.items()}
-        named.append(Sheet(sheet.site, sheet.file, columns, sheet.tested))
+        named.append(SiteTable(sheet.site, sheet.file, columns, sheet.tested))
     return named, found
 
 
-def label_of(sheets: Sequence[Sheet], wanted: str = "") -> tuple[str, Finding]:
+def label_of(sheets: Sequence[SiteTable], wanted: str = "") -> tuple[str, Notice]:
     """Return the column that is most probably the label, or "", and what speaks for it.
 
     Args:
@@ -76,19 +76,19 @@ def label_of(sheets: Sequence[Sheet], wanted: str = "") -> tuple[str, Finding]:
     common = [name for name in sheets[0].columns if all(name in sheet.columns for sheet in sheets)]
     if wanted:
         if lacking := [sheet.site for sheet in sheets if wanted not in sheet.columns]:
-            return "", Finding(_few(lacking), wanted, "is not there", f"--label {_few(common)}", open=True)
-        return wanted, Finding("", wanted, _classes(sheets, wanted), "the label", {"data.label_column": wanted})
+            return "", Notice(_few(lacking), wanted, "is not there", f"--label {_few(common)}", open=True)
+        return wanted, Notice("", wanted, _classes(sheets, wanted), "the label", {"data.label_column": wanted})
     scores = {name: _score(sheets, name, name == common[-1]) for name in common}
     ranked = sorted((name for name in common if scores[name]), key=lambda name: -scores[name])
     if not ranked:
-        return "", Finding("", "", "no column looks like a label", f"name it: --label {_few(common)}", open=True)
+        return "", Notice("", "", "no column looks like a label", f"name it: --label {_few(common)}", open=True)
     others = [name for name in ranked[1:4] if 2 * scores[name] > scores[ranked[0]]]
     proposal = "the label" + f"; it could be {' or '.join(others)}, too (--label)" * bool(others)
     options = {"data.label_column": ranked[0]}
-    return ranked[0], Finding("", ranked[0], _classes(sheets, ranked[0]), proposal, options)
+    return ranked[0], Notice("", ranked[0], _classes(sheets, ranked[0]), proposal, options)
 
 
-def _score(sheets: Sequence[Sheet], name: str, last: bool) -> float:
+def _score(sheets: Sequence[SiteTable], name: str, last: bool) -> float:
     """Return how much speaks for a column being the label; 0 if it cannot be."""
     columns = [sheet.columns[name] for sheet in sheets]
     values = {value for column in columns for value in column.distinct}
@@ -101,7 +101,7 @@ def _score(sheets: Sequence[Sheet], name: str, last: bool) -> float:
     return told + 1.5 * last + 0.5 * (len(values) == 2) + 0.5 * (not any(c.numeric for c in columns)) + 0.1
 
 
-def _classes(sheets: Sequence[Sheet], name: str) -> str:
+def _classes(sheets: Sequence[SiteTable], name: str) -> str:
     votes: Counter[str] = Counter()
     for sheet in sheets:
         votes.update(sheet.columns[name].distinct)
@@ -114,8 +114,8 @@ def shown_classes(votes: Counter[str]) -> str:
     return f"{len(votes)} classes: {shown}" + ", …" * (len(votes) > 6)
 
 
-def judge(sheets: Sequence[Sheet], label: str) -> list[Finding]:
-    """Return the findings for all columns and sites, in the order in which a person would read them.
+def judge(sheets: Sequence[SiteTable], label: str) -> list[Notice]:
+    """Return the notices for all columns and sites, in the order in which a person would read them.
 
     Args:
         label: The column of the label; "" if there is none.
@@ -126,32 +126,32 @@ def judge(sheets: Sequence[Sheet], label: str) -> list[Finding]:
     for name in names:
         if name not in shared:
             lacking = _few([sheet.site for sheet in sheets if name not in sheet.columns])
-            found.append(Finding(lacking, name, "is not there", "leave it out at all sites", {"data.drop": [name]}))
+            found.append(Notice(lacking, name, "is not there", "leave it out at all sites", {"data.drop": [name]}))
     dated = [name for name in shared if _is_date(sheets, name)]
     found += _dates(sheets, dated) if dated else ()
     for name in shared:
         if name not in dated:
             found += _column(sheets, name)
-    dropped = {name for finding in found for name in finding.options.get("data.drop", ())}
+    dropped = {name for notice in found for name in notice.options.get("data.drop", ())}
     found += _missing(sheets, [name for name in shared if name not in dropped])
     return [*found, *_sites(sheets, label, combined(found).get("data.labels", {}))] if label else found
 
 
-def _labels(sheets: Sequence[Sheet], label: str) -> Iterator[Finding]:
+def _labels(sheets: Sequence[SiteTable], label: str) -> Iterator[Notice]:
     for sheet in sheets:
         if missing := sheet.columns[label].missing:
             told = f"{missing} rows have none, the first is row {sheet.columns[label].first_missing}"
-            yield Finding(sheet.site, label, told, "leave these rows out", {"data.unlabelled": "drop"})
+            yield Notice(sheet.site, label, told, "leave these rows out", {"data.unlabelled": "drop"})
     values = {value for sheet in sheets for value in sheet.columns[label].distinct}
     if not all(re.fullmatch(r"-?\d+", value) for value in values):
         yield from _spelt(sheets, label, "data.labels", "")
     elif {int(value) for value in values} != set(range(len(values))):
         names = {value: value for value in sorted(values, key=int)}
         told = f"is numbered {_few(list(names))}"
-        yield Finding("", label, told, "use the numbers as names", {"data.labels": names})
+        yield Notice("", label, told, "use the numbers as names", {"data.labels": names})
 
 
-def _spelt(sheets: Sequence[Sheet], name: str, option: str, column: str) -> Iterator[Finding]:
+def _spelt(sheets: Sequence[SiteTable], name: str, option: str, column: str) -> Iterator[Notice]:
     """Yield the names of categories or classes that are probably the same.
 
     Args:
@@ -162,24 +162,24 @@ def _spelt(sheets: Sequence[Sheet], name: str, option: str, column: str) -> Iter
     for odd, usual in within.items():
         where = _few([sheet.site for sheet in sheets if odd in sheet.columns[name].distinct])
         found, proposal = f"{odd!r} beside {usual!r}", f"read {odd!r} as {usual!r}"
-        yield Finding(where, name, found, proposal, _renames(option, column, {odd: usual}))
+        yield Notice(where, name, found, proposal, _renames(option, column, {odd: usual}))
     sites = [(s.site, tuple(dict.fromkeys(within.get(n, n) for n in s.columns[name].distinct))) for s in sheets]
     for match in alike(column, sites, {}):
         found = match.problem.split(" has ")[-1].removeprefix("has the classes ")
         if not match.renames:
-            yield Finding(match.site, name, found, match.advice, open=True)
+            yield Notice(match.site, name, found, match.advice, open=True)
             continue
         again = {odd: match.renames[new] for odd, new in within.items() if new in match.renames}
         pairs = {**match.renames, **again}
         told = ", ".join(f"{old!r} as {new!r}" for old, new in pairs.items())
-        yield Finding(match.site, name, found, f"read {told}", _renames(option, column, pairs))
+        yield Notice(match.site, name, found, f"read {told}", _renames(option, column, pairs))
 
 
 def _renames(option: str, column: str, pairs: Mapping[str, str]) -> dict[str, Any]:
     return {option: {column: dict(pairs)} if column else dict(pairs)}
 
 
-def _within(sheets: Sequence[Sheet], name: str) -> dict[str, str]:
+def _within(sheets: Sequence[SiteTable], name: str) -> dict[str, str]:
     """Return the most frequent spelling for every other one that differs from it in case and spaces alone."""
     votes: Counter[str] = Counter()
     for sheet in sheets:
@@ -191,14 +191,14 @@ def _within(sheets: Sequence[Sheet], name: str) -> dict[str, str]:
     return {value: best for value, best in spelt.items() if value != best and len(value) > 1}
 
 
-def _is_date(sheets: Sequence[Sheet], name: str) -> bool:
+def _is_date(sheets: Sequence[SiteTable], name: str) -> bool:
     columns = [sheet.columns[name] for sheet in sheets if sheet.columns[name].present]
     plain = all(not column.numeric or set(map(len, column.present)) == {8} for column in columns)
     shares = [max(column.dates(), column.dates(True)) / len(column.present) for column in columns]
     return plain and min(shares, default=0.0) > 0.9
 
 
-def _dates(sheets: Sequence[Sheet], names: Sequence[str]) -> Iterator[Finding]:
+def _dates(sheets: Sequence[SiteTable], names: Sequence[str]) -> Iterator[Notice]:
     """Yield columns of dates: the latest as a day, the others as days before it, such as an age."""
     month_first = any(sheet.columns[n].dates(True) > sheet.columns[n].dates() for sheet in sheets for n in names)
     american = {"data.month_first": True} if month_first else {}
@@ -207,15 +207,15 @@ def _dates(sheets: Sequence[Sheet], names: Sequence[str]) -> Iterator[Finding]:
     latest = max(middles, key=lambda name: middles[name], default="")
     for name in names:
         if wrong[name]:
-            yield Finding("", name, f"{_few(wrong[name])} among dates", OUT, {"data.drop": [name]})
+            yield Notice("", name, f"{_few(wrong[name])} among dates", OUT, {"data.drop": [name]})
         elif name == latest:
-            yield Finding("", name, "dates", "use the day as a number", {"data.dates": {name: DAY}, **american})
+            yield Notice("", name, "dates", "use the day as a number", {"data.dates": {name: DAY}, **american})
         else:
             what = f"the age at {latest!r}" if _BIRTH.fullmatch(name) else f"the days until {latest!r}"
-            yield Finding("", name, "dates", f"use {what}", {"data.dates": {name: latest}, **american})
+            yield Notice("", name, "dates", f"use {what}", {"data.dates": {name: latest}, **american})
 
 
-def _no_dates(sheets: Sequence[Sheet], name: str, month_first: bool) -> list[str]:
+def _no_dates(sheets: Sequence[SiteTable], name: str, month_first: bool) -> list[str]:
     """Return the values of a column of dates that are none, with their places."""
     columns = {sheet.site: sheet.columns[name] for sheet in sheets}
     return [
@@ -226,56 +226,56 @@ def _no_dates(sheets: Sequence[Sheet], name: str, month_first: bool) -> list[str
     ]
 
 
-def _middle(sheets: Sequence[Sheet], name: str, month_first: bool) -> float:
+def _middle(sheets: Sequence[SiteTable], name: str, month_first: bool) -> float:
     """Return the median day of a column of dates."""
     found = (day(text, month_first) for sheet in sheets for text in sheet.columns[name].present)
     return float(np.median([number for number in found if number is not None]))
 
 
-def _column(sheets: Sequence[Sheet], name: str) -> Iterator[Finding]:
-    """Yield the findings for a column that all sites have and that holds no dates."""
+def _column(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
+    """Yield the notices for a column that all sites have and that holds no dates."""
     columns = {sheet.site: sheet.columns[name] for sheet in sheets if sheet.columns[name].present}
     if not columns:
-        yield Finding("", name, "is empty at all sites", "leave it out", {"data.drop": [name]})
+        yield Notice("", name, "is empty at all sites", "leave it out", {"data.drop": [name]})
     elif majority(column.numeric for column in columns.values()):
         yield from _numbers(name, columns)
     else:
         yield from _words(sheets, name, columns)
 
 
-def _words(sheets: Sequence[Sheet], name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Finding]:
-    """Yield the findings for a column of texts."""
+def _words(sheets: Sequence[SiteTable], name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Notice]:
+    """Yield the notices for a column of texts."""
     texts = [text for column in columns.values() for text in column.present]
     number = len({value for column in columns.values() for value in column.distinct})
     hardly = any(identifies(name, np.array(list(map(category, c.present)))) for c in columns.values())
     if not hardly and number <= limits.CATEGORIES:
         if odd := [site for site, column in columns.items() if column.numeric]:
-            yield Finding(_few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
+            yield Notice(_few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
         else:
             yield from _spelt(sheets, name, "data.categories", name)
     elif sum(text.count(" ") for text in texts) >= 3 * len(texts):
         known = find_spec("wordllama") is not None
         use, lack = "use the mean of its words' vectors", "leave it out (pip install 'protofed[text]' to use it)"
         options = {"data.text" if known else "data.drop": [name]}
-        yield Finding("", name, "free text", use if known else lack, options)
+        yield Notice("", name, "free text", use if known else lack, options)
     else:
         told = "hardly repeats, like a name" if hardly else f"has {number} different texts"
-        yield Finding("", name, told, "leave it out", {"data.drop": [name]})
+        yield Notice("", name, told, "leave it out", {"data.drop": [name]})
 
 
-def _numbers(name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Finding]:
-    """Yield the findings for a column of numbers."""
+def _numbers(name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Notice]:
+    """Yield the notices for a column of numbers."""
     if any(identifies(name, column.numbers) for column in columns.values()):
-        yield Finding("", name, "hardly repeats, like a case number", "leave it out", {"data.drop": [name]})
+        yield Notice("", name, "hardly repeats, like a case number", "leave it out", {"data.drop": [name]})
         return
     odd = [(site, text, row) for site, column in columns.items() for text, row in column.odd.items()]
     if blanks := list(dict.fromkeys(text for _, text, _ in odd if _PLACEHOLDER.fullmatch(text))):
         sites = _few(list(dict.fromkeys(site for site, text, _ in odd if text in blanks)))
         told = f"{_few(list(map(repr, blanks)))} among numbers"
-        yield Finding(sites, name, told, "read it as a missing value", {"data.nothing": blanks})
+        yield Notice(sites, name, told, "read it as a missing value", {"data.nothing": blanks})
     for site, text, row in odd:
         if text not in blanks:
-            yield Finding(site, name, f"{text!r} in row {row}, among numbers", OUT, {"data.drop": [name]})
+            yield Notice(site, name, f"{text!r} in row {row}, among numbers", OUT, {"data.drop": [name]})
             return
     middles = {site: float(np.median(column.numbers)) for site, column in columns.items() if len(column.numbers)}
     for site, middle in middles.items() if len(middles) > 2 else ():
@@ -283,7 +283,7 @@ def _numbers(name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Finding]:
         ratio = middle / others if others > 0 and middle > 0 else 1.0
         if not 1 / UNIT < ratio < UNIT and _apart(columns, site):
             told = f"median {middle:.4g}, elsewhere {others:.4g}: another unit?"
-            yield Finding(site, name, told, "standardise each site by itself", {"data.standardise": "site"})
+            yield Notice(site, name, told, "standardise each site by itself", {"data.standardise": "site"})
 
 
 def _apart(columns: Mapping[str, ColumnScan], site: str) -> bool:
@@ -293,17 +293,17 @@ def _apart(columns: Mapping[str, ColumnScan], site: str) -> bool:
     return bool(low > last or high < first)
 
 
-def _missing(sheets: Sequence[Sheet], names: Sequence[str]) -> Iterator[Finding]:
+def _missing(sheets: Sequence[SiteTable], names: Sequence[str]) -> Iterator[Notice]:
     total = sum(sheet.rows for sheet in sheets)
     for name in names:
         lacking = {sheet.site: sheet.columns[name].missing for sheet in sheets if sheet.columns[name].missing}
         if lacking:
             told = f"{sum(lacking.values()):,} of {total:,} values are missing"
             proposal = "use the site's mean, and an input that says so"
-            yield Finding(_few(list(lacking)), name, told, proposal, {"data.missing": "indicator"})
+            yield Notice(_few(list(lacking)), name, told, proposal, {"data.missing": "indicator"})
 
 
-def _sites(sheets: Sequence[Sheet], label: str, names: Mapping[str, str]) -> Iterator[Finding]:
+def _sites(sheets: Sequence[SiteTable], label: str, names: Mapping[str, str]) -> Iterator[Notice]:
     """Yield sites with a single class, without some classes, or with few test samples.
 
     Args:
@@ -318,8 +318,8 @@ def _sites(sheets: Sequence[Sheet], label: str, names: Mapping[str, str]) -> Ite
         yield from of_classes(held, sheet.site, tested)
 
 
-def of_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) -> Iterator[Finding]:
-    """Yield the findings for the classes and the number of test samples of one site.
+def of_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) -> Iterator[Notice]:
+    """Yield the notices for the classes and the number of test samples of one site.
 
     Args:
         held: Number of samples of each class, by site.
@@ -329,11 +329,11 @@ def of_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) ->
     lacks = sorted({name for counts in held.values() for name in counts} - own.keys())
     if len(own) == 1:
         told = f"all {sum(own.values())} samples are {next(iter(own))!r}"
-        yield Finding(site, "", told, "keep it: its accuracy says little")
+        yield Notice(site, "", told, "keep it: its accuracy says little")
     elif lacks:
-        yield Finding(site, "", f"has no {_few(lacks)}")
+        yield Notice(site, "", f"has no {_few(lacks)}")
     if tested < FEW_TESTED:
-        yield Finding(site, "", f"{tested} test samples: a gain of a few points cannot be seen")
+        yield Notice(site, "", f"{tested} test samples: a gain of a few points cannot be seen")
 
 
 def _folded(name: str) -> str:

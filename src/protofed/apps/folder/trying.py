@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from protofed.api import compare
 from protofed.apps.folder.recipe import write
-from protofed.config.schema import Tree, apply_overrides, resolve
+from protofed.config.schema import load_recipe, resolve
 from protofed.errors import DataError
-from protofed.experiments.comparing import Comparison
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import place_for
 from protofed.experiments.running import Progress
-from protofed.models.encoders import EncoderOptions
 from protofed.samples import ClientData
 from protofed.storage.files import write_json
 from protofed.text import size
@@ -27,9 +25,8 @@ from protofed.trained.metrics import answers
 from protofed.trained.run import TrainedRun
 from protofed.trained.worth import interval
 
-TOGETHER, ALONE = "fedlda-fixed", "local_lda-fixed"
-METHODS = {TOGETHER: "closed form", ALONE: "closed form", "beacon": "networks, beacon", "local": "networks"}
-"""Methods of protofed, in the words of a table."""
+COMPARED = 4
+"""Methods of the recipe that are compared: the closed form and its twin that sends nothing come first."""
 WIDEST = 512
 """Most inputs with which gradient boosting is tried."""
 Hits = dict[str, list[NDArray[np.float64]]]
@@ -64,7 +61,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Trial:
+class FolderTrial:
     """What each site reaches alone and together.
 
     Attributes:
@@ -99,7 +96,7 @@ class Trial:
         hurt = [site for site in self.sites if self.gain(site)[2] < 0]
         mean, low, high = self.gain()
         points = f"{100 * mean:+.1f} points on average ({100 * low:+.1f} … {100 * high:+.1f})"
-        how = f"with fedlda in one round of {size(round(self.sent))} per site"
+        how = f"with {self.arms[0].name} in one round of {size(round(self.sent))} per site"
         if low > 0:
             whom = f"{len(helped)} of {len(self.sites)} sites" if helped else "the sites as a whole"
             text = f"Federating helps {whom}: {points} {how}, against the same classifier of a site's own samples"
@@ -122,7 +119,8 @@ class Trial:
         """Return how the best way alone compares, chosen with the test samples' help, which favours it."""
         alone = max((arm for arm in self.arms if not arm.together), key=lambda arm: arm.mean()[0])
         pooled = [arm for arm in self.arms if arm.together and not arm.federated]
-        told = f"fedlda reaches {_percent(self.arms[0])}, the best way alone ({alone.name}) {_percent(alone)}"
+        own = self.arms[0]
+        told = f"{own.name} reaches {_percent(own)}, the best way alone ({alone.name}) {_percent(alone)}"
         if pooled:
             best = max(pooled, key=lambda arm: arm.mean()[0])
             told += f", {best.name} of pooled samples {_percent(best)}"
@@ -157,46 +155,42 @@ def _percent(arm: Arm) -> str:
 
 
 def tried(
-    tree: Tree, seeds: Sequence[int], out: Path | None, progress: Progress | None = None, jobs: int = 1
-) -> Trial:
+    text: str, seeds: Sequence[int], out: Path | None, progress: Progress | None = None, jobs: int = 1
+) -> FolderTrial:
     """Return what each site reaches alone and together.
 
     Args:
-        tree: A recipe with the variants of :mod:`protofed.apps.folder.recipe`.
-        out: Directory of the runs; None for a new one below ``runs/``.
+        text: A recipe of :mod:`protofed.apps.folder.recipe`.
+        out: Directory of the runs, beside which the recipe is written; None for a new one below ``runs/``.
 
     Raises:
-        ProtofedError: As :func:`protofed.compare`.
+        ProtofedError: As :func:`protofed.compare`; DataError if there is nothing to compare.
     """
-    found = compare_tree(tree, seeds, out, progress, jobs)
-    runs: Mapping[str, list[TrainedRun]] = found.runs
-    arms = [
-        Arm(METHODS[n], n not in (ALONE, "local"), n not in (ALONE, "local"), _answered(runs[n])) for n in METHODS
-    ]
-    plain = resolve(apply_overrides(tree, {"encoder": {}}))
-    held = [load_data(replace(plain, seed=seed, encoder=EncoderOptions())).clients for seed in seeds]
-    single = {c.name for clients in held for c in clients if len(c.train.y.unique()) < 2}
-    kept = [name for name, hits in arms[0].hits.items() if all(map(len, hits)) and name not in single]
+    directory = place_for(out, "try", resume=False)
+    recipe = directory.parent / f"{directory.name}.toml"
+    write(recipe, text, ())
+    tree = load_recipe(recipe)
+    names = tree["compare"]["methods"][:COMPARED]
+    plain = resolve({**tree, "encoder": {}})
+    held = [load_data(replace(plain, seed=seed)).clients for seed in seeds]
+    single = {c.name for clients in held for c in clients if len(c.train.y.unique()) < 2 or not len(c.test)}
+    kept = tuple(c.name for c in held[0] if c.name not in single)
     if not kept:
         raise DataError("no site has test samples and more than one class: nothing can be compared")
+    runs = compare(recipe, names, list(seeds), out=directory, progress=progress, jobs=jobs).runs
+    sent = [float(np.mean([_sent(run) for run in runs[name]])) for name in names]
+    arms = [Arm(runs[n][0].method, b > 0, b > 0, _answered(runs[n])) for n, b in zip(names, sent, strict=True)]
     for name, make in _estimators(int(np.prod(held[0][0].train.x.shape[1:]))).items():
         arms += [Arm(name, pooled, False, _learnt(make, held, pooled)) for pooled in (False, True)]
-    sent = np.mean([sum(r.bytes["up"] for r in run.rounds) / len(run.clients) for run in runs[TOGETHER]])
-    apart = tuple(name for name in arms[0].hits if name not in kept)
     arms = [replace(arm, hits={site: arm.hits[site] for site in kept}) for arm in arms]
-    trial = Trial(tuple(kept), apart, tuple(arms), tuple(seeds), float(sent), found.directory)
-    write_json(found.directory / "try.json", trial.to_dict())
+    trial = FolderTrial(kept, tuple(sorted(single)), tuple(arms), tuple(seeds), sent[0], directory)
+    write_json(directory / "try.json", trial.to_dict())
     return trial
 
 
-def compare_tree(
-    tree: Tree, seeds: Sequence[int], out: Path | None, progress: Progress | None, jobs: int
-) -> Comparison[TrainedRun]:
-    """Run the methods of protofed on a recipe that is written beside the runs."""
-    directory = place_for(out, "try", resume=False)
-    recipe = directory.parent / f"{directory.name}.toml"
-    write(recipe, tree, (), ())
-    return compare(recipe, list(METHODS), list(seeds), out=directory, progress=progress, jobs=jobs)
+def _sent(run: TrainedRun) -> float:
+    """Return the bytes that a client sent, on average."""
+    return sum(record.bytes["up"] for record in run.rounds) / len(run.clients)
 
 
 def _answered(runs: Sequence[TrainedRun]) -> Hits:

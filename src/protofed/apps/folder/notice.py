@@ -1,4 +1,4 @@
-"""One finding about the data of a folder, with the options that would settle it."""
+"""One notice about the data of a folder, with the options that would settle it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Finding:
+class Notice:
     """Something about the data that a person should know before a run.
 
     Attributes:
@@ -16,7 +16,7 @@ class Finding:
         column: Name of the column; "" for the whole table, or where there is none.
         found: What was found.
         proposal: What to do about it; "" if it is only worth knowing.
-        options: Values by dotted name that carry out the proposal. Lists and tables add to those of other findings.
+        options: Values by dotted name that carry out the proposal. Lists and tables add to those of other notices.
         open: Whether no option can mend it: a person has to.
     """
 
@@ -28,11 +28,11 @@ class Finding:
     open: bool = False
 
 
-def combined(findings: Iterable[Finding]) -> dict[str, Any]:
-    """Return the options of all findings together."""
+def combined(notices: Iterable[Notice]) -> dict[str, Any]:
+    """Return the options of all notices together."""
     options: dict[str, Any] = {}
-    for finding in findings:
-        options = _both(options, finding.options)
+    for notice in notices:
+        options = _both(options, notice.options)
     return options
 
 
