@@ -17,6 +17,7 @@ _EXPORTS = {
     "figure": "protofed.api",
     "sweep": "protofed.api",
     "tune": "protofed.api",
+    "load_comparison": "protofed.api",
     "load_run": "protofed.api",
     "TrainedRun": "protofed.trained.run",
     "Comparison": "protofed.experiments",
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "compare",
     "figure",
+    "load_comparison",
     "load_run",
     "run",
     "sweep",
@@ -39,7 +41,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from protofed.api import compare, figure, load_run, run, sweep, tune
+    from protofed.api import compare, figure, load_comparison, load_run, run, sweep, tune
     from protofed.errors import ProtofedError
     from protofed.experiments import Comparison, Progress
     from protofed.trained.run import TrainedRun

@@ -107,6 +107,25 @@ def load_run(directory: str | Path, trust_code: bool = False) -> TrainedRun:
     return TrainedRun.of(run, trust_code)
 
 
+def load_comparison(directory: str | Path) -> Comparison[TrainedRun]:
+    """Return the finished runs of a comparison or sweep from its directory.
+
+    Raises:
+        CheckpointError: If it holds no comparison, or one of its files is damaged.
+    """
+    path = Path(directory)
+    if not (path / "comparison.json").is_file():
+        raise CheckpointError(
+            f"{path}: holds no comparison: expected comparison.json, as protofed compare writes it"
+        )
+    listed = read_comparison(path / "comparison.json")
+    runs: dict[str, list[TrainedRun]] = {}
+    for run in load_runs([path]):
+        if run.finished:
+            runs.setdefault(", ".join((run.arm, *run.values)), []).append(TrainedRun.of(run, trusted=False))
+    return Comparison(path, runs, {axis: list(names) for axis, names in listed.axes.items()})
+
+
 def compare(
     recipe: str | Path = "",
     methods: Sequence[str] = (),

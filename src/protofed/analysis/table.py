@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from protofed.errors import ConfigError, unknown_name
+
 if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.table import Table
@@ -155,3 +157,27 @@ def tex(text: str) -> str:
         5 \% of n\_i
     """
     return re.sub("|".join(re.escape(c) for c in sorted(_TEX, key=len, reverse=True)), lambda m: _TEX[m[0]], text)
+
+
+FORMATS = ("csv", "markdown", "latex")
+
+
+def written(frame: DataFrame, form: str) -> str:
+    """Return a data frame as text in one of :data:`FORMATS`; numbers of tables for papers have four digits."""
+    if form not in FORMATS:
+        raise ConfigError(unknown_name("format", form, FORMATS))
+    if form == "csv":
+        return str(frame.to_csv(index=False))
+    from pandas.api.types import is_numeric_dtype
+
+    words = [not is_numeric_dtype(kind) for kind in frame.dtypes]
+    table = TextTable(list(map(str, frame.columns)), text_columns=[*words, False].index(False))
+    for row in frame.itertuples(index=False):
+        table.add(*map(_written, row))
+    return table.markdown() if form == "markdown" else table.latex()
+
+
+def _written(value: object) -> str:
+    if value is None or value != value:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

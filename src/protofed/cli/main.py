@@ -32,7 +32,7 @@ from protofed.cli.common import (
 )
 from protofed.compute import numerics
 from protofed.compute.imports import uncollected
-from protofed.errors import CheckpointError, ConfigError, ProtofedError
+from protofed.errors import CheckpointError, ConfigError, ProtofedError, unknown_name
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,6 +50,9 @@ From = Annotated[
     Path | None, typer.Option("--from", metavar="RUN", help="Start from the trained clients of a finished run.")
 ]
 Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
+Format = Annotated[
+    str, typer.Option("--format", help="Print the results as csv, markdown or latex: a row per run and rule.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
@@ -132,13 +135,15 @@ def compare(
     quiet: Quiet = False,
     track: Track = "",
     log_format: LogFormat = "auto",
+    form: Format = "",
 ) -> None:
     """Run several methods on the same federation and compare them in one table and one report."""
     with uncollected():
         from protofed import api
 
     recipe, items = _split_recipe(arguments or [])
-    with reported(quiet=quiet, log_format=log_format) as progress:
+    check_format(form)
+    with reported(quiet=quiet or bool(form), log_format=log_format) as progress:
         result = api.compare(
             recipe,
             names_of(methods),
@@ -150,7 +155,9 @@ def compare(
             jobs=jobs,
             track=names_of(track),
         )
-    _show(result, table=log_format != "json")
+    if form:
+        typer.echo(table_of(result, form), nl=False)
+    _show(result, table=log_format != "json" and not form)
 
 
 @app.command()
@@ -214,15 +221,17 @@ def sweep(
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
+    form: Format = "",
 ) -> None:
     """Run every combination of some values of options; what is finished is never run again."""
     with uncollected():
         from protofed import api
         from protofed.experiments.batch import seconds
 
+    check_format(form)
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
-    with reported(quiet=quiet, resume=False) as progress:
+    with reported(quiet=quiet or bool(form), resume=False) as progress:
         result = api.sweep(
             recipe,
             items,
@@ -235,6 +244,9 @@ def sweep(
             budget=limit,
             yes=yes,
         )
+    if form:
+        typer.echo(table_of(result, form), nl=False)
+        return
     _show_sweep(result, rows, columns, metric)
 
 
@@ -387,6 +399,21 @@ def figure(
     figures.get(name)
     drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
     console.print(f"Drawn: {', '.join(map(str, save_figure(drawn, out or Path(name))))}", soft_wrap=True)
+
+
+def check_format(form: str) -> None:
+    """Refuse an unknown format before anything runs."""
+    from protofed.analysis.table import FORMATS
+
+    if form and form not in FORMATS:
+        raise ConfigError(f"--format: {unknown_name('format', form, FORMATS)}")
+
+
+def table_of(result: Any, form: str) -> str:
+    """Return the results of a comparison or sweep as text."""
+    from protofed.analysis.table import written
+
+    return written(result.to_frame(), form)
 
 
 def _show(result: Any, *, table: bool = True) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import tomli_w
 
@@ -25,12 +25,16 @@ from protofed.errors import ConfigError
 from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
 from protofed.experiments.batch import MARK, RunTask, claim, folder, run_tasks
+from protofed.experiments.frames import frame_of
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Measure, Progress, Report
 from protofed.runs.comparison import ComparisonFile, ListedRun
 from protofed.runs.files import read_comparison
 from protofed.runs.run import Run
 from protofed.storage.files import occupied, write_json, write_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 LIST = "comparison.json"
 """File that says which folder of a comparison holds which run."""
@@ -91,6 +95,10 @@ class Comparison(Generic[R]):
     def _repr_html_(self) -> str:
         """Return a table and a small plot, for notebooks."""
         return shown.comparison_html(self.directory, self.runs)
+
+    def to_frame(self) -> DataFrame:
+        """Return one row per run and rule; see :func:`protofed.experiments.frames.frame_of`."""
+        return frame_of((run for group in self.runs.values() for run in group), self.axes)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from protofed.untrusted.decoding import decoded
 
 if TYPE_CHECKING:
     import optuna
+    from pandas import DataFrame
 
 STARTUP = 10
 """Trials drawn at random before the model of the space decides."""
@@ -93,6 +94,12 @@ class Tuned:
         """The trial with the highest score; None if none was completed."""
         done = [trial for trial in self.trials if trial.score is not None]
         return max(done, key=lambda trial: trial.score or 0.0, default=None)
+
+    def to_frame(self) -> DataFrame:
+        """Return one row per trial: its values by dotted name, its score, and how it ended."""
+        from pandas import DataFrame
+
+        return DataFrame({**t.values, "score": t.score, "ended": t.ended, "reason": t.reason} for t in self.trials)
 
 
 def space_of(items: Iterable[str]) -> tuple[Space, Tree]:

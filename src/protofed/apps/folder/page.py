@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import canvas, legend_below
 from protofed.analysis.figures.saving import inline_svg
@@ -56,7 +56,7 @@ def _gains(trial: FolderTrial) -> TextTable:
 def _arms(trial: FolderTrial) -> TextTable:
     """Return one row per way of learning: all sites, the difference from the closed form together, each site."""
     few = trial.sites[:12]
-    table = TextTable(["Way of learning", "All sites", "Closed form together gains", *few])
+    table = TextTable(["Way of learning", "All sites", f"{trial.arms[0].name} gains over it", *few])
     for arm in sorted(trial.arms, key=lambda arm: -arm.mean()[0]):
         mean, low, high = (100 * value for value in difference(trial.arms[0], arm))
         gain = TextCell("–") if arm is trial.arms[0] else TextCell(f"{mean:+.1f}", f"{low:+.1f} … {high:+.1f}")
@@ -77,8 +77,9 @@ def _drawn(trial: FolderTrial) -> Figure:
         for place, site in enumerate(reversed(trial.sites)):
             before, after = 100 * alone.mean(site)[0], 100 * together.mean(site)[0]
             ax.plot([before, after], [place, place], color=GREY, linewidth=1.2, zorder=1)
-            ax.plot(before, place, "o", color=GREY, markersize=7, label="alone" if not place else None)
-            ax.plot(after, place, "o", color=BLUE, markersize=7, label="together" if not place else None)
+            ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 1.6, "linestyle": "none"}
+            ax.plot(before, place, "o", color=GREY, markersize=10, label="alone" if not place else None, **ring)
+            ax.plot(after, place, "o", color=BLUE, markersize=6, label="together" if not place else None)
         ax.set_yticks(range(len(trial.sites)), list(reversed(trial.sites)))
         ax.set_ylim(-0.6, len(trial.sites) - 0.4)
         ax.set_xlabel("Accuracy on the site's own test samples (%)")

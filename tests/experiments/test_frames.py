@@ -1,0 +1,80 @@
+"""Results as data frames, and as text for files and papers."""
+
+from __future__ import annotations
+
+import io
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import protofed
+from protofed.analysis.table import FORMATS, written
+from protofed.cli.main import app
+from protofed.errors import CheckpointError, ConfigError
+
+QUICK = ["rounds=1", "data.samples=200", "data.clients=4", "execution.executor=sequential", "evaluation.on=union"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory, without_pictures):
+    home = tmp_path_factory.mktemp("frames") / "runs"
+    command = ["compare", "quickstart", *QUICK, "--methods", "local,fedproto", "--seeds", "0,1", "--format", "csv"]
+    shown = CliRunner().invoke(app, [*command, "--out", str(home)])
+    assert shown.exit_code == 0, shown.output
+    (home / "shown.csv").write_text(shown.stdout)
+    return home
+
+
+def test_a_comparison_is_a_frame_with_a_row_per_run_and_rule(directory):
+    found = protofed.load_comparison(directory)
+    frame = found.to_frame()
+    assert sorted(set(zip(frame.method, frame.seed, strict=True))) == [
+        *(("fedproto", 0), ("fedproto", 1), ("local", 0), ("local", 1))
+    ]
+    assert len(frame) == sum(len(run.outcome.accuracy) for runs in found.runs.values() for run in runs)
+    for _, row in frame.iterrows():
+        run = found.runs[row.method][row.seed]
+        outcome = run.outcome.accuracy[row.rule]
+        assert row.final == 100 * outcome.final
+        assert row.union == 100 * outcome.union.final
+        assert row.up == sum(record.bytes["up"] for record in run.rounds)
+        assert row.main == (row.rule == run.main_rule)
+
+
+def test_the_command_prints_the_same_rows(directory):
+    printed = pd.read_csv(io.StringIO((directory / "shown.csv").read_text()))
+    frame = protofed.load_comparison(directory).to_frame()
+    first, second = (table.drop(columns="directory") for table in (printed, frame))
+    pd.testing.assert_frame_equal(first, second, check_dtype=False)
+
+
+def test_tables_for_papers():
+    frame = pd.DataFrame({"method": ["a_b", "c"], "final": [12.34567, None], "main": [True, False]})
+    assert written(frame, "markdown").splitlines() == [
+        "| method | final | main |",
+        "|---|---|---|",
+        "| a_b | 12.35 | True |",
+        "| c |  | False |",
+    ]
+    latex = written(frame, "latex")
+    assert r"a\_b & 12.35 & True \\" in latex
+    assert r"\begin{tabular}{lrr}" in latex
+    assert written(frame, "csv").startswith("method,final,main\n")
+    with pytest.raises(ConfigError, match="did you mean 'latex'"):
+        written(frame, "latecs")
+
+
+def test_a_format_that_is_none_is_refused_before_anything_runs(tmp_path):
+    result = CliRunner().invoke(app, ["compare", "quickstart", "--format", "xls", "--out", str(tmp_path / "x")])
+    assert str(result.exception).startswith("--format: unknown format 'xls'")
+    assert all(form in str(result.exception) for form in FORMATS)
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_is_no_comparison_is_one_line(tmp_path, directory):
+    with pytest.raises(CheckpointError, match=r"holds no comparison: expected comparison\.json"):
+        protofed.load_comparison(tmp_path)
+    (tmp_path / "comparison.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"comparison\.json"):
+        protofed.load_comparison(tmp_path)
