@@ -12,7 +12,6 @@ import typer
 
 from protofed.cli.common import console
 from protofed.errors import ConfigError
-from protofed.storage.files import write_text
 
 new = typer.Typer(no_args_is_help=True, help="Write files to start from.")
 
@@ -30,6 +29,8 @@ def method(
     directory: Annotated[Path, typer.Option("--in", help="Folder of the two files.")] = Path(),
 ) -> None:
     """Write a method that runs, NAME.py, and its test, test_NAME.py."""
+    from protofed.storage.files import write_text
+
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
         raise ConfigError(f"{name!r} cannot be a module: use small letters, digits and _, such as fedmine")
     title = "".join(part.capitalize() for part in name.split("_"))
