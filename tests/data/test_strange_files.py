@@ -210,3 +210,11 @@ def test_a_column_to_drop_may_be_at_one_site_alone(tmp_path):
     assert loaded(tmp_path, drop=["remark"]).input_shape == (2,)
     with pytest.raises(DataError, match="unknown dropped column 'remarks': did you mean 'remark'"):
         loaded(tmp_path, drop=["remarks"])
+
+
+def test_a_node_is_told_of_a_column_to_drop_that_it_does_not_have(tmp_path):
+    for part in ("train", "test"):
+        write(tmp_path / "a" / f"{part}.csv", NAMES, rows(40))
+    options = build_options(DataOptions, {"drop": ["remarks"]}, "data")
+    with pytest.raises(DataError, match="unknown dropped column 'remarks'"):
+        load_client(tmp_path / "a", options, 0)  # a misspelt name would leave in what was to be left out

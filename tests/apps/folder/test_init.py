@@ -159,7 +159,8 @@ def test_a_label_can_be_named(tmp_path):
     assert look.notices[0].column == "mean_radius"
     assert "mean_radius" not in combined(look.notices).get("data.drop", [])
     wrong = inspected(tmp_path, label="diagnose")
-    assert next(f.proposal for f in wrong.notices if f.open).startswith("--label patient_id, admitted")
+    (missing,) = [notice for notice in wrong.notices if notice.open]
+    assert "did you mean 'diagnosis'?" in missing.proposal
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def attempt(
 
     look = inspected(folder, label, site)
     taken = [f for f in look.notices if f.options]
-    text = look.recipe(taken)
     if not quiet:
         show(look)
+    text = look.recipe(taken)
     with reported(quiet=quiet, resume=False) as progress:
         trial = tried(text, seeds_of(seeds), out, progress, jobs)
     write_trial(trial, taken)

@@ -17,6 +17,7 @@ from protofed.data.comparing import alike, majority
 from protofed.data.dates import DAY, day
 from protofed.data.tables import category
 from protofed.data.typed import identifies
+from protofed.errors import unknown_name
 from protofed.untrusted import limits
 
 MANY_CLASSES = 30
@@ -76,7 +77,9 @@ def label_of(sheets: Sequence[SiteTable], wanted: str = "") -> tuple[str, Notice
     common = [name for name in sheets[0].columns if all(name in sheet.columns for sheet in sheets)]
     if wanted:
         if lacking := [sheet.site for sheet in sheets if wanted not in sheet.columns]:
-            return "", Notice(_few(lacking), wanted, "is not there", f"--label {_few(common)}", open=True)
+            return "", Notice(
+                _few(lacking), wanted, "is not there", unknown_name("label", wanted, common), open=True
+            )
         return wanted, Notice("", wanted, _classes(sheets, wanted), "the label", {"data.label_column": wanted})
     scores = {name: _score(sheets, name, name == common[-1]) for name in common}
     ranked = sorted((name for name in common if scores[name]), key=lambda name: -scores[name])
