@@ -218,3 +218,22 @@ def test_a_node_is_told_of_a_column_to_drop_that_it_does_not_have(tmp_path):
     options = build_options(DataOptions, {"drop": ["remarks"]}, "data")
     with pytest.raises(DataError, match="unknown dropped column 'remarks'"):
         load_client(tmp_path / "a", options, 0)  # a misspelt name would leave in what was to be left out
+
+
+def test_an_excel_file_that_spans_millions_of_empty_cells_is_refused(tmp_path):
+    made = Workbook()
+    made.active["A1"] = "label"
+    made.active.cell(200_000, 500, 1)
+    made.save(tmp_path / "a.xlsx")
+    with pytest.raises(DataError, match="spans too many cells"):
+        loaded(tmp_path)
+
+
+def test_a_text_that_stands_in_many_cells_is_charged_for_each(tmp_path):
+    made = Workbook()
+    for row in range(3000):
+        made.active.append(["x" * 30_000 if row else "size", row, "yn"[row % 2] if row else "label"])
+    made.active["B1"] = "age"
+    made.save(tmp_path / "a.xlsx")
+    with pytest.raises(DataError, match=r"a\.xlsx"):
+        loaded(tmp_path, max_gb=0.05)

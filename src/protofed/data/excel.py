@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from protofed.errors import ConfigError, DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 
+_SPAN = 2**22
+"""Cells that a small file may span, most of them empty."""
 _EXPANSION = 12
 """Bytes of memory per byte of XML: a cell takes at least some 20 bytes there, and as a text some 60."""
 
@@ -45,7 +47,9 @@ def texts_of(path: Path, missing: Collection[str], budget: Budget) -> Any:
         file.seek(0)
         try:
             book = load_workbook(file, read_only=True, data_only=True)
-            rows = [list(map(_text, row)) for row in book.worksheets[0].iter_rows(values_only=True)]
+            rows = _rows(path, book.worksheets[0].iter_rows(values_only=True), max(size, _SPAN), budget)
+        except DataError:
+            raise
         except Exception as error:  # openpyxl raises what it comes across in damaged XML
             raise DataError(f"{path}: not a readable Excel file ({type(error).__name__})") from None
     while rows and not any(rows[-1]):
@@ -60,6 +64,25 @@ def texts_of(path: Path, missing: Collection[str], budget: Budget) -> Any:
         raise DataError(f"{path}: column {names.index(None) + 1} of the first sheet has no name in the first row")
     cells = [[None if row[place] in missing else row[place] for row in rows] for place in range(width)]
     return pa.table([pa.array(column, pa.string()) for column in cells], names=names)
+
+
+def _rows(path: Path, found: Iterable[Sequence[Any]], span: int, budget: Budget) -> list[list[str | None]]:
+    """Return the rows of a sheet as texts.
+
+    A few bytes can announce millions of empty cells, and a text that is stored once can stand in all of them.
+
+    Args:
+        span: Most cells, empty ones included.
+    """
+    rows: list[list[str | None]] = []
+    for row in found:
+        span -= max(len(row), 1)
+        if len(row) >= limits.COLUMNS or len(rows) > limits.SAMPLES or span < 0:
+            raise DataError(f"{path}: its first sheet spans too many cells: delete empty rows, or save it as CSV")
+        texts = list(map(_text, row))
+        budget.take(8 * len(texts) + 2 * sum(len(text) for text in texts if text), path)
+        rows.append(texts)
+    return rows
 
 
 def _text(value: Any) -> str | None:

@@ -227,3 +227,17 @@ def test_every_kind_of_data_has_a_recipe(kind):
     tree = parse_toml(text_of(kind, [], {"data.source": "digits"}))
     for name in tree["compare"]["methods"]:
         assert resolve(tree, method=name).rounds in (1, 20)
+
+
+def test_no_text_of_a_file_becomes_a_line_of_a_recipe_or_of_a_terminal(tmp_path):
+    evil = "yes\n[execution]\nthreads = 99\n\x1b[2J#"
+    rows = [[i + 0.5, evil if i % 2 else "no", f"{evil}{i % 3}"] for i in range(60)]
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", ["size", "outcome", "kind"], rows)
+    look = inspected(tmp_path)
+    assert look.notices
+    for notice in look.notices:
+        assert all(text.isprintable() for text in (notice.site, notice.column, notice.found, notice.proposal))
+    path = tmp_path / "r.toml"
+    write_recipe(path, text_of("table", [], {"data.source": "path"}), look.notices, look.notices)
+    assert "execution" not in load_recipe(path)

@@ -6,6 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from protofed.untrusted import claims
+
+SHOWN = 300
+"""Most characters of a text."""
+
 
 @dataclass(frozen=True)
 class Notice:
@@ -26,6 +31,11 @@ class Notice:
     proposal: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     open: bool = False
+
+    def __post_init__(self) -> None:
+        """Take out of texts of files what would break a line of a terminal or a recipe."""
+        for name in ("site", "column", "found", "proposal"):
+            object.__setattr__(self, name, claims.clean(getattr(self, name), SHOWN))
 
 
 def combined(notices: Iterable[Notice]) -> dict[str, Any]:

@@ -58,10 +58,11 @@ def arrays(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, i
     found: list[Notice] = []
     shapes: dict[str, tuple[int, ...]] = {}
     held: Held = {}
+    budget = data.budget()
     for site, path in folder.sites.items():
         for file in [path] if path.is_file() else sorted(path.glob("*.npz")):
             try:
-                listing = read_npz(file, data.budget())
+                listing = read_npz(file, budget)
             except DataError as error:
                 found.append(Notice(site, "", str(error).split(": ", 1)[-1], "correct the file", open=True))
                 continue

@@ -22,6 +22,7 @@ from protofed.data.images import SUFFIXES as IMAGES
 from protofed.data.parquet import parse_parquet
 from protofed.data.tables import category, is_number
 from protofed.errors import DataError
+from protofed.untrusted.limits import Budget
 
 TABLES = (".parquet", *DELIMITED)
 ONE_TABLE = "table"
@@ -182,13 +183,14 @@ def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list
     """
     found: list[SiteTable] = []
     wrong: list[tuple[str, str]] = []
+    budget = data.budget()
     for site, path in folder.sites.items():
         files = [path] if path.is_file() else [e for e in visible(path) if e.suffix.lower() in FORMS]
         parts: dict[str, list[str | None]] = {}
         rows, tested = 0, None
         for file in files:
             try:
-                table = _texts(file, data)
+                table = _texts(file, data, budget)
             except DataError as error:
                 wrong.append((site, str(error)))
                 continue
@@ -226,9 +228,9 @@ def divided(sheet: SiteTable, column: str) -> list[SiteTable]:
     ]
 
 
-def _texts(file: Path, data: DataOptions) -> dict[str, list[str | None]]:
+def _texts(file: Path, data: DataOptions, budget: Budget) -> dict[str, list[str | None]]:
     """Return the columns of a file as texts."""
-    asked, budget = Columns.of(data), data.budget()
+    asked = Columns.of(data)
     if file.suffix.lower() in DELIMITED:
         table = read_texts(file, asked, budget)
         return {name: table[name].to_pylist() for name in table.column_names}
