@@ -241,3 +241,10 @@ def test_no_text_of_a_file_becomes_a_line_of_a_recipe_or_of_a_terminal(tmp_path)
     path = tmp_path / "r.toml"
     write_recipe(path, text_of("table", [], {"data.source": "path"}), look.notices, look.notices)
     assert "execution" not in load_recipe(path)
+
+
+def test_samples_without_sites_are_divided_and_it_is_said(tmp_path):
+    FOLDERS["pictures"](tmp_path)
+    look = inspected(tmp_path / "a")
+    assert "nothing names a site" in {notice.found for notice in look.notices}
+    assert load_data(resolve(parse_toml(look.recipe(look.notices)))).clients[5].name == "client-05"

@@ -18,6 +18,14 @@ from protofed.experiments.loading import load_data
 from protofed.options import build_options
 from protofed.untrusted.reading import parse_toml
 
+UNDIVIDED = Notice(
+    "",
+    "",
+    "nothing names a site",
+    "divide the samples among six sites at random (of a table, --site names a column)",
+    {"partition.name": "dirichlet", "partition.alpha": 1.0, "data.clients": 6},
+)
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -68,6 +76,8 @@ def inspected(path: Path, label: str = "", site: str = "") -> Survey:
     else:
         found, held, dimensions = others.arrays(folder, DataOptions())
         kind = {1: "vector", 2: "series"}.get(dimensions, "image")
+    if len(folder.sites) == 1:
+        unread.append(UNDIVIDED)
     sizes = {name: counts.total() for name, counts in held.items()}
     return Survey(folder, kind, sizes, [*unread, *found], folder.options)
 
@@ -105,14 +115,7 @@ def _divided(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, An
         raise DataError(f"{sheet.file}: has no column {site!r}; its columns are {', '.join(sheet.columns)}")
     column = site or tables.name_of_site(sheet)
     if not column:
-        found = Notice(
-            "",
-            "",
-            "no column names a site",
-            "divide the rows among six sites at random (--site to name one)",
-            {"partition.name": "dirichlet", "partition.alpha": 1.0, "data.clients": 6},
-        )
-        return [sheet], {}, [found]
+        return [sheet], {}, [UNDIVIDED]
     parts = divided(sheet, column)
     sizes = ", ".join(f"{part.site} ({part.rows:,})" for part in parts[:6]) + ", …" * (len(parts) > 6)
     options = {"partition.name": "natural", "data.clients": 0, "data.options.id_column": column}
