@@ -212,6 +212,13 @@ def test_data_come_without_executors():
     assert shown.stdout.strip() == "[]"
 
 
+def test_names_are_registered_whichever_module_comes_first():
+    """A codec was unknown until somebody imported the file that defines it."""
+    code = "from protofed.wire.codec import codecs; print(sorted(codecs))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == str(["float16", "float32", "float64", "int4", "int8"])
+
+
 def test_commands_and_engines_are_found_by_their_entry_points():
     found = {group: entry_points(group=f"protofed.{group}") for group in ("commands", "engines")}
     assert found["commands"].names >= {"audit", "demo", "deploy", "reproduce", "ui"}
