@@ -58,7 +58,8 @@ def inside(monkeypatch, capsys, cwd: Path, *arguments: str, main=cli.main) -> tu
 
 @pytest.mark.fast
 def test_run_prints_one_table_and_where_the_report_is(tmp_path):
-    result = protofed("run", "quickstart", "method.name=fedproto", *SMALL, "--out", "run", cwd=tmp_path)
+    result = protofed("run", "quickstart", "method.name=fedproto", *SMALL, "--out", "run", "--full", cwd=tmp_path)
+    assert re.search(r"fedproto +[\d.]+ ± [\d.]+ +[\d.]+ kB", result.stdout)
     assert re.search(r"fedproto +final +[\d.]+", result.stdout)
     for heading in ("head", "local = the class whose prototype", "own = the nearest global", "up", "time"):
         assert heading in " ".join(result.stdout.split())
@@ -74,7 +75,7 @@ def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypa
     assert status == 0
     closed = ("local_lda-fixed", "fedlda-fixed")
     for method in ("local", "fixed_etf", *closed, "fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl"):
-        assert re.search(rf"{method} +final +\d", output)
+        assert re.search(rf"{method} +\d", output)
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
     _, output, _ = inside(monkeypatch, capsys, tmp_path, "run", *small, "--quiet")
     assert "runs/quickstart-2/report.html" in output
@@ -118,8 +119,8 @@ def test_compare_several_seeds(tmp_path, monkeypatch, capsys):
     chosen = [*SMALL, "--methods", "local,fedproto", "--seeds", "0,1", "--out", "c"]
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "compare", "quickstart", *chosen)
     assert status == 0
-    assert "mean ± std over 2 seeds" in output
-    assert re.search(r"local +final +[\d.]+±[\d.]+", output)
+    assert "95 % interval over test samples and 2 seeds" in output
+    assert re.search(r"local +[\d.]+ ± [\d.]+ +control +0 B", output)
     _, output, _ = inside(monkeypatch, capsys, tmp_path, "report", "c", "--out", "again.html")
     assert "again.html" in output
     assert (tmp_path / "again.html").read_text() == (tmp_path / "c" / "report.html").read_text()

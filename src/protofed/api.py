@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protofed.analysis.compared import Compared
 from protofed.analysis.report import write_report
 from protofed.config.schema import Tree, apply_overrides, comparison, load_recipe, names_method, resolve
 from protofed.errors import CheckpointError, ConfigError, unknown_name
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
 Engine = Callable[..., Run]
-Shown = Run | Comparison[TrainedRun] | str | Path
+Shown = Run | Compared | str | Path
 
 
 def run(
@@ -46,7 +47,7 @@ def run(
     progress: Progress | None = None,
     engine: str = "local",
     track: Sequence[str] = (),
-) -> TrainedRun | Comparison[TrainedRun]:
+) -> TrainedRun | Compared:
     """Run a recipe.
 
     Args:
@@ -60,8 +61,8 @@ def run(
         track: Trackers that log the rounds: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``.
 
     Returns:
-        A :class:`Comparison` if the recipe lists methods to compare and neither it nor ``overrides`` names one
-        method, otherwise a :class:`~protofed.trained.run.TrainedRun`.
+        A :class:`~protofed.analysis.compared.Compared` if the recipe lists methods to compare and neither it nor
+        ``overrides`` names one method, otherwise a :class:`~protofed.trained.run.TrainedRun`.
 
     Raises:
         ProtofedError: If anything is wrong with the recipe, the data or the directory.
@@ -107,7 +108,7 @@ def load_run(directory: str | Path, trust_code: bool = False) -> TrainedRun:
     return TrainedRun.of(run, trust_code)
 
 
-def load_comparison(directory: str | Path) -> Comparison[TrainedRun]:
+def load_comparison(directory: str | Path) -> Compared:
     """Return the finished runs of a comparison or sweep from its directory.
 
     Raises:
@@ -123,7 +124,7 @@ def load_comparison(directory: str | Path) -> Comparison[TrainedRun]:
     for run in load_runs([path]):
         if run.finished:
             runs.setdefault(", ".join((run.arm, *run.values)), []).append(TrainedRun.of(run, trusted=False))
-    return Comparison(path, runs, {axis: list(names) for axis, names in listed.axes.items()})
+    return Compared(path, runs, {axis: list(names) for axis, names in listed.axes.items()})
 
 
 def compare(
@@ -137,7 +138,7 @@ def compare(
     progress: Progress | None = None,
     jobs: int = 1,
     track: Sequence[str] = (),
-) -> Comparison[TrainedRun]:
+) -> Compared:
     """Run several methods on the same federation, with the same seeds.
 
     Args:
@@ -173,7 +174,7 @@ def sweep(
     jobs: int = 1,
     budget: float | None = None,
     yes: bool = False,
-) -> Comparison[TrainedRun]:
+) -> Compared:
     """Run every combination of some values of options; what is finished is never run again.
 
     Runs are found by their configuration: where it has changed, that run alone is repeated.
@@ -359,16 +360,14 @@ def figure(name: str, runs: Shown | Sequence[Shown], **options: Any) -> Figure:
     return draw_figure(name, load_runs(places), options)
 
 
-def _compare(
-    tree: Tree, out: str | Path | None, resume: bool, progress: Progress, jobs: int = 1
-) -> Comparison[TrainedRun]:
+def _compare(tree: Tree, out: str | Path | None, resume: bool, progress: Progress, jobs: int = 1) -> Compared:
     plan = Plan.of(tree)
     return _carry_out(plan, place_for(out, plan.recipe, resume=resume), progress, jobs, resume)
 
 
 def _carry_out(
     plan: Plan, directory: Path, progress: Progress, jobs: int, resume: bool = True, budget: float | None = None
-) -> Comparison[TrainedRun]:
+) -> Compared:
     found = plan.run(
         directory,
         resume=resume,
@@ -379,7 +378,7 @@ def _carry_out(
         budget=budget,
     )
     runs = {label: [TrainedRun.of(run) for run in group] for label, group in found.runs.items()}
-    return Comparison(found.directory, runs, found.axes, found.waiting, found.failed)
+    return Compared(found.directory, runs, found.axes, found.waiting, found.failed)
 
 
 def _measure(run: Run) -> Metrics:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import tomli_w
 from typer.testing import CliRunner
 
 from protofed.analysis import load_runs
-from protofed.analysis.differing import hyperparameters, models, remarks
-from protofed.analysis.gain import gain
+from protofed.analysis.differing import hyperparameters, models
 from protofed.analysis.report import comparison
 from protofed.cli import main as cli
 from protofed.config.schema import apply_overrides, load_recipe, resolve
@@ -43,7 +41,7 @@ def run_of(tmp_path):
 def test_equal_conditions_need_no_words(run_of):
     same = {"training": {"lr": 0.01, "epochs": 1}}
     runs = [run_of("fedproto", method={"lambda": 1.0}, **same), run_of("protonorm", method={"lambda": 1.0}, **same)]
-    assert remarks(runs) == []
+    assert hyperparameters(runs) == models(runs) == ""
 
 
 def test_differing_hyperparameters_are_named_with_their_values(run_of):
@@ -92,46 +90,9 @@ def test_models_are_told_with_their_sizes_unless_all_are_the_same(run_of):
     assert notes["local"].endswith("; 2 architectures, 99–1,234,567 parameters")
 
 
-def with_accuracy(run, values, seed, rule="global"):
-    """Return a run as of another seed, with the last accuracy by a rule."""
-    record = replace(run.rounds[-1], accuracy=replace(run.rounds[-1].accuracy, weighted={rule: values[seed]}))
-    return replace(run, rounds=[record], config={**run.config, "seed": seed})
-
-
-def of_seeds(run, *values, rule="global"):
-    return [with_accuracy(run, values, seed, rule) for seed in range(len(values))]
-
-
-@pytest.mark.parametrize(
-    ("ours", "verdict"),
-    [
-        ((0.92, 0.93, 0.94), "gains: +3.0"),
-        ((0.80, 0.92, 0.98), "is not shown to gain: +0.0"),
-        ((0.80, 0.81, 0.82), "loses: -9.0"),
-    ],
-)
-def test_the_gain_is_that_of_the_best_on_either_side_with_an_interval_over_seeds(run_of, ours, verdict):
-    runs = [*of_seeds(run_of("fedproto"), *ours), *of_seeds(run_of("fedtgp"), 0.1, 0.1, 0.1)]
-    controls = [*of_seeds(run_of("local"), 0.89, 0.90, 0.91, rule="head"), *of_seeds(run_of("fixed_etf"), 0.2, 0.2)]
-    line = gain([*runs, *controls])
-    assert line.startswith("Of the methods that exchange, fedproto is best (global ")
-    assert "Against local, the best that sends nothing (head 90.0 %), it " + verdict in line
-    assert gain(runs) == gain(controls) == "", "one side alone"
-
-
-def test_one_seed_proves_nothing_and_is_said_not_to(run_of):
-    line = gain([*of_seeds(run_of("fedproto"), 0.92), *of_seeds(run_of("local"), 0.9, rule="head")])
-    assert "it is not shown to gain: +2.0 points; one seed proves nothing: compare several (--seeds 0,1,2)." in line
-
-
-def test_seeds_that_only_one_side_has_are_not_compared(run_of):
-    local = of_seeds(run_of("local"), 0.5, 0.5, rule="head")
-    assert gain([with_accuracy(run_of("fedproto"), {7: 0.9}, 7), *local]) == ""
-
-
 def test_table_and_report_of_a_comparison_say_both(tmp_path):
     data = ["data.source=path", f"data.path={write_vectors(tmp_path / 'data')}"]
-    arguments = ["compare", "quickstart", *TINY, *data, "--out", str(tmp_path / "out"), "--quiet"]
+    arguments = ["compare", "quickstart", *TINY, *data, "--out", str(tmp_path / "out"), "--quiet", "--full"]
     small = '[{name="mlp", hidden=[256]}, {name="mlp"}]'
     chosen = [
         "--methods",

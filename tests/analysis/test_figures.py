@@ -24,7 +24,7 @@ NAMES = [
     "alignment",
 ]
 # Models, metrics, or several runs: see below, test_features.py, test_sensitivity.py, test_sweeping.py.
-NEED_MORE = ["confusion", "tsne", "plane", "sensitivity", "surface"]
+NEED_MORE = ["confusion", "tsne", "plane", "sensitivity", "sites", "surface"]
 
 
 def drawn(fig):

@@ -82,7 +82,7 @@ def right(hospitals, table: str) -> float:
 
 @pytest.mark.slow
 def test_a_run_says_what_the_accuracy_of_such_a_site_is_worth(hospitals, command):
-    out, _ = command(f"run hospital-tables method.name=beacon {DATA} --quiet --out beacon")
+    out, _ = command(f"run hospital-tables method.name=beacon {DATA} --quiet --full --out beacon")
     (told,) = [line for line in out.splitlines() if line.startswith("Trained on one class alone: ")]
     run = load_run("beacon")
     assert told.startswith(NORTH)
@@ -100,7 +100,7 @@ def test_a_run_says_what_the_accuracy_of_such_a_site_is_worth(hospitals, command
 @pytest.mark.slow
 def test_predictions_are_by_the_rule_on_all_classes(hospitals, command):
     """What half of the patients was told wrongly before."""
-    command(f"run hospital-tables method.name=beacon {DATA} --quiet --out again")
+    command(f"run hospital-tables method.name=beacon {DATA} --quiet --full --out again")
     _, err = command("predict again north patients.csv --out all.csv")
     assert err == (
         "warning: north was trained on class benign alone: answers are by rule all_classes, learned from all "
@@ -138,7 +138,7 @@ def test_predictions_are_by_the_rule_on_all_classes(hospitals, command):
 
 @pytest.mark.slow
 def test_a_method_without_such_a_rule_says_so(hospitals, command):
-    command(f"run hospital-tables method.name=local {DATA} --quiet --out local")
+    command(f"run hospital-tables method.name=local {DATA} --quiet --full --out local")
     _, err = command("predict local north patients.csv --out local.csv")
     assert (
         err == "warning: north was trained on class benign alone: by rule head it may never answer anything else\n"
@@ -149,7 +149,7 @@ def test_a_method_without_such_a_rule_says_so(hospitals, command):
 @pytest.mark.slow
 def test_a_comparison_says_it_once_with_the_figures_of_all_methods(hospitals, command):
     line = f"compare hospital-tables --methods beacon,local,fedproto {DATA} evaluation.on=union"
-    out, _ = command(f"{line} --quiet --out compared")
+    out, _ = command(f"{line} --quiet --full --out compared")
     (told,) = [line for line in out.splitlines() if line.startswith("Trained on one class alone: ")]
     assert told.startswith(NORTH)
     for part in (
@@ -167,7 +167,7 @@ def test_a_comparison_says_it_once_with_the_figures_of_all_methods(hospitals, co
 def test_splits_that_differ_are_named_by_seed(tmp_path, monkeypatch, capsys):
     options = "data.samples=120 data.clients=4 partition.alpha=0.05 model.name=mlp rounds=1 execution.device=cpu"
     monkeypatch.chdir(tmp_path)
-    line = f"compare quickstart --methods local --seeds 0,1 {options} --quiet --out c"
+    line = f"compare quickstart --methods local --seeds 0,1 {options} --quiet --full --out c"
     monkeypatch.setattr(sys, "argv", ["protofed", *line.split()])
     with pytest.raises(SystemExit):
         cli.main()

@@ -112,7 +112,14 @@ def test_a_model_for_images_is_refused_in_one_line(tmp_path, monkeypatch, capsys
 def test_arms_with_and_without_an_encoder_share_samples_and_the_line_of_the_gain(tmp_path, monkeypatch, capsys):
     """As ``protofed run`` compares the closed form with networks; transforms are for the networks alone."""
     typed = [argument for argument in ARGUMENTS if not argument.startswith("method")]
-    chosen = ("--methods", "local,local_lda-fixed,fedlda-fixed", "transforms.crop=1", "--out", tmp_path / "out")
+    chosen = (
+        "--methods",
+        "local,local_lda-fixed,fedlda-fixed",
+        "transforms.crop=1",
+        "--full",
+        "--out",
+        tmp_path / "out",
+    )
     status, told, errors = command(monkeypatch, capsys, "compare", "quickstart", *typed, "rounds=2", *chosen)
     assert status == 0, errors
     raw, alone, together = (
@@ -128,7 +135,7 @@ def test_arms_with_and_without_an_encoder_share_samples_and_the_line_of_the_gain
     told = " ".join(told.split())
     sent = size(together.outcome.communication.sent)
     assert (
-        f"fedlda-fixed is best (head {100 * together.outcome.accuracy['head'].final:.1f} %, {sent} in 1 round)"
+        f"points with fedlda-fixed ({100 * together.outcome.accuracy['head'].final:.1f} %, {sent} in 1 round)"
         in told
     )
     assert "local_lda and fedlda: identity with 650 parameters on fixed features (encoder.name=auto)." in told

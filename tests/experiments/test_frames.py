@@ -67,7 +67,7 @@ def test_tables_for_papers():
 
 def test_a_format_that_is_none_is_refused_before_anything_runs(tmp_path):
     result = CliRunner().invoke(app, ["compare", "quickstart", "--format", "xls", "--out", str(tmp_path / "x")])
-    assert str(result.exception).startswith("--format: unknown format 'xls'")
+    assert str(result.exception).startswith("unknown format 'xls'")
     assert all(form in str(result.exception) for form in FORMATS)
     assert not (tmp_path / "x").exists()
 

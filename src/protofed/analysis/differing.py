@@ -1,17 +1,19 @@
-"""Remarks on a comparison: what exchanging gained, and what methods do not have in common.
+"""Remarks on runs for careful readers: on what clients were tested, and what methods do not have in common.
 
-Everything is read from the resolved configurations and the clients' models, wherever a difference comes from.
+Differences are read from the resolved configurations and the clients' models, wherever they come from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from protofed.analysis.gain import gain, own_classes
+from protofed.analysis.one_class import one_class
 from protofed.options import option_fields
 from protofed.runs.labels import NOT_THE_METHODS, flat
-from protofed.runs.run import Run
+from protofed.runs.run import Run, by_label
+from protofed.runs.trouble import first_trouble, ruin
 from protofed.text import number
 
 NAMES = {"method.lambda": "λ", "method.gamma": "γ", "training.lr": "learning rate", "training.epochs": "epochs"}
@@ -22,12 +24,59 @@ LONGEST = 60
 """Most characters of a value that a line shows."""
 
 
-def remarks(runs: Sequence[Run]) -> list[str]:
-    """Return lines on the gain from exchanging, and on hyperparameters and models if methods differ in them.
+class Remark(NamedTuple):
+    """A remark, with a title that says what it is about."""
 
-    Runs are compared with those of the same values along the axes of their comparison.
+    title: str
+    text: str
+
+
+def remarks(runs: Sequence[Run]) -> list[Remark]:
+    """Return what there is to say about runs, beside their results.
+
+    Methods are compared at the same values along the axes of their comparison.
     """
-    return [line for line in (gain(runs), own_classes(runs), hyperparameters(runs), models(runs)) if line]
+    refused = sum(run.outcome.refused for run in runs)
+    found = [
+        *(Remark("numbers that are not finite", text) for text in troubles(runs)[1]),
+        Remark(
+            "uploads refused", f"{number(refused)} uploads were refused; the report names them." if refused else ""
+        ),
+        Remark("sites with one class", one_class(runs)),
+        Remark("own classes only", own_classes(runs)),
+        Remark("hyperparameters differ", hyperparameters(runs)),
+        Remark("models differ", models(runs)),
+    ]
+    return [remark for remark in found if remark.text]
+
+
+def troubles(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+    """Return why runs are worthless, and in which others numbers were not finite."""
+    ruined, others = [], []
+    for run in runs:
+        where = f"{run.label}, seed {run.seed}: " if len(runs) > 1 else ""
+        if worst := ruin(run.rounds):
+            ruined.append(where + worst)
+        elif first := first_trouble(run.rounds):
+            others.append(where + first)
+    return ruined, others
+
+
+def own_classes(runs: Sequence[Run]) -> str:
+    """Return why training alone can be ahead, and where to look then; "" if no method sends nothing."""
+    if all(run.outcome.communication.sent for run in runs if run.rounds) or len(by_label(runs)) < 2:
+        return ""
+    measured = any(outcome.unseen for run in runs for outcome in run.outcome.accuracy.values())
+    where = (
+        "the figures of all classes (union) and of unseen classes have it"
+        if measured
+        else "it was not measured here (evaluation.on=union does)"
+    )
+    return (
+        "Clients are tested on samples of their own classes, mostly few, so a method that sends nothing can be "
+        "ahead: its clients never have to tell those classes from others. What an exchange adds shows on classes "
+        f"that a client lacks; {where}. The best method of either side is chosen by the same test samples."
+    )
 
 
 def hyperparameters(runs: Sequence[Run]) -> str:

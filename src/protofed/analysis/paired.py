@@ -30,6 +30,16 @@ class Interval(NamedTuple):
         """Half of its width."""
         return self.high - self.mean
 
+    def with_half(self, digits: int = 1) -> str:
+        """Return the mean with half of the interval, if that is finite.
+
+        Example:
+            >>> Interval(95.0, 93.5, 96.5).with_half()
+            '95.0 ± 1.5'
+        """
+        mean = f"{self.mean:.{digits}f}"
+        return mean if math.isinf(self.half) else f"{mean} ± {self.half:.{digits}f}"
+
     def text(self, digits: int = 1) -> str:
         """Return the mean with its sign and, of more than one value, the interval.
 
@@ -60,16 +70,45 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def two_level(values: Sequence[tuple[float, float]], level: float = 0.95) -> Interval:
+    """Return the mean over seeds with an interval over test samples and seeds.
+
+    The variance of the mean is that between seeds, of which there are few, plus that of the test samples of each:
+    Student's t interval with Satterthwaite's (1946) degrees of freedom. Test samples count in both, so that the
+    interval is rather too wide.
+
+    Args:
+        values: For each seed a value and its variance over test samples, infinite where it is not known, which
+            leaves the seeds; at least one.
+
+    Example:
+        >>> [round(end, 2) for end in two_level([(1.0, 0.0), (2.0, 0.0), (3.0, 0.0)])]
+        [2.0, -0.48, 4.48]
+        >>> [round(end, 2) for end in two_level([(1.0, 4.0)])]
+        [1.0, -2.92, 4.92]
+    """
+    means = [value for value, _ in values]
+    seeds = interval(means, level)
+    within = math.fsum(variance for _, variance in values) / len(values) ** 2
+    if math.isinf(within):
+        return seeds
+    between = _error(means, seeds.mean) ** 2 if len(values) > 1 else 0.0
+    total = between + within
+    freedom = (len(values) - 1) * (total / between) ** 2 if between else math.inf
+    half = _quantile((1 + level) / 2, freedom) * math.sqrt(total)
+    return Interval(seeds.mean, seeds.mean - half, seeds.mean + half)
+
+
 def _error(values: Sequence[float], mean: float) -> float:
     """Return the standard error of a mean (``statistics.stdev`` is a hundred times as slow)."""
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
 @cache
-def _quantile(share: float, freedom: int) -> float:
-    from scipy.special import stdtrit  # scipy.stats would load in half a second
+def _quantile(share: float, freedom: float) -> float:
+    from scipy.special import ndtri, stdtrit  # scipy.stats would load in half a second
 
-    return float(stdtrit(freedom, share))
+    return float(ndtri(share) if math.isinf(freedom) else stdtrit(freedom, share))
 
 
 def difference(one: Sequence[float], other: Sequence[float], level: float = 0.95) -> Interval:

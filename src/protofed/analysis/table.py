@@ -11,7 +11,7 @@ from protofed.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from protofed.analysis.style import LineStyle
 
@@ -92,21 +92,15 @@ class TextTable:
             lines.append(_latex_row([cell.text for cell in row]))
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> RenderableType:
         """Return what a terminal shows: notes below, emphasised cells red."""
         from rich import box
+        from rich.console import Group
         from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(
-            title=self.title or None,
-            caption=self.caption or None,
-            title_justify="left",
-            caption_justify="left",
-            box=box.SIMPLE,
-            padding=0,
-            show_edge=False,
-        )
+        table = Table(box=box.SIMPLE, padding=0, show_edge=False)
         for place, name in enumerate(self.names("\n")):
             if place < self.text_columns:
                 table.add_column(escape(name), no_wrap=True)
@@ -117,7 +111,8 @@ class TextTable:
                 table.add_section()
                 table.add_row(f"[dim]{escape(heading)}[/]")
             table.add_row(*map(_shown, row))
-        return table
+        above = [Text(self.title, "italic")] if self.title else []
+        return Group(*above, table, *([Text(self.caption, "dim italic")] if self.caption else []))
 
 
 def _shown(cell: TextCell) -> str:
@@ -162,11 +157,16 @@ def tex(text: str) -> str:
 FORMATS = ("csv", "markdown", "latex")
 
 
-def written(frame: DataFrame, form: str) -> str:
-    """Return a data frame as text in one of :data:`FORMATS`; numbers of tables for papers have four digits."""
+def known_format(form: str) -> str:
+    """Return the name of a format, if it is one of :data:`FORMATS`."""
     if form not in FORMATS:
         raise ConfigError(unknown_name("format", form, FORMATS))
-    if form == "csv":
+    return form
+
+
+def written(frame: DataFrame, form: str) -> str:
+    """Return a data frame as text in one of :data:`FORMATS`; numbers of tables for papers have four digits."""
+    if known_format(form) == "csv":
         return str(frame.to_csv(index=False))
     from pandas.api.types import is_numeric_dtype
 

@@ -6,9 +6,10 @@ import errno
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -32,7 +33,10 @@ from protofed.cli.common import (
 )
 from protofed.compute import numerics
 from protofed.compute.imports import uncollected
-from protofed.errors import CheckpointError, ConfigError, ProtofedError, unknown_name
+from protofed.errors import CheckpointError, ConfigError, ProtofedError
+
+if TYPE_CHECKING:
+    from protofed.runs.run import Run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,9 +54,7 @@ From = Annotated[
     Path | None, typer.Option("--from", metavar="RUN", help="Start from the trained clients of a finished run.")
 ]
 Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
-Format = Annotated[
-    str, typer.Option("--format", help="Print the results as csv, markdown or latex: a row per run and rule.")
-]
+Full = Annotated[bool, typer.Option("--full", help="Print every rule, all traffic and the notes.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
@@ -63,6 +65,21 @@ def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"protofed {__version__}")
         raise typer.Exit
+
+
+def _format(form: str) -> str:
+    """Refuse an unknown format before anything runs."""
+    from protofed.analysis.table import known_format
+
+    return form and known_format(form)
+
+
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format", callback=_format, help="Print the results as csv, markdown or latex: a row per run and rule."
+    ),
+]
 
 
 @app.callback()
@@ -93,6 +110,7 @@ def run(
     start: From = None,
     track: Track = "",
     log_format: LogFormat = "auto",
+    full: Full = False,
 ) -> None:
     """Run a recipe: train, evaluate, and write a run directory with a report."""
     with uncollected():
@@ -112,7 +130,7 @@ def run(
             engine=engine,
             track=names_of(track),
         )
-    _show(result, table=log_format != "json")
+    _show(result, table=log_format != "json", full=full)
 
 
 @app.command()
@@ -136,13 +154,13 @@ def compare(
     track: Track = "",
     log_format: LogFormat = "auto",
     form: Format = "",
+    full: Full = False,
 ) -> None:
     """Run several methods on the same federation and compare them in one table and one report."""
     with uncollected():
         from protofed import api
 
     recipe, items = _split_recipe(arguments or [])
-    check_format(form)
     with reported(quiet=quiet or bool(form), log_format=log_format) as progress:
         result = api.compare(
             recipe,
@@ -157,7 +175,7 @@ def compare(
         )
     if form:
         typer.echo(table_of(result, form), nl=False)
-    _show(result, table=log_format != "json" and not form)
+    _show(result, table=log_format != "json" and not form, full=full)
 
 
 @app.command()
@@ -228,7 +246,6 @@ def sweep(
         from protofed import api
         from protofed.experiments.batch import seconds
 
-    check_format(form)
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
     with reported(quiet=quiet or bool(form), resume=False) as progress:
@@ -401,14 +418,6 @@ def figure(
     console.print(f"Drawn: {', '.join(map(str, save_figure(drawn, out or Path(name))))}", soft_wrap=True)
 
 
-def check_format(form: str) -> None:
-    """Refuse an unknown format before anything runs."""
-    from protofed.analysis.table import FORMATS
-
-    if form and form not in FORMATS:
-        raise ConfigError(f"--format: {unknown_name('format', form, FORMATS)}")
-
-
 def table_of(result: Any, form: str) -> str:
     """Return the results of a comparison or sweep as text."""
     from protofed.analysis.table import written
@@ -416,13 +425,13 @@ def table_of(result: Any, form: str) -> str:
     return written(result.to_frame(), form)
 
 
-def _show(result: Any, *, table: bool = True) -> None:
+def _show(result: Any, *, table: bool = True, full: bool = False) -> None:
     """Print the table and the report's path of a run or comparison; end with status 1 if all of it is worthless."""
     from protofed.experiments import Comparison
     from protofed.runs.trouble import ruin
 
     if table:
-        _print(result)
+        _print(result, full)
     runs = [run for group in result.runs.values() for run in group] if isinstance(result, Comparison) else [result]
     ruined = {str(run.directory): found for run in runs if (found := ruin(run.rounds))}
     for directory, found in ruined.items():
@@ -432,37 +441,45 @@ def _show(result: Any, *, table: bool = True) -> None:
         raise typer.Exit(1)
 
 
-def _print(result: Any) -> None:
+def _print(result: Any, full: bool) -> None:
+    """Print the answer of a run or comparison with one line per method, and what there is to know beside it."""
     from protofed.analysis import grid
+    from protofed.analysis.answer import ROWS, answer, answer_table
     from protofed.analysis.differing import remarks
-    from protofed.analysis.report.facts import warnings
-    from protofed.analysis.tables import metrics_table, results_table, summaries_of, traffic_table
     from protofed.experiments import Comparison
     from protofed.runs.loading import load_runs
-    from protofed.runs.run import rules_of
 
-    runs = result.runs if isinstance(result, Comparison) else {result.method: [result]}
-    compared = load_runs([result.directory]) if isinstance(result, Comparison) else [result]
+    runs = load_runs([result.directory]) if isinstance(result, Comparison) else [result]
     if isinstance(result, Comparison) and result.axes:
-        console.print(grid.table(grid.rows_of(compared, result.axes), result.axes))
+        console.print(grid.table(grid.rows_of(runs, result.axes), result.axes))
     else:
-        groups = summaries_of(runs)
-        console.print(results_table(groups, rules_of(run for group in runs.values() for run in group)))
-        console.print()
-        console.print(traffic_table(groups))
-    measured = [run for run in compared if run.measured]
-    if measured:
-        console.print()
-        console.print(metrics_table(measured))
-    for line in remarks(compared if isinstance(result, Comparison) else []):
-        console.print(line, markup=False, highlight=False)
-    refused = sum(run.outcome.refused for group in runs.values() for run in group)
-    if refused:
-        console.print(f"[yellow]{refused} uploads were refused; the report names them[/]")
-    for text, ruined in warnings(compared):
-        if not ruined:
-            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        found = answer(runs)
+        for sentence in found.sentences if found else ():
+            console.print(sentence, markup=False, highlight=False)
+        if found:
+            console.print(answer_table(found, len(found.results) if full else ROWS))
+        if full:
+            _print_all(runs)
+    notes = remarks(runs)
+    if full:
+        for note in notes:
+            console.print(note.text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    elif notes:
+        titles = "; ".join(dict.fromkeys(note.title for note in notes))
+        console.print(f"Notes in the report, or with --full: {titles}.", style="yellow", highlight=False)
     console.print(f"Report: {result.report}", soft_wrap=True)
+
+
+def _print_all(runs: Sequence[Run]) -> None:
+    """Print every rule, the traffic and the metrics of some runs."""
+    from protofed.analysis.tables import metrics_table, results_table, summaries_of, traffic_table
+    from protofed.runs.run import by_label, rules_of
+
+    groups = summaries_of(by_label(runs))
+    tables = [results_table(groups, rules_of(runs)), traffic_table(groups)]
+    for table in [*tables, *([metrics_table(runs)] if any(run.measured for run in runs) else [])]:
+        console.print()
+        console.print(table)
 
 
 def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:

@@ -92,10 +92,6 @@ class Comparison(Generic[R]):
         """Return the comparison in one line."""
         return shown.comparison_line(self.directory, self.runs)
 
-    def _repr_html_(self) -> str:
-        """Return a table and a small plot, for notebooks."""
-        return shown.comparison_html(self.directory, self.runs)
-
     def to_frame(self) -> DataFrame:
         """Return one row per run and rule; see :func:`protofed.experiments.frames.frame_of`."""
         return frame_of((run for group in self.runs.values() for run in group), self.axes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -34,29 +33,13 @@ def run_html(run: Run) -> str:
     names = f"<b>{escape(run.method)}</b> on {escape(run.recipe)}"
     title = f"{names}, {run.last_round} rounds, {size(run.outcome.communication.sent)}"
     rows = [(rule, percent(own.final), percent(own.best)) for rule, own in run.outcome.accuracy.items()]
-    table, plot = _table(("rule", "final", "best"), rows), _plot([_curve(run)])
+    table, plot = _table(("rule", "final", "best"), rows), curves_html([run])
     return f"<div>{title}<br>{table}{plot}<br><code>{escape(str(run.directory))}</code></div>"
 
 
-def comparison_html(directory: Path, runs: Mapping[str, Sequence[Run]]) -> str:
-    """Return a comparison as a table of its methods, means over seeds by their main rules, with a plot."""
-    rows, curves = [], []
-    for label, group in runs.items():
-        rule = group[0].main_rule if group[0].rules else ""
-        parts = [run.outcome.accuracy[rule] for run in group] if rule else []
-        means = [
-            percent(statistics.fmean(getattr(p, figure) for p in parts)) if parts else ""
-            for figure in ("final", "best")
-        ]
-        rows.append((label, rule, *means))
-        curves.append(_curve(group[0]))
-    table = _table(("method", "rule", "final", "best"), rows)
-    return f"<div>{table}{_plot(curves)}<br><code>{escape(str(directory))}</code></div>"
-
-
-def _curve(run: Run) -> list[tuple[int, float]]:
-    """Return round and accuracy by the main rule of the evaluated rounds."""
-    return list(run.accuracy(run.main_rule).items())
+def curves_html(runs: Sequence[Run]) -> str:
+    """Return the accuracy of runs over the rounds, by their main rules, as an SVG drawing."""
+    return _plot([list(run.accuracy(run.main_rule).items()) for run in runs])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

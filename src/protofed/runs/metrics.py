@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Reason = str
+    Bits = str
 else:
     Reason = line(limits.REASON)
+    Bits = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
 
 METRICS = "metrics.json"
 VERSION = 1
@@ -63,8 +65,12 @@ class SampleMetrics:
         classes: Those that the samples have or are given.
         confusion: ``(class, class given, number of samples)`` for all pairs that occur. Samples whose scores are
             not finite are given none, and are missing here.
+        calibration_error: Mean distance between the probability of the class given and the share of samples that
+            belong to it, over ten bins of equally many samples by that probability (Naeini et al. 2015).
         undefined: Why a metric is None, by name.
         rule: Of a client that answers by another one than the others; ``""`` for theirs.
+        right: Of a client, the test samples that are given their class: a bit for each in their order, as
+            hexadecimal digits, so that two runs on the same samples can be compared; ``""`` if not kept.
     """
 
     samples: Count
@@ -76,6 +82,16 @@ class SampleMetrics:
     confusion: tuple[tuple[Count, Count, Count], ...] = ()
     undefined: Mapping[str, Reason] | None = None
     rule: Line = ""
+    calibration_error: Fraction | None = None
+    right: Bits = ""
+
+    def hits(self) -> NDArray[np.bool_] | None:
+        """Return which of the samples are given their class, ``(samples,)``; None if that was not kept."""
+        import numpy as np
+
+        if len(self.right) != 2 * (-(-self.samples // 8)) or not self.right:
+            return None
+        return np.unpackbits(np.frombuffer(bytes.fromhex(self.right), np.uint8))[: self.samples].astype(bool)
 
     def matrix(self, num_classes: int) -> NDArray[np.int64]:
         """Return the confusion matrix: ``(K, K)`` numbers of samples, rows by class, columns by the class given."""

@@ -49,7 +49,11 @@ def compute(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
     main = first.rule(rule or first.main_rule)
     given = answers(run, rule, trust_code)
     each = {
-        name: replace(of_samples(*own[1:]), rule=own.rule if own.rule != main else "")
+        name: replace(
+            of_samples(*own[1:]),
+            rule=own.rule if own.rule != main else "",
+            right=np.packbits(own.labels == own.y).tobytes().hex(),
+        )
         for name, own in given.items()
     }
     overall = of_samples(*(np.concatenate(part) for part in list(zip(*given.values(), strict=True))[1:]))
@@ -182,7 +186,26 @@ def of_samples(
         classes,
         pairs,
         {"auroc": why} if why else {},
+        calibration_error=_calibration_error(y, labels, log_probabilities),
     )
+
+
+BINS = 10
+"""Bins of the calibration error."""
+
+
+def _calibration_error(
+    y: NDArray[np.int64], labels: NDArray[np.int64], log_probabilities: NDArray[np.float64]
+) -> float | None:
+    """Return the expected calibration error; None if a sample is given no class."""
+    from scipy.special import softmax
+
+    given = softmax(log_probabilities, axis=1)[np.arange(len(y)), labels]
+    if (labels < 0).any() or not np.isfinite(given).all():
+        return None
+    order = np.argsort(given, kind="stable")
+    bins = np.array_split(given[order] - (y == labels)[order], min(BINS, len(y)))
+    return float(sum(abs(each.sum()) for each in bins) / len(y))
 
 
 def _areas(y: NDArray[np.int64], scores: NDArray[np.float64], present: list[int]) -> tuple[dict[int, float], str]:

@@ -18,6 +18,7 @@ from protofed.analysis.figures import (
     heatmap,
     plane,
     sensitivity,
+    sites,
     surface,
 )
 from protofed.analysis.figures.base import figure, figures
@@ -42,5 +43,6 @@ __all__ = [
     "plane",
     "save_figure",
     "sensitivity",
+    "sites",
     "surface",
 ]

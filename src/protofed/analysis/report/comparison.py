@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from protofed.analysis.differing import models, remarks
+from protofed.analysis.differing import models
 from protofed.analysis.exchange import by_exchange
 from protofed.analysis.report.facts import architectures, bytes_per_round, parameters
 from protofed.analysis.report.tables import (
@@ -18,8 +18,6 @@ from protofed.analysis.style import method_styles
 from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.run import Run, by_label, rule_of, rules_of, settled
 from protofed.text import duration, size
-
-__all__ = ["methods", "remarks", "rules"]
 
 
 def methods(runs: Sequence[Run]) -> TextTable:

@@ -9,11 +9,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protofed.analysis.one_class import one_class
 from protofed.runs.files import read_text
 from protofed.runs.run import Run, rule_of, settled
 from protofed.runs.summary import TOLERANCE
-from protofed.runs.trouble import first_trouble, ruin
 from protofed.text import area, duration, mean_std, number, percent, size
 
 tolerance = f"{100 * TOLERANCE:g} percentage point"
@@ -38,21 +36,6 @@ def status(run: Run) -> str:
         early = f" of {run.planned_rounds}, stopped early" if run.last_round < run.planned_rounds else ""
         return f"finished, {plural(run.last_round, 'round')}{early}"
     return f"running or stopped after round {run.last_round} of {run.planned_rounds}"
-
-
-def warnings(runs: Sequence[Run]) -> list[tuple[str, bool]]:
-    """Return the first remarks for readers, each with whether the run is worthless.
-
-    Those are numbers that are not finite, and clients with training samples of one class.
-    """
-    found = [(run, ruin(run.rounds), first_trouble(run.rounds)) for run in runs]
-    several = len(found) > 1
-    told = [
-        (f"{run.label}, seed {run.seed}: {worst or first}" if several else worst or first, bool(worst))
-        for run, worst, first in found
-        if worst or first
-    ]
-    return [*told, *((text, False) for text in [one_class(runs)] if text)]
 
 
 def progress(runs: Sequence[Run]) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from protofed.analysis.metrics import overall_text, spread_text, writer
+from protofed.analysis.paired import two_level
 from protofed.analysis.report import facts
 from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.metrics import HEADLINES, SampleMetrics
 from protofed.runs.run import Run, by_label
-from protofed.text import number
+from protofed.text import area, mean_std, number
 
 BY_CLASS = {
     "recall": "Recall (sensitivity)",
@@ -30,6 +32,42 @@ def methods(runs: Sequence[Run]) -> TextTable | None:
         cells = (TextCell(overall_text(found, name), spread_text(found, name)) for name in SHOWN)
         table.add(TextCell(label, rule.title.lower()), *cells)
     return table if table.rows else None
+
+
+def two_classes(runs: Sequence[Run]) -> TextTable | None:
+    """Return what a test of two classes is judged by, one row per method; None without metrics, or of more classes.
+
+    AUROC has its 95 % interval over seeds and test samples, by Hanley and McNeil (1982).
+    """
+    groups = by_label(run for run in runs if run.measured)
+    if not groups or any(len(run.class_names) != 2 for run in runs):
+        return None
+    one, other = runs[0].class_names
+    table = TextTable(["Method", f"Sensitivity ({other})", f"Specificity ({one})", "AUROC", "Calibration error"])
+    for label, group in groups.items():
+        found = [run.measured.overall for run in group if run.measured]
+        recalls = [[c.recall for m in found for c in m.classes if c.label == k] for k in (1, 0)]
+        areas = [(m.auroc, _variance(m)) for m in found if m.auroc is not None]
+        mean = two_level(areas) if areas else None
+        known = mean and math.isfinite(mean.half)
+        ends = f"{max(0.0, mean.low):.3f} … {min(1.0, mean.high):.3f}" if mean and known else ""
+        table.add(
+            TextCell(label, group[0].rule(group[0].main_rule).title.lower()),
+            *map(mean_std, recalls),
+            TextCell(area(mean and mean.mean), ends),
+            mean_std([m.calibration_error for m in found]),
+        )
+    return table
+
+
+def _variance(metrics: SampleMetrics) -> float:
+    """Return the variance of the area of two classes over test samples."""
+    a, counts = metrics.auroc or 0.0, [c.samples for c in metrics.classes if c.samples]
+    if len(counts) != 2:
+        return math.inf
+    m, n = counts
+    q1, q2 = a / (2 - a), 2 * a**2 / (1 + a)
+    return (a * (1 - a) + (m - 1) * (q1 - a**2) + (n - 1) * (q2 - a**2)) / (m * n)
 
 
 def overall(run: Run) -> TextTable | None:

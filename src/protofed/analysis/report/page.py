@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protofed.analysis import grid
+from protofed.analysis import differing, grid
+from protofed.analysis.answer import answer, answer_table
 from protofed.analysis.report import comparison, facts, metrics, tables
 from protofed.errors import CheckpointError, DataError
 from protofed.runs.labels import flat
@@ -47,7 +48,7 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
                 grid=grid.table(rows, axes),
                 plots=_along(axes, runs),
                 facts=facts,
-                comparison=comparison,
+                differing=differing,
             ),
         )
     else:
@@ -72,10 +73,13 @@ def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
     return template.render(
         runs=list(runs),
         groups=by_label(runs),
+        answer=answer(runs),
+        short=answer_table,
         plot=Plots().draw,
         tables=tables,
         comparison=comparison,
         facts=facts,
+        differing=differing,
         metric_tables=metrics,
         rules_of=rules_of,
         single=len(runs) == 1,

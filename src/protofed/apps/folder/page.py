@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from protofed.analysis.figures.base import canvas, legend_below
 from protofed.analysis.figures.saving import inline_svg
+from protofed.analysis.figures.sites import MOST, draw_sites
 from protofed.analysis.report.page import PageFigure, environment
-from protofed.analysis.style import BLUE, GREY, theme
 from protofed.analysis.table import TextCell, TextTable
 from protofed.apps.folder.notice import Notice
 from protofed.apps.folder.trying import Arm, FolderTrial, difference
 from protofed.storage.files import write_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-MOST = 60
-"""Most sites that are drawn."""
 
 
 def write_trial(trial: FolderTrial, notices: Sequence[Notice]) -> None:
@@ -30,8 +22,10 @@ def write_trial(trial: FolderTrial, notices: Sequence[Notice]) -> None:
     from markupsafe import Markup
 
     told = "Accuracy of each site on its own test samples, alone and together, by the same closed form."
-    drawn = len(trial.sites) <= MOST
-    plot = PageFigure(Markup(inline_svg(_drawn(trial), "t", told)) if drawn else None, "too many sites")
+    together, alone = trial.arms[:2]
+    both = {site: (100 * alone.mean(site)[0], 100 * together.mean(site)[0]) for site in trial.sites}
+    drawn = draw_sites(both, "alone", "together") if len(both) <= MOST else None
+    plot = PageFigure(Markup(inline_svg(drawn, "t", told)) if drawn else None, "too many sites")
     settled = [f for f in notices if f.proposal and not f.open]
     template = environment().get_template("try.html")
     write_text(
@@ -67,21 +61,3 @@ def _arms(trial: FolderTrial) -> TextTable:
 def _percent(arm: Arm, site: str = "") -> TextCell:
     mean, low, high = (100 * value for value in arm.mean(site))
     return TextCell(f"{mean:.1f}", f"{low:.1f} … {high:.1f}")
-
-
-def _drawn(trial: FolderTrial) -> Figure:
-    """Return a line per site from its accuracy alone to that together."""
-    together, alone = trial.arms[:2]
-    with theme():
-        fig, ax = canvas(height=0.9 + 0.3 * len(trial.sites))
-        for place, site in enumerate(reversed(trial.sites)):
-            before, after = 100 * alone.mean(site)[0], 100 * together.mean(site)[0]
-            ax.plot([before, after], [place, place], color=GREY, linewidth=1.2, zorder=1)
-            ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 1.6, "linestyle": "none"}
-            ax.plot(before, place, "o", color=GREY, markersize=10, label="alone" if not place else None, **ring)
-            ax.plot(after, place, "o", color=BLUE, markersize=6, label="together" if not place else None)
-        ax.set_yticks(range(len(trial.sites)), list(reversed(trial.sites)))
-        ax.set_ylim(-0.6, len(trial.sites) - 0.4)
-        ax.set_xlabel("Accuracy on the site's own test samples (%)")
-        legend_below(fig, [ax])
-    return fig

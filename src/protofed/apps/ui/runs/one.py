@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
 from nicegui import run as threads
 from nicegui import ui
 
+from protofed.analysis.differing import troubles
 from protofed.analysis.figures.lines import scalars
+from protofed.analysis.one_class import one_class
 from protofed.analysis.report import facts, tables
 from protofed.apps.ui.runs import differences, lines, rows, vectors
 from protofed.apps.ui.runs.following import SeenRun
@@ -63,7 +66,7 @@ class OneRun:
         if seen.version != self._version:
             self._version = seen.version
             run = seen.run
-            self._say(seen.reason or " ".join(text for text, _ in facts.warnings([run] if run else [])))
+            self._say(seen.reason or " ".join(_warnings(run) if run else []))
             self.status.show(seen, rows.part_done(run) if run is not None else 0.0)
             self.place.set_visibility(run is not None)
             if run is not None:
@@ -377,3 +380,8 @@ def _escaped(text: str) -> str:
     import html
 
     return html.escape(text)
+
+
+def _warnings(run: Run) -> list[str]:
+    """Return what a reader has to know before the numbers."""
+    return [*itertools.chain(*troubles([run])), one_class([run])]

@@ -1,0 +1,311 @@
+"""The answer of a comparison: the gain of exchanging over the best that sends nothing, in all and by site."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from protofed.analysis.exchange import EXCHANGES, exchanges
+from protofed.analysis.metrics import overall_text
+from protofed.analysis.paired import Interval, two_level
+from protofed.analysis.table import TextCell, TextTable
+from protofed.runs.run import Run, by_label, rule_of, settled
+from protofed.text import duration, size
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NAMED = 4
+"""Most sites that a sentence names."""
+ROWS = 12
+"""Most methods in the short table; the best ones, and the best that sends nothing."""
+
+
+class PairedScores(NamedTuple):
+    """The test samples of a client, and the answers of two methods.
+
+    Attributes:
+        ours: How many the one has right.
+        theirs: How many the other has right.
+        apart: How many one of both has right and the other wrong.
+    """
+
+    tests: int
+    ours: float
+    theirs: float
+    apart: float
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """A method in a comparison.
+
+    Attributes:
+        rule: Its main rule.
+        exchanges: One of :data:`~protofed.analysis.exchange.EXCHANGES`; ``""`` if not known.
+        accuracy: In percent, of all clients' own test samples after the last round, with its 95 % interval over
+            test samples and seeds.
+    """
+
+    label: str
+    runs: list[Run]
+    rule: str
+    exchanges: str
+    accuracy: Interval
+
+    @property
+    def sent(self) -> float:
+        """Bytes that all clients and the server sent, mean over seeds."""
+        return statistics.fmean(run.outcome.communication.sent for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """Time of a run, mean over seeds."""
+        return statistics.fmean(run.outcome.seconds["total"] for run in self.runs)
+
+    @property
+    def traffic(self) -> str:
+        """Its rounds and bytes in words."""
+        rounds = max(run.last_round for run in self.runs)
+        return f"{size(self.sent)} in {rounds} round{'s' * (rounds > 1)}"
+
+    @property
+    def unseen(self) -> float | None:
+        """Accuracy in percent on classes that a client has no samples of, by its rule on all classes; or None."""
+        rule = self.runs[0].federation.open_rule or self.rule
+        found = [run.outcome.accuracy[rule].unseen for run in self.runs if rule in run.outcome.accuracy]
+        known = [beyond.final for beyond in found if beyond and beyond.final is not None]
+        return 100 * statistics.fmean(known) if known else None
+
+    def gain(self, other: MethodResult, client: str = "") -> Interval | None:
+        """Return how many points more it reaches, with the 95 % interval over test samples and seeds.
+
+        Both are compared on the seeds that they have in common; None if there are none.
+
+        Args:
+            client: One whose test samples count; "" for those of all.
+        """
+        pairs = {run.seed: run for run in self.runs}, {run.seed: run for run in other.runs}
+        seeds = sorted(pairs[0].keys() & pairs[1].keys())
+        found = [_apart(pairs[0][s], self.rule, pairs[1][s], other.rule, client) for s in seeds]
+        known = [each for each in found if each]
+        return two_level(known) if known else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a comparison.
+
+    Attributes:
+        results: The best first.
+        control: The best that sends nothing; None without one.
+        best: The best that exchanges; None without one. Both are chosen by the same test samples, which favours
+            whichever side has more methods.
+    """
+
+    results: list[MethodResult]
+    control: MethodResult | None
+    best: MethodResult | None
+
+    @property
+    def gain(self) -> Interval | None:
+        """Points that the best exchange gains over the best that sends nothing."""
+        return self.best.gain(self.control) if self.best and self.control else None
+
+    @property
+    def sites(self) -> dict[str, Interval]:
+        """The same on the test samples of each client that has some."""
+        if self.best is None or self.control is None:
+            return {}
+        found = {name: self.best.gain(self.control, name) for name in self.best.runs[0].names}
+        return {name: gain for name, gain in found.items() if gain}
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer, the most important first."""
+        gain = self.gain
+        if gain is None or self.best is None or self.control is None:
+            return [_alone(self.results[0])] if len(self.results) == 1 else []
+        helps = {1: "Federating helps", -1: "Federating does not help", 0: "No gain from federating is seen"}
+        told = (
+            f"{helps[gain.sign]}: {gain.text()} points with {self.best.label} ({_accuracy(self.best)}, "
+            f"{self.best.traffic}) against {self.control.label}, the best that sends nothing "
+            f"({_accuracy(self.control)})."
+        )
+        others = [*self._kinds(self.best, self.control), *_unseen(self.best, self.control)]
+        return [told, *_of_sites(self.sites), *others, *_doubt(self.results)]
+
+    @property
+    def text(self) -> str:
+        """All sentences."""
+        return " ".join(self.sentences)
+
+    def _kinds(self, best: MethodResult, control: MethodResult) -> list[str]:
+        """Return a sentence on the best other method of every kind of exchange."""
+        parts = []
+        for kind in EXCHANGES[1:]:
+            other = next((each for each in self.results if each.exchanges == kind and each is not best), None)
+            if other and (gain := other.gain(control)):
+                seen = {1: "a gain", -1: "a loss", 0: "no gain seen"}[gain.sign]
+                parts.append(f"{kind} ({other.label}): {seen}, {gain.text()}")
+        return [f"Others by what they send: {'; '.join(parts)}."] if parts else []
+
+
+def answer(runs: Sequence[Run]) -> Answer | None:
+    """Return the answer that runs give; None along axes of a comparison, or if nothing was evaluated.
+
+    Each method is taken by its main rule, over all clients' test samples after the last round.
+    """
+    if any(run.values for run in runs):
+        return None
+    groups = {label: settled([r for r in group if r.evaluations]) for label, group in by_label(runs).items()}
+    results = [_result(label, group) for label, group in groups.items() if group]
+    results.sort(key=lambda result: -result.accuracy.mean)
+    silent = next((result for result in results if result.exchanges == EXCHANGES[0]), None)
+    loud = next((result for result in results if result.exchanges in EXCHANGES[1:]), None)
+    return Answer(results, silent, loud) if results else None
+
+
+def answer_table(found: Answer, most: int = ROWS) -> TextTable:
+    """Return one row per method: accuracy, gain over the best that sends nothing, bytes and time.
+
+    Args:
+        most: Rows, the best ones.
+    """
+    control, seeds = found.control, max(len(result.runs) for result in found.results)
+    measured = [all(run.measured and len(run.class_names) == 2 for run in r.runs) for r in found.results]
+    table = TextTable(["method", "accuracy", *["over the control"] * bool(found.gain), *["AUROC"] * all(measured)])
+    table.head += ["sent", "time"]
+    table.title = f"Own test samples, in %, with 95 % interval over test samples and {_seeds(seeds)}"
+    shown = found.results[:most]
+    if control and control not in shown:
+        shown = [*shown[:-1], control]
+    for result in shown:
+        cells = [result.accuracy.with_half()]
+        if found.gain and control:
+            gain = None if result is control else result.gain(control)
+            cells.append("control" if result is control else gain.text() if gain else "–")
+        if all(measured):
+            cells.append(overall_text([run.measured for run in result.runs if run.measured], "auroc"))
+        table.add(
+            TextCell(result.label, strong=result is found.best), *cells, size(result.sent), duration(result.seconds)
+        )
+    if left := len(found.results) - len(shown):
+        table.caption = f"{left} more: --full, or the report."
+    return table
+
+
+def _result(label: str, group: list[Run]) -> MethodResult:
+    rule = rule_of(group)
+    found = [each for run in group if (each := _own(run, rule))]
+    accuracy = two_level(found) if found else Interval(-math.inf, -math.inf, math.inf)
+    return MethodResult(label, group, rule, exchanges(group[0]), accuracy)
+
+
+def _own(run: Run, rule: str) -> tuple[float, float] | None:
+    """Return the final accuracy in percent and its variance over test samples."""
+    if not run.accuracy(rule):
+        return None
+    share = run.accuracy(rule)[run.last_evaluation]
+    n = sum(sum(client.test) for client in run.clients) if _told(run) else 0
+    return 100 * share, 1e4 * share * (1 - share) / n if n else math.inf
+
+
+def _apart(one: Run, rule: str, other: Run, theirs: str, client: str) -> tuple[float, float] | None:
+    """Return the difference of two runs in points, and at most its variance over their common test samples."""
+    pairs = {name: scores for name, scores in _paired(one, rule, other, theirs) if client in ("", name)}
+    n = sum(each.tests for each in pairs.values())
+    if n:
+        mean = sum(each.ours - each.theirs for each in pairs.values()) / n
+        return 100 * mean, 1e4 * (sum(each.apart for each in pairs.values()) / n - mean**2) / n
+    if client or not (one.accuracy(rule) and other.accuracy(theirs)):
+        return None
+    ours, base = one.accuracy(rule)[one.last_evaluation], other.accuracy(theirs)[other.last_evaluation]
+    return 100 * (ours - base), math.inf
+
+
+def _paired(one: Run, rule: str, other: Run, theirs: str) -> Iterator[tuple[str, PairedScores]]:
+    """Yield the scores of every client that was tested; none if not all say exactly on what."""
+    tests = {client.name: sum(client.test) for client in one.clients}
+    if not (_told(one) and _told(other)) or tests != {client.name: sum(client.test) for client in other.clients}:
+        return
+    if rule not in one.rules or theirs not in other.rules:
+        return
+    values = dict(zip(other.names, other.client_accuracies(theirs), strict=True))
+    for name, ours in zip(one.names, one.client_accuracies(rule), strict=True):
+        base = values[name]
+        if ours is not None and base is not None and (n := tests[name]):
+            hits = _hits(one, rule, name, ours), _hits(other, theirs, name, base)
+            # Without the answers one by one, as many are apart as can be.
+            most = n * (ours + base - 2 * max(0.0, ours + base - 1))
+            apart = most if hits[0] is None or hits[1] is None else float((hits[0] != hits[1]).sum())
+            yield name, PairedScores(n, ours * n, base * n, apart)
+
+
+def _hits(run: Run, rule: str, client: str, accuracy: float) -> NDArray[np.bool_] | None:
+    """Return which test samples a client has right; None unless they are known and give its recorded accuracy."""
+    own = run.measured.clients.get(client) if run.measured else None
+    if run.measured is None or own is None or rule != (own.rule or run.measured.rule):
+        return None
+    hits = own.hits()
+    return hits if hits is not None and abs(hits.mean() - accuracy) < 1e-6 else None
+
+
+def _told(run: Run) -> bool:
+    return all(client.counts == "exact" for client in run.clients)
+
+
+def _of_sites(sites: dict[str, Interval]) -> list[str]:
+    """Return a sentence on who gains and who loses."""
+    if len(sites) < 2:
+        return []
+    up, down, same = ([name for name, gain in sites.items() if gain.sign == sign] for sign in (1, -1, 0))
+    parts = [f"By site, a gain is seen at {len(up) or 'none'} of {len(sites)}{_names(up)}"]
+    parts += [f"a loss at {len(down)}{_names(down)}"] if down else []
+    parts += [f"neither at {len(same)}{_names(same)}"] if up and same else []
+    return [f"{', '.join(parts)}."]
+
+
+def _unseen(best: MethodResult, control: MethodResult) -> list[str]:
+    """Return a sentence on classes that clients lack."""
+    if best.unseen is None or control.unseen is None:
+        return []
+    without = f"{control.unseen:.1f} % without exchanging"
+    return [f"Of samples of classes that a site lacks, {best.unseen:.1f} % are right, {without}."]
+
+
+def _names(names: Sequence[str]) -> str:
+    return f" ({', '.join(names)})" if 0 < len(names) <= NAMED else ""
+
+
+def _alone(result: MethodResult) -> str:
+    """Describe the only method of some runs."""
+    run, rule = result.runs[-1], result.rule
+    others = [f"{name} {100 * run.outcome.accuracy[name].final:.1f}" for name in run.rules if name != rule]
+    named = [(a, name) for name, a in zip(run.names, run.client_accuracies(rule), strict=True) if a is not None]
+    spread = f", from {100 * min(named)[0]:.1f} % at {min(named)[1]} to {100 * max(named)[0]:.1f} %" * (
+        len(named) > 1
+    )
+    more = f" Other rules: {', '.join(others)} %." if others else ""
+    return (
+        f"{result.label} is right on {_accuracy(result)} of its clients' own test samples ({rule}){spread}, after "
+        f"{result.traffic}.{more} What exchanging adds, only a comparison shows: protofed compare."
+    )
+
+
+def _doubt(results: Sequence[MethodResult]) -> list[str]:
+    if any(len(result.runs) > 1 for result in results):
+        return []
+    return ["One split and one draw of weights: --seeds 0,1,2 shows how much they matter."]
+
+
+def _accuracy(result: MethodResult) -> str:
+    return f"{result.accuracy.mean:.1f} %"
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seeds" if number > 1 else "one seed"

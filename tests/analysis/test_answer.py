@@ -1,0 +1,191 @@
+"""The answer of a comparison, its interval, and the short table."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from protofed.analysis.answer import answer, answer_table
+from protofed.analysis.figures import figures
+from protofed.analysis.paired import two_level
+from protofed.analysis.report.metrics import two_classes
+from protofed.errors import CheckpointError, DataError
+from protofed.runs.loading import load_run, load_runs
+from protofed.storage.files import read_json
+from rundirs import make_run
+
+
+@pytest.fixture
+def runs_of(tmp_path):
+    """Return a function that makes runs of a method with given right answers of each client, one run per seed.
+
+    The clients have 40, 30 and no test samples.
+    """
+
+    def make(method, *seeds, rule="head", bits=False):
+        found = []
+        for seed, rights in enumerate(seeds):
+            path = make_run(tmp_path / f"{method}{seed}", method, seed=seed, rounds=1, clients=3, classes=2)
+            tree = read_json(path / "federation.json")
+            for client, n in zip(tree["clients"], (40, 30, 0), strict=True):
+                client["test"] = [n, 0]
+            (path / "federation.json").write_text(json.dumps(tree))
+            right = [np.isin(np.arange(n), own) for n, own in zip((40, 30), rights, strict=True)]
+            if bits:
+                write_bits(path, rule, right)
+            run = load_run(path)
+            each = [*(float(own.mean()) for own in right), None]
+            total = float(np.concatenate(right).mean())
+            accuracy = replace(run.rounds[-1].accuracy, weighted={rule: total}, clients={rule: each})
+            found.append(replace(run, rounds=[replace(run.rounds[-1], accuracy=accuracy)]))
+        return found
+
+    return make
+
+
+def write_bits(path, rule, right):
+    names = [client["name"] for client in read_json(path / "federation.json")["clients"]]
+    bits = [np.packbits(own).tobytes().hex() for own in right]
+    clients = {name: {"samples": len(own), "right": b} for name, own, b in zip(names, right, bits, strict=False)}
+    clients[names[-1]] = {"samples": 0}
+    tree = {"version": 1, "rule": rule, "round": 1, "overall": {"samples": 70}, "clients": clients}
+    (path / "metrics.json").write_text(json.dumps(tree))
+
+
+FEW, MOST = (range(20), range(15)), (range(2, 38), range(1, 29))
+
+
+@pytest.mark.parametrize("bits", [False, True])
+def test_one_seed_has_the_interval_over_test_samples(runs_of, bits):
+    """By the answers one by one where both runs have kept them; otherwise by the most that can be apart."""
+    runs = [*runs_of("fedproto", MOST, bits=bits), *runs_of("local", FEW, bits=bits)]
+    found = answer(runs)
+    right = [[np.isin(np.arange(n), own) for n, own in zip((40, 30), each, strict=True)] for each in (MOST, FEW)]
+    ours, theirs = (np.concatenate(each).astype(float) for each in right)
+    apart = ours - theirs
+    if not bits:  # as if no sample were wrong by both that need not be
+        n, a, b = (np.array(v) for v in ((40, 30), (36, 28), (20, 15)))
+        discordant = (a + b - 2 * np.maximum(0, a + b - n)).sum()
+    else:
+        discordant = np.abs(apart).sum()
+    half = stats.norm.ppf(0.975) * math.sqrt((discordant / 70 - apart.mean() ** 2) / 70)
+    assert found.gain == pytest.approx([100 * (apart.mean() + k * half) for k in (0, -1, 1)])
+    assert found.sentences[0].startswith(f"Federating helps: {100 * apart.mean():+.1f} (")
+    assert found.sentences[1] == "By site, a gain is seen at 2 of 2 (client_00, client_01)."
+    assert found.sentences[-1].startswith("One split and one draw of weights")
+    only = ours[:40] - theirs[:40]
+    assert found.sites["client_00"].mean == pytest.approx(100 * only.mean())
+    assert "client_02" not in found.sites, "it has no test samples"
+
+
+def test_bits_that_do_not_give_the_recorded_accuracy_are_not_used(runs_of):
+    runs = [*runs_of("fedproto", MOST, bits=True), *runs_of("local", FEW, bits=True)]
+    wide = answer([*runs_of("fedtgp", MOST), *runs_of("fixed_etf", FEW)]).gain
+    own = runs[0].measured.clients
+    other = replace(own["client_00"], right="0" * 10)
+    runs[0] = replace(runs[0], measured=replace(runs[0].measured, clients={**own, "client_00": other}))
+    assert wide.half > answer(runs).gain.half > answer([*runs_of("gfpl", MOST, bits=True), runs[1]]).gain.half
+
+
+@pytest.mark.parametrize("bits", ["0g", "0", "0xff", "FF", 7])
+def test_bits_are_hexadecimal_digits(tmp_path, bits):
+    path = make_run(tmp_path / "run", metrics=True)
+    tree = read_json(path / "metrics.json")
+    tree["clients"]["client_00"]["right"] = bits
+    (path / "metrics.json").write_text(json.dumps(tree))
+    with pytest.raises(CheckpointError, match=r"metrics.json: .*client_00.*right"):
+        load_run(path)
+
+
+def test_losing_and_undecided_comparisons_say_so(runs_of):
+    lost = answer([*runs_of("fedproto", FEW), *runs_of("local", MOST)])
+    assert lost.sentences[0].startswith("Federating does not help: ")
+    assert lost.sentences[1] == "By site, a gain is seen at none of 2, a loss at 2 (client_00, client_01)."
+    same = answer([*runs_of("fedavg", MOST, rule="global_model"), *runs_of("fixed_etf", MOST)])
+    assert same.sentences[0].startswith("No gain from federating is seen: +0.0 (")
+
+
+def test_the_best_of_either_side_are_compared_and_every_other_kind_is_named(runs_of):
+    runs = [*runs_of("fedproto", MOST), *runs_of("fedtgp", FEW), *runs_of("fedavg", FEW, rule="global_model")]
+    found = answer([*runs, *runs_of("local", FEW), *runs_of("fixed_etf", (range(3), range(3)))])
+    assert (found.best.label, found.control.label) == ("fedproto", "local")
+    (others,) = (text for text in found.sentences if text.startswith("Others by what they send"))
+    assert others.startswith("Others by what they send: prototypes (fedtgp): no gain seen, +0.0 (")
+    assert "all weights (fedavg): no gain seen" in others
+
+
+def test_without_a_control_or_an_exchange_there_is_no_gain(runs_of):
+    pair = [*runs_of("fedproto", MOST), *runs_of("fedtgp", FEW)]
+    assert answer(pair).gain is None
+    assert answer(pair).sentences == []
+    (alone,) = answer(runs_of("local", MOST)).sentences
+    assert alone.startswith(
+        "local is right on 91.4 % of its clients' own test samples (head), from 90.0 % at client_00"
+    )
+    assert answer([]) is None
+    with pytest.raises(DataError, match="one that exchanges"):
+        figures.get("sites")(pair)
+
+
+def test_seeds_that_only_one_side_has_are_not_compared(runs_of):
+    ours = [replace(run, config={**run.config, "seed": 7}) for run in runs_of("fedproto", MOST)]
+    assert answer([*ours, *runs_of("local", FEW)]).gain is None
+
+
+def test_the_short_table_fits_a_narrow_screen_and_keeps_the_control(runs_of):
+    names = ["fedproto", "fedtgp", "protonorm", "tinyproto", "gfpl", "fedavg"]
+    rules = {"fedavg": "global_model"}
+    runs = [run for name in names for run in runs_of(name, MOST, MOST, rule=rules.get(name, "head"))]
+    table = answer_table(answer([*runs, *runs_of("local", FEW, FEW)]), 3)
+    assert [row[0].text for row in table.rows] == ["fedproto", "fedtgp", "local"]
+    assert table.caption.startswith("4 more")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table)
+    shown = console.export_text()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown.replace(" … ", "")
+
+
+def test_withheld_numbers_of_samples_leave_the_seeds(runs_of):
+    def hidden(runs):
+        for run in runs:
+            clients = [replace(client, counts="none") for client in run.clients]
+            yield replace(run, federation=replace(run.federation, clients=clients))
+
+    runs = [*runs_of("fedproto", MOST, MOST), *runs_of("local", FEW, (range(22), range(15)))]
+    found = answer([*hidden(runs)])
+    each = [100 * (64 - 35) / 70, 100 * (64 - 37) / 70]
+    half = stats.t.ppf(0.975, 1) * np.std(each, ddof=1) / math.sqrt(2)
+    assert found.gain == pytest.approx([np.mean(each) + k * half for k in (0, -1, 1)])
+    assert found.sites == {}
+
+
+@pytest.mark.parametrize(("seeds", "spread"), [(1, 0.0), (2, 0.0), (3, 0.0), (3, 1.0), (5, 0.5), (5, 2.0)])
+def test_the_interval_covers_the_true_gain(seeds, spread):
+    """2,000 simulated comparisons; the spread between seeds is in units of that over test samples."""
+    rng = np.random.default_rng(seeds)
+    draws = 1.0 + rng.normal(0, 1, (2000, seeds)) + spread * rng.normal(0, 1, (2000, seeds))
+    found = [two_level([(value, 1.0) for value in row]) for row in draws]
+    assert np.mean([each.low <= 1.0 <= each.high for each in found]) > 0.945
+
+
+def test_two_classes_have_the_metrics_of_a_test(tmp_path):
+    paths = [make_run(tmp_path / str(seed), "local", seed=seed, classes=2, metrics=True) for seed in (0, 1)]
+    runs = load_runs(paths)
+    (row,) = two_classes(runs).rows
+    found = [run.measured.overall for run in runs]
+    recall = [{c.label: c.recall for c in each.classes} for each in found]
+    assert (
+        row[1].text
+        == f"{100 * np.mean([r[1] for r in recall]):.1f} ± {100 * np.std([r[1] for r in recall], ddof=1):.1f}%"
+    )
+    low, high = map(float, row[3].note.split(" … "))
+    assert 0 <= low <= np.mean([each.auroc for each in found]) <= high <= 1
+    assert two_classes(load_runs([make_run(tmp_path / "three", metrics=True)])) is None
