@@ -75,7 +75,7 @@ def test_one_seed_has_the_interval_over_test_samples(runs_of, bits):
         discordant = (a + b - 2 * np.maximum(0, a + b - n)).sum()
     else:
         discordant = np.abs(apart).sum()
-    half = stats.norm.ppf(0.975) * math.sqrt((discordant / 70 - apart.mean() ** 2) / 70)
+    half = stats.norm.ppf(0.975) * math.sqrt(((discordant + 1) / 72 - (apart.sum() / 72) ** 2) / 72)
     assert found.gain == pytest.approx([100 * (apart.mean() + k * half) for k in (0, -1, 1)])
     assert found.sentences[0].startswith(f"Federating helps: {100 * apart.mean():+.1f} (")
     assert found.sentences[1] == "By site, a gain is seen at 2 of 2 (client_00, client_01)."

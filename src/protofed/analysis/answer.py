@@ -207,21 +207,28 @@ def _result(label: str, group: list[Run]) -> MethodResult:
 
 
 def _own(run: Run, rule: str) -> tuple[float, float] | None:
-    """Return the final accuracy in percent and its variance over test samples."""
+    """Return the final accuracy in percent and its variance over test samples (Agresti and Coull 1998)."""
     if not run.accuracy(rule):
         return None
     share = run.accuracy(rule)[run.last_evaluation]
     n = sum(sum(client.test) for client in run.clients) if _told(run) else 0
-    return 100 * share, 1e4 * share * (1 - share) / n if n else math.inf
+    shrunk = (n * share + 2) / (n + 4)
+    return 100 * share, 1e4 * shrunk * (1 - shrunk) / (n + 4) if n else math.inf
 
 
 def _apart(one: Run, rule: str, other: Run, theirs: str, client: str) -> tuple[float, float] | None:
-    """Return the difference of two runs in points, and at most its variance over their common test samples."""
+    """Return the difference of two runs in points, and at most its variance over their common test samples.
+
+    The variance is that of Agresti and Min (2005).
+    """
     pairs = {name: scores for name, scores in _paired(one, rule, other, theirs) if client in ("", name)}
     n = sum(each.tests for each in pairs.values())
     if n:
         mean = sum(each.ours - each.theirs for each in pairs.values()) / n
-        return 100 * mean, 1e4 * (sum(each.apart for each in pairs.values()) / n - mean**2) / n
+        apart = sum(each.apart for each in pairs.values())
+        # Half a sample more of every outcome, or few samples without a difference would leave no doubt.
+        shrunk = n * mean / (n + 2)
+        return 100 * mean, 1e4 * ((apart + 1) / (n + 2) - shrunk**2) / (n + 2)
     if client or not (one.accuracy(rule) and other.accuracy(theirs)):
         return None
     ours, base = one.accuracy(rule)[one.last_evaluation], other.accuracy(theirs)[other.last_evaluation]

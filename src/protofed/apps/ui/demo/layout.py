@@ -146,6 +146,7 @@ class DemoLayout:
                 ui.element("span").classes("spring")
                 self._toggle("Against", {"round": "rounds", "bytes": "bytes"}, "round", "against")
                 self._toggle("By", {"accuracy": "prototypes", "head": "head"}, "accuracy", "by")
+            ui.html('<p class="answer" data-read="answer"></p>', sanitize=False)
             curves = shell.chart(_curve_options(), label="Accuracy of both sides, round by round").classes("curve")
             self.charts["curves"] = curves.id
 

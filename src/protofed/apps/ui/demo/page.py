@@ -18,7 +18,7 @@ from protofed.apps.ui import shell
 from protofed.apps.ui.demo import digits
 from protofed.apps.ui.demo.layout import DemoLayout
 from protofed.apps.ui.demo.setup import SIDES, Chosen, Setup, Side, usual
-from protofed.apps.ui.demo.words import in_rounds, title, why_low
+from protofed.apps.ui.demo.words import answered, in_rounds, title, why_low
 from protofed.apps.ui.demo.worker import Message, Worker
 from protofed.text import duration, percent, size
 
@@ -223,6 +223,9 @@ class Demo:
                 "unseen": "–" if unseen is None else percent(unseen),
             }
         accuracies = [content[side]["accuracy"] for side in SIDES]
+        left, right = (self.setup.chosen(side).method for side in SIDES)
+        sent = tuple(content[side]["bytes"] for side in SIDES)
+        content["answer"] = answered((left, right), tuple(accuracies), sent)
         self.layout.why(why_low(self.setup, self._counts, accuracies, content["round"]))
         self._points.append(point)
         self._newest = content

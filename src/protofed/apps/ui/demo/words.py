@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protofed.apps.ui.demo.setup import Setup
+from protofed.text import percent, size
 
 TITLES = {
     "fedproto": "FedProto",
@@ -161,6 +162,24 @@ def look_for(left: str, right: str, clients: int = 2) -> tuple[str, ...]:
     if left == right:
         told.append("One method on both sides: change an option on one of them, and compare.")
     return tuple(told)
+
+
+def answered(methods: tuple[str, str], accuracies: tuple[float, float], sent: tuple[int, int]) -> str:
+    """Return a sentence that says which side is ahead, by how much and for how many bytes.
+
+    Example:
+        >>> answered(("fedproto", "fedtgp"), (0.725, 0.75), (1200, 3400))
+        'FedTGP is ahead by 2.5 points, with 3.40 kB sent against 1.20 kB.'
+    """
+    ahead = int(accuracies[1] > accuracies[0])
+    names = [title(method) for method in methods]
+    if names[0] == names[1]:
+        names = [f"{name}, {side}" for name, side in zip(names, ("left", "right"), strict=True)]
+    sizes = f"with {size(sent[ahead])} sent against {size(sent[1 - ahead])}"
+    points = 100 * abs(accuracies[1] - accuracies[0])
+    if points < 0.05:
+        return f"Both sides are level: {percent(accuracies[0])}, {size(sent[0])} and {size(sent[1])} sent."
+    return f"{names[ahead]} is ahead by {points:.1f} points, {sizes}."
 
 
 def why_low(setup: Setup, counts: Sequence[Sequence[int]], accuracies: Sequence[float], round: int) -> str:

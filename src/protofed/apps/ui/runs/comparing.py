@@ -8,7 +8,15 @@ from nicegui import ui
 
 from protofed.apps.ui.runs import differences, lines, rows
 from protofed.apps.ui.runs.library import Library
-from protofed.apps.ui.runs.parts import Choice, RecordTable, accuracy_plots, check, heading, options_table
+from protofed.apps.ui.runs.parts import (
+    Choice,
+    RecordTable,
+    accuracy_plots,
+    answered,
+    check,
+    heading,
+    options_table,
+)
 
 NONE = {"": "choose a run"}
 
@@ -30,6 +38,7 @@ class Comparing:
                 for i, key in enumerate(self.keys)
             ]
         with ui.element("div").classes("stack"):
+            self.answer = ui.label().classes("lead").props('role="status"')
             with ui.element("section").classes("card flush"):
                 self.table = RecordTable(_columns([]), label="Results", empty="No run is chosen.")
             with ui.element("section").classes("card flush"):
@@ -74,6 +83,7 @@ class Comparing:
         for plot, over in ((self.over_rounds, "rounds"), (self.over_bytes, "bytes")):
             plot.draw(lines.accuracy(runs, over=over, each=True))
             plot.say(lines.alike(len(runs)))
+        self.answer.set_text(answered(runs))
         options = differences.options([run.config for run in runs])
         differing = sum(option.differs for option in options)
         shown = options if self.all else [option for option in options if option.differs]

@@ -13,6 +13,7 @@ from protofed.analysis.differing import troubles
 from protofed.analysis.figures.lines import scalars
 from protofed.analysis.one_class import one_class
 from protofed.analysis.report import facts, tables
+from protofed.analysis.site import SiteView, site_view
 from protofed.apps.ui.runs import differences, lines, rows, vectors
 from protofed.apps.ui.runs.following import SeenRun
 from protofed.apps.ui.runs.library import Library
@@ -118,6 +119,15 @@ class OneRun:
 
     def _build_clients(self, run: Run) -> None:
         M, K = len(run.clients), len(run.class_names)
+        with ui.element("section").classes("card"):
+            heading("One site")
+            self.site = Choice("Site", {n: n for n in run.names}, run.names[0], lambda _: self._draw_site())
+            self.site_view = {}
+            with ui.element("dl").classes("site"):
+                for word in SiteView._fields:
+                    ui.html(word.capitalize(), sanitize=False, tag="dt")
+                    with ui.element("dd"):
+                        self.site_view[word] = ui.label()
         heading("Clients")
         with ui.element("div").classes("two"):
             split = Plot(
@@ -276,7 +286,17 @@ class OneRun:
             name = self.quantity.value
             self.measured.draw(lines.measured(run, {name: _worded(name)}) if name else {})
 
+    def _draw_site(self) -> None:
+        run = self.library.runs[self.key].run
+        if run is None:
+            return
+        beside = run.directory.parent
+        others = [s.run for s in self.library.runs.values() if s.run is not None and s.directory.parent == beside]
+        for word, text in site_view(run, self.site.value, others)._asdict().items():
+            self.site_view[word].set_text(text)
+
     def _draw_clients(self, run: Run) -> None:
+        self._draw_site()
         self.clients.set_columns(rows.client_columns(run))
         self.clients.fill(rows.clients(run))
         if not run.evaluations:

@@ -9,7 +9,7 @@ from nicegui import ui
 from protofed.apps.ui.runs import lines, rows
 from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.library import Library
-from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, RecordTable, accuracy_plots, check
+from protofed.apps.ui.runs.parts import NOTHING_YET, Choice, RecordTable, accuracy_plots, answered, check
 from protofed.runs.run import rules_of
 
 MAIN_RULE = {"": "each method's main rule"}
@@ -28,6 +28,7 @@ class Overview:
         self.picked: list[str] = []
         self._shown: object = None
         self._told = ui.label().classes("crumb").props('role="status"')
+        self.answer = ui.label().classes("lead").props('role="status"')
         with ui.element("div").classes("stack"):
             with ui.element("div").classes("row"):
                 self.rule = Choice("Accuracy by", MAIN_RULE, "", lambda _: self._draw())
@@ -58,6 +59,7 @@ class Overview:
         self.table.set_columns(rows.run_columns(listed))
         self.table.fill(listed)
         chosen = [s.run for key, s in seen.items() if s.run is not None and (not self.picked or key in self.picked)]
+        self.answer.set_text(answered(chosen))
         spread = not self.each and len({run.label for run in chosen}) < len(chosen)
         note = "mean and standard deviation over seeds" if spread else ""
         if self.picked:

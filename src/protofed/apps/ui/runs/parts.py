@@ -12,12 +12,14 @@ from weakref import WeakKeyDictionary
 from nicegui import Client, ui
 from nicegui.element import Element
 
+from protofed.analysis.answer import answer
 from protofed.analysis.report.facts import Card
 from protofed.apps.ui import shell
 from protofed.apps.ui.runs.differences import Option
 from protofed.apps.ui.runs.following import SeenRun, State
 from protofed.apps.ui.runs.lines import Feed, Lines
 from protofed.apps.ui.runs.rows import Row, Sent, state_text
+from protofed.runs.run import Run
 
 STATIC = Path(__file__).parent / "static"
 
@@ -50,6 +52,12 @@ def heading(text: str, note: str = "") -> None:
     ui.html(html.escape(text), sanitize=False, tag="h2")
     if note:
         ui.label(note).classes("soft")
+
+
+def answered(runs: Sequence[Run]) -> str:
+    """Return what runs of one recipe answer; "" if they are of several, or compare nothing."""
+    found = answer(runs) if len({run.recipe for run in runs}) == 1 and len(runs) > 1 else None
+    return found.text if found else ""
 
 
 class Plot:

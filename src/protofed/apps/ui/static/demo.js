@@ -247,6 +247,7 @@ window.protofedDemo = (() => {
   function write() {
     root().dataset.round = frame.round;
     root().querySelector('[data-read="round"]').textContent = frame.round;
+    root().querySelector('[data-read="answer"]').textContent = frame.answer;
     for (const side of SIDES) {
       const texts = { ...frame[side].texts };
       if (by === "head") texts.accuracy = texts.head;
