@@ -100,6 +100,13 @@ def _moved(t: Tensor, gradient: Tensor | None, lr: float) -> Tensor:
     return t.detach() if gradient is None else t.detach() - lr * gradient
 
 
+def clipped(before: Net, after: Net, limit: float) -> Net:
+    """Shorten a network's step to ``lr·limit``."""
+    steps = [a - b for a, b in zip(after, before, strict=True)]
+    length = sum(float(s.square().sum()) for s in steps) ** 0.5 / LR
+    return [b + s * min(1.0, limit / (length + 1e-6)) for b, s in zip(before, steps, strict=True)]
+
+
 def rounds_of(samples, name: str, number: int, epochs: int = 1) -> Iterator[list[tuple[Tensor, int]]]:
     """Yield a client's mini-batches of a round, as lists of samples."""
     for epoch in range(epochs):

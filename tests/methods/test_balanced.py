@@ -92,7 +92,7 @@ HEADS = ("local", "fixed_etf", "fedproto", "tinyproto", "protonorm", "fedtgp", "
 """Methods with a private head and the option."""
 
 
-@few("method", [*HEADS, "beacon"], 4)
+@few("method", [*HEADS, "beacon", "fedmrl"], 4)
 def test_absent_classes_get_no_gradient(method):
     """Their rows of the head do not move, in any round; a plain head pushes them down."""
     federation = build(method, two()) if method == "beacon" else balanced(method)

@@ -53,10 +53,11 @@ def sizes(federation) -> dict[str, float]:
     model = visited(federation)["ann"].model
     count = {
         part: sum(p.numel() for n, p in model.named_parameters() if n.startswith(part))
-        for part in ("extractor.", "head.", "extras.")
+        for part in ("extractor.", "head.")
     }
     θ, φ = count["extractor."], count["head."]
     method = federation.method
+    shared = getattr(method, "network", None)  # the one of a client's extras that travels
     down = method.broadcast_schema
     fields = down.fields.items() if down else ()
     G = sum(math.prod(f.shape) for n, f in fields if n.startswith("generator.") and f.parameter)
@@ -65,7 +66,7 @@ def sizes(federation) -> dict[str, float]:
         "w": θ + φ,
         "θ": θ,
         "φ": φ,
-        "aux": count["extras."],
+        "aux": sum(p.numel() for p in shared.parameters()) if shared else 0,
         "K": K,
         "d": 5,
         "s": getattr(method, "width", 0),

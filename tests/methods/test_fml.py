@@ -31,19 +31,12 @@ def losses(own, meme, batch, scale):
     return ALPHA * ce_l + scale * (1 - ALPHA) * to_l, BETA * ce_m + scale * (1 - BETA) * to_m
 
 
-def clipped(before, after, limit):
-    """Shorten a network's step to ``lr·limit``."""
-    steps = [a - b for a, b in zip(after, before, strict=True)]
-    length = sum(float(s.square().sum()) for s in steps) ** 0.5 / naive.LR
-    return [b + s * min(1.0, limit / (length + 1e-6)) for b, s in zip(before, steps, strict=True)]
-
-
 def local_step(own, meme, batch, htfl):
     """One SGD step of both networks from the same point."""
     scale = 1 / K if htfl else 1.0
     if htfl:  # both networks minimise the sum
         (a, b), _ = naive.step([own, meme], lambda w: sum(losses(*w, batch, scale)))
-        return clipped(own, a, CLIP), clipped(meme, b, CLIP)
+        return naive.clipped(own, a, CLIP), naive.clipped(meme, b, CLIP)
     (a,), _ = naive.step([own], lambda w: losses(w[0], meme, batch, scale)[0])
     (b,), _ = naive.step([meme], lambda w: losses(own, w[0], batch, scale)[1])
     return a, b

@@ -98,6 +98,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             down="≈ r·|w_aux|",
             sums_only=compress == "none",
             personal=compress == "updates",
+            beyond_means=None,
             ends="fedkd raises the energy of its messages until the last round" * (compress != "none"),
         )
 

@@ -9,21 +9,16 @@ meme that the prototype papers used nor the code behind their tables is confirme
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Phase, Round, Terms, Traits, Update, Upload
-from protofed.methods.fedavg import average
-from protofed.methods.given import Batch, Local, Task, Tensors
+from protofed.methods.contract import Phase, Round, Terms, Update
+from protofed.methods.given import Batch, Task, Tensors
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.presets import Preset, filled
-from protofed.methods.parts.weights import load_weights, with_samples
 from protofed.options import option
-from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -60,10 +55,7 @@ class FMLOptions(AuxiliaryOptions):
 
 @register
 class FML(AuxiliaryMethod[FMLOptions]):
-    """Clients start each round from the global meme, train both networks and send the meme; the server averages.
-
-    Server state: the meme, by the names of its weights.
-    """
+    """Fork: the client's meme becomes the global one; both networks train; merge: the meme becomes the mean."""
 
     name = "fml"
     summary = "clients' own models and a shared small one teach each other"
@@ -73,29 +65,6 @@ class FML(AuxiliaryMethod[FMLOptions]):
 
     def __init__(self, options: FMLOptions, task: Task) -> None:
         super().__init__(filled(options, PRESETS), task)
-
-    @classmethod
-    def traits(cls, options: FMLOptions) -> Traits:
-        """The server takes a mean."""
-        return replace(super().traits(options), beyond_means="")
-
-    @cached_property
-    def broadcast_schema(self) -> Schema:
-        """The meme."""
-        return weight_schema(self.initial, self.task.num_classes)
-
-    @cached_property
-    def upload_schema(self) -> Schema:
-        """The meme, and the client's number of samples."""
-        return with_samples(self.broadcast_schema, self.options.weighting)
-
-    # The client.
-
-    def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Fork: the client's meme becomes the global one."""
-        if message is not None:
-            load_weights(local.model.extras["meme"], message)
-        return {}
 
     def round(self, number: int) -> Round:
         """Both networks step on the same batches."""
@@ -122,21 +91,3 @@ class FML(AuxiliaryMethod[FMLOptions]):
                 fixed = teacher.detach() if o.detach_teacher else teacher
                 terms[name] = weight * scale * divergence(batch, fixed, student)
         return terms, output
-
-    def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Send the trained meme, and ``n_i``."""
-        return {**self.shared(local.model.extras["meme"]), "samples": local.counts.sum()}
-
-    # The server.
-
-    def server_state(self) -> Tensors:
-        """Start from one initial meme."""
-        return dict(self.initial)
-
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
-        """Send the global meme."""
-        return dict(server)
-
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Merge: the global meme becomes the mean of the clients'."""
-        return Aggregate(average(server, uploads, self.options.weighting), {})

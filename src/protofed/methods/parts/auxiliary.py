@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from torch import nn
 
 from protofed.errors import ConfigError, ModelError
-from protofed.methods.contract import Batch, Method, Task, Tensors, Traits
-from protofed.methods.parts.weights import copied, shared_weights
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Tensors, Traits, Upload
+from protofed.methods.fedavg import average
+from protofed.methods.parts.weights import copied, load_weights, shared_weights, with_samples
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import Options, option
+from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -36,17 +39,17 @@ A = TypeVar("A", bound=AuxiliaryOptions)
 
 
 class AuxiliaryMethod(Method[A]):
-    """Base of mutual distillation: client i's own model ``w_i`` stays, the shared ``w_aux`` goes up and down.
+    """Client i's own model ``w_i`` stays; the shared ``w_aux`` is trained beside it, sent and averaged.
 
     The shared model is in every client's ``extras`` under the name :attr:`role`. Rules: ``head`` is the client's
-    own model, ``global_model`` the shared one.
+    own model, ``global_model`` the shared one. Server state: the shared model, by the names of its weights.
     """
 
     role: ClassVar[str]
 
     @classmethod
     def traits(cls, options: A) -> Traits:
-        """Every upload holds ``n_i``; the client's own model answers, and the shared one."""
+        """Every upload holds ``n_i``, for a mean; the client's own model answers, and the shared one."""
         return Traits(
             "part of the weights",
             "|w_aux|",
@@ -54,6 +57,7 @@ class AuxiliaryMethod(Method[A]):
             f"one K-way {cls.role}",
             (HEAD, GLOBAL_MODEL),
             counts=True,
+            beyond_means="",
         )
 
     def __init__(self, options: A, task: Task) -> None:
@@ -90,6 +94,44 @@ class AuxiliaryMethod(Method[A]):
         """Return references to the weights of the shared model that cross the network."""
         return shared_weights(network, buffers=self.options.share_buffers)
 
+    # What crosses the network.
+
+    @cached_property
+    def broadcast_schema(self) -> Schema:
+        """``w_aux``."""
+        return weight_schema(self.initial, self.task.num_classes)
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """``w_aux``, and the client's number of samples."""
+        return with_samples(self.broadcast_schema, self.options.weighting)
+
+    # The client.
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Load the shared model."""
+        if message is not None:
+            load_weights(local.model.extras[self.role], message)
+        return {}
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send the trained ``w_aux``, and ``n_i``."""
+        return {**self.shared(local.model.extras[self.role]), "samples": local.counts.sum()}
+
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of either classifier."""
         return {"head": model(batch.x).logits, "global_model": model.extras[self.role](batch.x).logits}
+
+    # The server.
+
+    def server_state(self) -> Tensors:
+        """Start from one initial model."""
+        return dict(self.initial)
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+        """Send the shared model."""
+        return dict(server)
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """The shared model becomes the mean of the clients'."""
+        return Aggregate(average(server, uploads, self.options.weighting), {})

@@ -1,0 +1,120 @@
+"""FedMRL: a small network that all share and a client's own look at a sample; nested heads read what both see.
+
+Yi, Yu, Ren, Wang, Liu and Li, "Federated Model Heterogeneous Matryoshka Representation Learning", NeurIPS 2024.
+
+The formulas are those of the authors' code. HtFLlib differs: it averages without weights, and its clients forget
+at the end of every round what their projector has learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from protofed.errors import ModelError
+from protofed.methods import register
+from protofed.methods.contract import Phase, Round, Terms, Traits, Update
+from protofed.methods.given import Batch, Task, Tensors
+from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
+from protofed.methods.parts.prior import Shifting, SoftmaxOptions, cross_entropy, head_scores, own_classes
+from protofed.methods.traits import GLOBAL_MODEL
+from protofed.options import option
+from protofed.runs.rules import Rule
+
+if TYPE_CHECKING:
+    from protofed.models import Output, SplitModel
+
+SHARED_HEAD = Rule(
+    "shared_head",
+    "Shared head",
+    "the class with the largest output of the shared head, which reads the first of the fused features",
+    "shared",
+    "green",
+    20,
+)
+
+
+@dataclass(frozen=True)
+class FedMRLOptions(SoftmaxOptions, AuxiliaryOptions):
+    """Hyperparameters; the loss weighs both heads alike."""
+
+    auxiliary_d: int = option(
+        0, "length d₁ of its features (0 = a quarter of model.d as in HtFLlib; the authors' code: model.d)", least=0
+    )
+    weighting: Literal["samples", "uniform"] = option(
+        "samples", "weight of a client in the mean: n_i (the authors' code), or 1 (HtFLlib)"
+    )
+    clip: float = option(
+        0.0, "largest norm of the gradient of each network, 0 for none (the authors' code: 50)", least=0
+    )
+
+
+@register
+class FedMRL(Shifting, AuxiliaryMethod[FedMRLOptions]):
+    """A private projector ``P_i`` fuses the features of both networks; the shared head reads the first ``d₁``.
+
+    ::
+
+        r = P_i[f_θ(x); f_i(x)],   P_i: ℝ^(d₁+d₂) → ℝ^(d₂)
+        CE(φ_θ(r_1, …, r_d₁), y) + CE(φ_i(r), y)
+
+    ``θ`` with its head ``φ_θ`` travels; ``f_i``, ``φ_i`` and ``P_i`` stay.
+    """
+
+    name = "fedmrl"
+    summary = "features of a shared small model and of the client's own, fused and read by nested heads"
+    reference = "Yi et al., NeurIPS 2024, arXiv 2406.00488"
+    role = "network"
+    Options = FedMRLOptions
+
+    def __init__(self, options: FedMRLOptions, task: Task) -> None:
+        width = options.auxiliary_d or max(1, task.feature_dim // 4)
+        super().__init__(replace(options, auxiliary_d=width), task)
+
+    @classmethod
+    def traits(cls, options: FedMRLOptions) -> Traits:
+        """The client's head and the shared one on fused features; the shared network alone."""
+        found = super().traits(options)
+        return replace(found, rules=options.head_rules(SHARED_HEAD, GLOBAL_MODEL))
+
+    def extend(self, model: SplitModel) -> None:
+        """Add the shared network, and a projector to the length of the client's own features."""
+        super().extend(model)
+        short, own = self.network.feature_dim, model.feature_dim
+        if short > own:
+            raise ModelError(
+                f"fedmrl: the shared model's {short} features have to be the first of a client's {own}: set "
+                f"method.auxiliary_d to {own} or less"
+            )
+        model.extras["projector"] = nn.Linear(short + own, own)
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Remember the client's class frequencies for balanced softmax."""
+        return own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
+
+    def round(self, number: int) -> Round:
+        """All networks step on the same batches."""
+        return Round((Phase((Update(self.loss, clip=self.options.clip or None),)),))
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+        """Cross-entropy of either head on the fused features."""
+        own, _, coarse, fine = self.outputs(model, batch)
+        return {
+            "cross_entropy": cross_entropy(batch, fine, state),
+            "shared_cross_entropy": cross_entropy(batch, coarse, state),
+        }, own
+
+    def outputs(self, model: SplitModel, batch: Batch) -> tuple[Output, Output, Tensor, Tensor]:
+        """Return what either network answers alone, and ``(B, K)`` logits of the shared head and of the own."""
+        small = cast("SplitModel", model.extras["network"])
+        own, other = model(batch.x), small(batch.x)
+        fused = model.extras["projector"](torch.cat([other.features, own.features], -1))
+        return own, other, small.head(fused[..., : small.feature_dim]), model.head(fused)
+
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of either head on the fused features, and of the shared network alone."""
+        _, small, coarse, fine = self.outputs(model, batch)
+        return {**head_scores(fine, state), "shared_head": coarse, "global_model": small.logits}
