@@ -15,6 +15,7 @@ import itertools
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ ARMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "gfpl-balanced": ({"name": "gfpl", **BALANCED}, (LR, LAMBDA)),
     "unshared": ({"name": "beacon", "exchange": False}, (LR,)),
     "beacon": ({"name": "beacon"}, (LR,)),
+    "fedmrl-tiny": ({"name": "fedmrl", "auxiliary": "tiny", "auxiliary_d": 256, **BALANCED}, (LR,)),
 }
 """Method options of every arm, and what is tuned; of two networks the learning rate is that of the client's own."""
 STUDIES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -103,11 +105,11 @@ def validated(directory: Path) -> float:
     return last.weighted[OWN_RULE]
 
 
-def choose(out: Path) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def choose(out: Path, arms: Sequence[str]) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Return the place of each arm that is best on validation samples, and a row for everything that was tried."""
     best: dict[str, int] = {}
     rows = []
-    for arm in ARMS:
+    for arm in arms:
         means = []
         for place, values in enumerate(grid(arm)):
             scores = [validated(out / f"{label(arm, place)}-seed{seed}") for seed in TUNING]
@@ -118,19 +120,20 @@ def choose(out: Path) -> tuple[dict[str, int], list[dict[str, Any]]]:
     return best, rows
 
 
-def chosen_of(study: str) -> dict[str, int]:
-    """Return the places that a saved study has chosen."""
+def chosen_of(study: str, arms: Sequence[str]) -> dict[str, int]:
+    """Return the places of some arms that a saved study has chosen."""
     with TUNED.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["study"] == study]
-    return {arm: [bool(r["chosen"]) for r in rows if r["arm"] == arm].index(True) for arm in ARMS}
+    return {arm: [bool(r["chosen"]) for r in rows if r["arm"] == arm].index(True) for arm in arms}
 
 
 def keep(study: str, rows: list[dict[str, Any]]) -> None:
-    """Write what was tried in a study to tuning/tried.csv, in place of what it said of it."""
+    """Write what was tried in a study to tuning/tried.csv, in place of what it said of the same arms."""
+    tried = {row["arm"] for row in rows}
     others: list[dict[str, Any]] = []
     if TUNED.is_file():
         with TUNED.open(encoding="utf-8", newline="") as file:
-            others = [row for row in csv.DictReader(file) if row["study"] != study]
+            others = [row for row in csv.DictReader(file) if row["study"] != study or row["arm"] not in tried]
     TUNED.parent.mkdir(exist_ok=True)
     with TUNED.open("w", encoding="utf-8", newline="") as file:
         out = csv.DictWriter(file, ("study", "arm", *GRID, "validation", "chosen"), lineterminator="\n")
@@ -143,25 +146,27 @@ def main() -> None:
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("directory", type=Path, help="of its runs")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="of the chosen values")
+    parser.add_argument("--arms", default=",".join(ARMS), help="those to run; saved figures of others stay")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--save", action="store_true", help="write what was chosen, and the figures of it")
     given = parser.parse_args()
     source, tried = STUDIES[given.study][2], given.directory / "tuning"
+    arms = given.arms.split(",")
     rows: list[dict[str, Any]] = []
     if source:
-        best = chosen_of(source)
+        best = chosen_of(source, arms)
     else:
-        run(given.study, {arm: list(range(len(grid(arm)))) for arm in ARMS}, TUNING, tried, given.jobs)
-        best, rows = choose(tried)
+        run(given.study, {arm: list(range(len(grid(arm)))) for arm in arms}, TUNING, tried, given.jobs)
+        best, rows = choose(tried, arms)
     final = given.directory / "chosen"
     seeds = tuple(seed for seed in map(int, given.seeds.split(",")) if source or seed not in TUNING)
     run(given.study, {arm: [place] for arm, place in best.items()}, seeds, final, given.jobs)
     if given.save:
         wanted = {label(arm, place): arm for arm, place in best.items()}
         found = arms_of([final] if source else [tried, final])
-        save(
-            [Arm(wanted[arm.label], arm.runs) for arm in found if arm.label in wanted], STUDY / f"{given.study}.csv"
-        )
+        path = STUDY / f"{given.study}.csv"
+        others = [arm for arm in arms_of([path]) if arm.label not in arms] if path.is_file() else []
+        save([*others, *(Arm(wanted[arm.label], arm.runs) for arm in found if arm.label in wanted)], path)
         if rows:
             keep(given.study, rows)
 
