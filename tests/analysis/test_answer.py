@@ -130,6 +130,7 @@ def test_without_a_control_or_an_exchange_there_is_no_gain(runs_of):
         "local is right on 91.4 % of its clients' own test samples (head), from 90.0 % at client_00"
     )
     assert answer([]) is None
+    assert answer([pair[0], replace(pair[1], config={**pair[1].config, "recipe": "another"})]) is None
     with pytest.raises(DataError, match="one that exchanges"):
         figures.get("sites")(pair)
 

@@ -156,11 +156,11 @@ class Answer:
 
 
 def answer(runs: Sequence[Run]) -> Answer | None:
-    """Return the answer that runs give; None along axes of a comparison, or if nothing was evaluated.
+    """Return the answer that runs give; None along axes, of several recipes, or if nothing was evaluated.
 
     Each method is taken by its main rule, over all clients' test samples after the last round.
     """
-    if any(run.values for run in runs):
+    if any(run.values for run in runs) or len({run.recipe for run in runs}) > 1:
         return None
     groups = {label: settled([r for r in group if r.evaluations]) for label, group in by_label(runs).items()}
     results = [_result(label, group) for label, group in groups.items() if group]

@@ -56,7 +56,7 @@ def heading(text: str, note: str = "") -> None:
 
 def answered(runs: Sequence[Run]) -> str:
     """Return what runs of one recipe answer; "" if they are of several, or compare nothing."""
-    found = answer(runs) if len({run.recipe for run in runs}) == 1 and len(runs) > 1 else None
+    found = answer(runs) if len(runs) > 1 else None
     return found.text if found else ""
 
 
