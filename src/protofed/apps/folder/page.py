@@ -42,7 +42,7 @@ def _gains(trial: FolderTrial) -> TextTable:
         tested = sum(len(hits[name][0]) for name in ([site] if site else hits))
         mean, low, high = trial.gain(site)
         gain = TextCell(f"{100 * mean:+.1f}", f"{100 * low:+.1f} … {100 * high:+.1f}", strong=not low <= 0 <= high)
-        alone, together = (_percent(arm, site) for arm in (trial.arms[1], trial.arms[0]))
+        alone, together = (_percent(arm, site).text for arm in (trial.arms[1], trial.arms[0]))
         table.add(site or "all", f"{tested:,}", alone, together, gain)
     return table
 
