@@ -310,13 +310,6 @@ def test_a_closed_form_until(htfllib, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_page_shows_the_committed_courses():
-    tool = script(REPOSITORY / "tools/until.py")
-    assert len(tool.FILES) == 5
-    shown = tool.table(tool.read(tool.FILES), [float(target) for target in tool.TARGETS.split(",")])
-    assert shown in (REPOSITORY / "docs/performance.md").read_text()
-
-
 def test_a_lucky_round_is_not_enough():
     course = Course([0.2, 0.95, 0.5, 0.93, 0.94, 0.95], [1, 2, 3, 4, 5, 6], [], 7)
     assert course.reached(0.93) == 6
