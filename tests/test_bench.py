@@ -22,12 +22,11 @@ from benchmarks.ours import Rounds
 from benchmarks.scaling import alike
 from benchmarks.timing import Timings, Variant, take_turns
 from benchmarks.until import Course
-from conftest import REPOSITORY
 from protofed.cli import main as cli
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.visits.batches import normalise
-from support import experiment, few, script
+from support import experiment, few
 
 DIGITS = {
     "data__source": "digits",

@@ -32,7 +32,7 @@ def test_a_page_that_differs_is_found(tool, monkeypatch):
     path, text = next(iter(tool.pages().items()))
     monkeypatch.setattr(tool, "pages", lambda: {path: text.replace("1", "2")})
     monkeypatch.setattr(sys, "argv", ["measurements.py", "--check"])
-    with pytest.raises(SystemExit, match="is out of date: run python tools/measurements.py"):
+    with pytest.raises(SystemExit, match=r"is out of date: run python tools/measurements\.py"):
         tool.main()
 
 

@@ -8,6 +8,7 @@ import protofed
 from conftest import REPOSITORY
 from support import script
 
+
 @pytest.fixture(scope="module")
 def tool():
     return script(REPOSITORY / "tools/privacy_table.py")

@@ -1,7 +1,7 @@
 """Pages of measured figures in docs/study: ``python tools/measurements.py [--check]``.
 
-``docs/study/measurements.toml`` has their texts, in which a line ``{{NAME}}`` stands for a table: one that a tool of
-this folder makes of the figures of single runs (:data:`MADE`), or the recorded ``docs/study/tables/NAME.csv``.
+``docs/study/measurements.toml`` has their texts, in which a line ``{{NAME}}`` stands for a table: one that a tool
+of this folder makes of the figures of single runs (:data:`MADE`), or the recorded ``docs/study/tables/NAME.csv``.
 """
 
 from __future__ import annotations

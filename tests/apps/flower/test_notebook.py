@@ -8,7 +8,10 @@ import re
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'protofed[docs]'")
+pytest.importorskip("nbclient", reason="nbclient is not installed: pip install 'protofed[docs]'")
+
+import nbformat
+from nbclient import NotebookClient
 
 from conftest import REPOSITORY
 from deployment import BIN, free_port
@@ -33,8 +36,6 @@ def test_the_committed_outputs_are_whole():
 @pytest.mark.slow
 @pytest.mark.waits
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    from nbclient import NotebookClient
-
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     text = NOTEBOOK.read_text(encoding="utf-8")
     for port in ("18443", "9101", "9102", "9103"):
