@@ -22,7 +22,7 @@ PAIR = re.compile(r"^(\w+) +deployed (\d+\.\d+) %, simulated (\d+\.\d+) %$", re.
 
 def printed(notebook) -> str:
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
+    return "\n".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
 
 
 def test_the_committed_outputs_are_whole():
