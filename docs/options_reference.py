@@ -1,16 +1,17 @@
-"""The option reference and the pages of the API, from the declarations in the code."""
+"""The pages of options, commands and the API, from the declarations in the code."""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
+
 import protofed
 from protofed.cli.catalogue import entries
-from protofed.config.schema import SCALARS, SECTIONS
-from protofed.options import option_rows
+from protofed.cli.main import app
 
 Rows = Iterable[tuple[str, Any, str]]
 COMPONENTS = {"methods": "method", "partitions": "partition", "datasets": "data.options", "models": "model.options"}
@@ -24,7 +25,7 @@ PACKAGES = (
 def write(folder: Path) -> None:
     """Write all pages into ``folder``; those that are as they were are left alone."""
     folder.mkdir(exist_ok=True)
-    pages = {"options.md": options_page()}
+    pages = {"options.md": options_page(), "commands.md": commands_page()}
     for package in PACKAGES:
         pages[f"{package}.md"] = api_page(package)
     pages["protofed.md"] = "# protofed\n\n" + _module("protofed.api") + _module("protofed.errors")
@@ -40,11 +41,10 @@ def options_page() -> str:
         "# Options",
         "Every option has a dotted name, which a recipe writes as TOML and a command line as `name=value`. This "
         "page is made from the declarations in the code.",
-        "## The experiment",
-        _table((name, default, "") for name, default in SCALARS.items() if name != "recipe"),
     ]
-    for section, kind in SECTIONS.items():
-        parts += [f"## {section}", (kind.__doc__ or "").strip().splitlines()[0], _table(option_rows(kind), section)]
+    for section in entries("options"):
+        prefix = "" if section.name == "general" else section.name
+        parts += [f"## {section.name}", section.summary, _table(section.options, prefix)]
     for listed, prefix in COMPONENTS.items():
         parts.append(f"## Options of {listed}")
         for entry in entries(listed):
@@ -52,6 +52,35 @@ def options_page() -> str:
             if entry.options:
                 parts.append(_table(entry.options, prefix))
     return "\n\n".join(parts) + "\n"
+
+
+def commands_page() -> str:
+    """Return every command with what it takes."""
+    parts = ["# Commands", "`protofed COMMAND --help` prints the same. This page is made from the command line."]
+    lines, sections = ["| command | does |", "|---|---|"], []
+    for name, command in _commands(typer.main.get_command(app)):
+        does = (command.help or "").strip().splitlines()[0]
+        title = f"protofed {name}"
+        lines.append(f"| [`{title}`](#{title.replace(' ', '-')}) | {_escaped(does)} |")
+        taken = [p for p in command.params if p.name != "help"]
+        rows = [(_called(p), _escaped(getattr(p, "help", None) or "")) for p in taken]
+        table = ["| takes | meaning |", "|---|---|", *(f"| {called} | {meaning} |" for called, meaning in rows)]
+        sections += [f"## `{title}`", does, "\n".join(table) if rows else ""]
+    return "\n\n".join([*parts, "\n".join(lines), *filter(None, sections)]) + "\n"
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
+def _called(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.make_metavar(None)}`"
+    return ", ".join(f"`{name}`" for name in parameter.opts)
 
 
 def _table(rows: Rows, prefix: str = "") -> str:

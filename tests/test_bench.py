@@ -22,12 +22,11 @@ from benchmarks.ours import Rounds
 from benchmarks.scaling import alike
 from benchmarks.timing import Timings, Variant, take_turns
 from benchmarks.until import Course
-from conftest import REPOSITORY
 from protofed.cli import main as cli
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.visits.batches import normalise
-from support import experiment, few, script
+from support import experiment, few
 
 DIGITS = {
     "data__source": "digits",
@@ -308,13 +307,6 @@ def test_a_closed_form_until(htfllib, tmp_path, monkeypatch, capsys):
     )  # float32, two clients with four classes, both ways
     assert sent < run["bytes_until"] < 1.5 * sent
     assert not (tmp_path / "cache").exists()
-
-
-def test_the_page_shows_the_committed_courses():
-    tool = script(REPOSITORY / "tools/until.py")
-    assert len(tool.FILES) == 5
-    shown = tool.table(tool.read(tool.FILES), [float(target) for target in tool.TARGETS.split(",")])
-    assert shown in (REPOSITORY / "docs/performance.md").read_text()
 
 
 def test_a_lucky_round_is_not_enough():

@@ -1,4 +1,4 @@
-"""The tutorial and the page on what comes after training work: their blocks are executed in an empty folder."""
+"""The page on what comes after training works, and generated pages say what there is."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from protofed.cli.main import main
+from support import script
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 WRITTEN = {
-    "tutorial": {"runs", "clinic", "slow.py", "my_stage.py", "split.png", "split.svg"},
     "after-training": {"runs", "images.npy", "classes.csv", "client-00.pt2", "client-00.safetensors"},
 }
 """What the blocks of each page leave behind."""
@@ -39,3 +39,34 @@ def test_blocks_of_a_page(page, tmp_path, monkeypatch, capsys):
             assert not ended.value.code, capsys.readouterr().err
     written = {p.name for p in tmp_path.iterdir()} - {"__pycache__"}
     assert written == WRITTEN[page]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return script(DOCS / "options_reference.py")
+
+
+def test_every_option_has_a_meaning(made):
+    rows = re.findall(r"^\| `(\S+)` \|.*\| (.*) \|$", made.options_page(), re.M)
+    assert len(rows) > 300
+    assert [name for name, meaning in rows if not meaning] == []
+    assert {"seed", "rounds", "stages"} < {name for name, _ in rows}
+
+
+def test_every_command_is_on_its_page(made):
+    page = made.commands_page()
+    named = set(re.findall(r"^## `protofed ([\w ]+)`$", page, re.M))
+    assert {"init", "try", "run", "compare", "sweep", "tune", "worth", "new method", "deploy check"} < named
+    assert "| `--methods` | Methods, separated by commas" in page
+
+
+def test_links_between_pages_lead_somewhere():
+    """Sphinx checks those within the documentation; these lead to it, or from generated pages."""
+    wrong = [
+        f"{page.name}: {target}"
+        for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
+        if "reference" not in page.parts
+        for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text())
+        if not (page.parent / target).exists() and "reference/" not in target
+    ]
+    assert wrong == []

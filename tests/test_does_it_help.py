@@ -14,7 +14,7 @@ import protofed
 from conftest import REPOSITORY
 from support import script
 
-PAGES = ("README.md", "docs/which-method.md", "docs/does-it-help.md")
+PAGES = ("README.md", "docs/does-it-help.md")
 INTERVAL = re.compile(r"[+-]\d+\.\d+ \([+-]\d+\.\d+ … [+-]\d+\.\d+\)")
 LINK = re.compile(r"\((?:docs/)?((?:study|reproduction)/[\w-]+)\.md\)")
 

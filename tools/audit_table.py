@@ -1,4 +1,4 @@
-"""Audit several methods on one recipe and print the tables of docs/privacy.md.
+"""Audit several methods on one recipe and print the tables of docs/study/attacks.md.
 
 python tools/audit_table.py fed-mnist7k rounds=2 --methods fedproto,fedavg --out runs/audits
 python tools/audit_table.py fed-mnist7k rounds=2 wire.codec=int8 --label "int8" --methods fedproto --out runs/audits

@@ -273,7 +273,7 @@ def page(name: str, about: Mapping[str, str]) -> str:
     """Return the page of a study."""
     parts = [
         f"# {about['title']}: `{name}`",
-        f"{about['text']} [How it was measured](../does-it-help.md#how-it-was-measured). Made by "
+        f"{about['text']} [Measurement](../does-it-help.md#measurement). Made by "
         f"`tools/does_it_help.py` of `docs/study/{name}.csv`.",
         *([CLOSED_FORMS] if "closed" in about else []),
         table(study(name)),

@@ -1,4 +1,4 @@
-"""Regenerate the table in docs/methods.md: ``python tools/methods_table.py``."""
+"""Regenerate the table in docs/study/traffic.md: ``python tools/methods_table.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protofed.experiments.capabilities import method_table
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs/study/traffic.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
 
 

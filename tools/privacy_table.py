@@ -1,4 +1,4 @@
-"""Accuracy against ε, a table of docs/privacy.md: ``python tools/privacy_table.py COMPARISON… [--save FILE]``.
+"""Accuracy against ε, for docs/study/epsilon.md: ``python tools/privacy_table.py COMPARISON… [--save FILE]``.
 
 Each comparison is a directory of ``protofed compare``, or a CSV file that ``--save`` wrote. Accuracies are those on
 the clients' own test samples after the last round.

@@ -1,4 +1,4 @@
-"""Print a comparison as the Markdown table of docs/results.md: ``python tools/results_table.py DIRECTORY``."""
+"""Print a comparison as a Markdown table: ``python tools/results_table.py DIRECTORY``."""
 
 from __future__ import annotations
 

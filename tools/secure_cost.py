@@ -1,4 +1,4 @@
-"""Measure what secure aggregation costs in bytes and seconds, for docs/privacy.md.
+"""Measure what secure aggregation costs in bytes and seconds, for docs/study/epsilon.md.
 
 python tools/secure_cost.py
 

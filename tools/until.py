@@ -1,4 +1,4 @@
-"""Table of docs/performance.md, seconds and bytes until an accuracy: ``python tools/until.py [--figure STEM]``.
+"""Table of docs/study/speed.md, seconds and bytes until an accuracy: ``python tools/until.py [--figure STEM]``.
 
 Reads files of ``python -m benchmarks until --json`` (all of ``benchmarks/until`` if none is named) and finds where
 each course reached the accuracies asked for, which may be lower than the one that it was run for.

@@ -13,9 +13,7 @@ def test_what_a_site_has_lacks_gains_and_reveals(tmp_path):
     run, alone = (load_run(make_run(tmp_path / name, name, clients=4)) for name in ("fedproto", "local"))
     client = run.clients[1]
     view = site_view(run, "client_01", [run, alone])
-    assert view.has.startswith(
-        f"{sum(client.train):,} training samples of 1 class ("
-    )
+    assert view.has.startswith(f"{sum(client.train):,} training samples of 1 class (")
     own, base = run.client_accuracies(run.main_rule)[1], alone.client_accuracies("head")[1]
     assert view.gains.startswith(f"{100 * own:.1f}% of its own test samples are right by {run.main_rule}; ")
     assert f"alone {100 * base:.1f}% with local: {100 * (own - base):+.1f} (" in view.gains

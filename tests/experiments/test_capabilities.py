@@ -15,7 +15,7 @@ from protofed.errors import ConfigError
 from protofed.experiments.capabilities import method_table
 from protofed.methods import Exchange, methods
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs/study/traffic.md"
 
 
 @pytest.mark.slow

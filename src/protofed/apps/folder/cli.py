@@ -31,7 +31,7 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", help="Take every proposal without asking.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a recipe that is there.")] = False,
 ) -> None:
-    """Survey at a folder of data, list everything worth knowing, and write a recipe that runs."""
+    """Survey a folder of data, list everything worth knowing, and write a recipe that runs."""
     from protofed.apps.folder.looking import inspected
     from protofed.apps.folder.recipe import write
 
