@@ -23,12 +23,14 @@ _EXPORTS = {
     "TrainedRun": "protofed.trained.run",
     "Comparison": "protofed.experiments",
     "Progress": "protofed.experiments",
+    "ProtofedClassifier": "protofed.trained.estimator",
     "ProtofedError": "protofed.errors",
 }
 
 __all__ = [
     "Comparison",
     "Progress",
+    "ProtofedClassifier",
     "ProtofedError",
     "TrainedRun",
     "__version__",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from protofed.apps.folder.frames import federation
     from protofed.errors import ProtofedError
     from protofed.experiments import Comparison, Progress
+    from protofed.trained.estimator import ProtofedClassifier
     from protofed.trained.run import TrainedRun
 
 
