@@ -14,6 +14,7 @@ __version__ = "0.2.0"
 _EXPORTS = {
     "run": "protofed.api",
     "compare": "protofed.api",
+    "federation": "protofed.apps.folder.frames",
     "figure": "protofed.api",
     "sweep": "protofed.api",
     "tune": "protofed.api",
@@ -22,16 +23,19 @@ _EXPORTS = {
     "TrainedRun": "protofed.trained.run",
     "Comparison": "protofed.experiments",
     "Progress": "protofed.experiments",
+    "ProtofedClassifier": "protofed.trained.estimator",
     "ProtofedError": "protofed.errors",
 }
 
 __all__ = [
     "Comparison",
     "Progress",
+    "ProtofedClassifier",
     "ProtofedError",
     "TrainedRun",
     "__version__",
     "compare",
+    "federation",
     "figure",
     "load_comparison",
     "load_run",
@@ -42,8 +46,10 @@ __all__ = [
 
 if TYPE_CHECKING:
     from protofed.api import compare, figure, load_comparison, load_run, run, sweep, tune
+    from protofed.apps.folder.frames import federation
     from protofed.errors import ProtofedError
     from protofed.experiments import Comparison, Progress
+    from protofed.trained.estimator import ProtofedClassifier
     from protofed.trained.run import TrainedRun
 
 

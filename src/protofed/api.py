@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.compared import Compared
 from protofed.analysis.report import write_report
-from protofed.config.schema import Tree, apply_overrides, comparison, load_recipe, names_method, resolve
+from protofed.config.schema import Recipe, Tree, apply_overrides, comparison, load_recipe, names_method, resolve
 from protofed.errors import CheckpointError, ConfigError, unknown_name
 from protofed.experiments.comparing import Comparison, Plan, kept_recipe
 from protofed.experiments.rundir import directory_for, place_for
@@ -39,7 +39,7 @@ Shown = Run | Compared | str | Path
 
 
 def run(
-    recipe: str | Path = "",
+    recipe: Recipe = "",
     overrides: Overrides | None = None,
     *,
     out: str | Path | None = None,
@@ -51,8 +51,9 @@ def run(
     """Run a recipe.
 
     Args:
-        recipe: Name of a built-in recipe (``protofed list recipes``) or path of a TOML file; by default quickstart,
-            or with ``resume`` and ``out`` the recipe of what lies there.
+        recipe: Name of a built-in recipe (``protofed list recipes``), path of a TOML file, or what such a file
+            holds, as :func:`protofed.federation` of a data frame does; by default quickstart, or with ``resume``
+            and ``out`` the recipe of what lies there.
         overrides: Values by dotted name, e.g. ``{"method.name": "fedtgp", "rounds": 40}``.
         out: Run directory; by default ``runs/RECIPE-METHOD``, with a number appended if that exists.
         resume: Continue an existing run.
@@ -128,7 +129,7 @@ def load_comparison(directory: str | Path) -> Compared:
 
 
 def compare(
-    recipe: str | Path = "",
+    recipe: Recipe = "",
     methods: Sequence[str] = (),
     seeds: Sequence[int] = (),
     overrides: Overrides | None = None,
@@ -163,7 +164,7 @@ def compare(
 
 
 def sweep(
-    recipe: str | Path = "",
+    recipe: Recipe = "",
     items: Iterable[str] = (),
     methods: Sequence[str] = (),
     seeds: Sequence[int] = (),
@@ -212,7 +213,7 @@ def sweep(
 
 
 def tune(
-    recipe: str | Path,
+    recipe: Recipe,
     items: Iterable[str],
     method: str = "",
     seeds: Sequence[int] = (),
@@ -289,7 +290,7 @@ def forget(
 
 
 def worth(
-    source: str | Path,
+    source: Recipe,
     seeds: Sequence[int] = (0,),
     overrides: Overrides | None = None,
     *,
@@ -300,7 +301,7 @@ def worth(
     """Return the worth of joining to each site, by the closed form ``fedlda`` against ``local_lda``.
 
     Args:
-        source: A folder of data, as ``data.path`` takes it, or a recipe.
+        source: A folder of data, as ``data.path`` takes it, or a recipe as for :func:`run`.
         seeds: Seeds of splits; of data that are split already one is enough.
         overrides: Values by dotted name, as for :func:`run`; by default ``encoder.name=auto``
             with at most 512 features.
@@ -313,7 +314,7 @@ def worth(
     from protofed.analysis.report.worth import write_worth
     from protofed.trained.worth import ALONE, TOGETHER, measure, overrides_of, recipe_of
 
-    tree = recipe_of(str(source))
+    tree = recipe_of(source)
     chosen = _chosen(tree, (TOGETHER, ALONE), seeds, overrides_of(tree, overrides or {}))
     comparison = _compare(chosen, out, False, _receivers(progress, ()), jobs)
     result = measure(comparison, load_runs([comparison.directory]))
@@ -321,7 +322,7 @@ def worth(
     return result
 
 
-def _recipe(recipe: str | Path, out: str | Path | None, resume: bool, default: str = "") -> Tree:
+def _recipe(recipe: Recipe, out: str | Path | None, resume: bool, default: str = "") -> Tree:
     """Return the recipe that is named, or that of what is resumed in ``out``, or the default."""
     if not recipe and resume and out is not None:
         return kept_recipe(Path(out))

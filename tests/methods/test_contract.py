@@ -103,6 +103,7 @@ DEFAULTS = {
     "api.py": {"fedproto"},  # the method of a recipe that names none
     "config/schema.py": {"fedproto"},
     "data/authors.py": {"fedproto", "tinyproto", "protonorm"},  # whose code divides the data
+    "trained/estimator.py": {"fedlda"},  # the method of an estimator that names none
     "trained/worth.py": {"fedlda", "local_lda"},  # that are compared
 }
 

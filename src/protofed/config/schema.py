@@ -29,6 +29,8 @@ from protofed.untrusted.reading import parse_toml, read_toml, reason
 from protofed.visits.client import LocalPlan, Schedule
 
 Tree = dict[str, Any]
+Recipe = str | Path | Mapping[str, Any]
+"""Name of a built-in recipe, path of a TOML file, or what such a file holds."""
 
 
 @dataclass(frozen=True)
@@ -350,8 +352,10 @@ def recipes() -> dict[str, Path]:
     return {Path(str(f)).stem: Path(str(f)) for f in sorted(folder.iterdir(), key=str) if f.name.endswith(".toml")}
 
 
-def load_recipe(recipe: str | Path) -> Tree:
-    """Return the tables of a built-in recipe or a TOML file."""
+def load_recipe(recipe: Recipe) -> Tree:
+    """Return the tables of a built-in recipe, of a TOML file, or those that are given."""
+    if isinstance(recipe, Mapping):
+        return {"recipe": "given", **_copy(recipe)}
     path = Path(recipe)
     usual = path.suffix != ".toml"
     if usual:

@@ -1,6 +1,6 @@
 """Data: named data sets, federation folders and partitions, down to each client's train and test samples."""
 
-from protofed.data import authors, dirichlet, given, hub, iid, local, measured, nway, pathological, toys  # noqa: F401  (registrations)
+from protofed.data import authors, dirichlet, frames, given, hub, iid, local, measured, nway, pathological, toys  # noqa: F401  (registrations)
 from protofed.data.describe import ClientRow, describe
 from protofed.data.loading import load, load_pool
 from protofed.data.options import DataOptions, resolve_options

@@ -29,6 +29,7 @@ class Columns:
         rename: Names in place of those that files have.
         nothing: Further texts that stand for a missing value.
         anywhere: Columns to drop may be absent, because other sites have them.
+        encoding: Of CSV files that are neither UTF-8 nor UTF-16.
     """
 
     image: str = ""
@@ -49,6 +50,7 @@ class Columns:
     rename: Mapping[str, str] = field(default_factory=dict)
     nothing: tuple[str, ...] = ()
     anywhere: bool = False
+    encoding: str = ""
 
     @property
     def described(self) -> tuple[str, ...]:
@@ -84,4 +86,5 @@ class Columns:
             unlabelled=data.unlabelled == "drop",
             rename=data.rename,
             nothing=data.nothing,
+            encoding=data.encoding,
         )

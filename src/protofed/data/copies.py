@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import islice
 from pathlib import Path
 
 from protofed.data.options import DataOptions
 from protofed.errors import DataError
+from protofed.untrusted import limits
 
 _PART = re.compile(r"(?P<split>.+?)-(?P<part>\d+)-of-(?P<parts>\d+)(-[0-9a-f]+)?$")
 
@@ -40,7 +42,7 @@ def find_parquet(folder: Path, splits: tuple[str, ...]) -> list[Path]:
         found = found or sorted(folder.glob(pattern))
     chosen: list[Path] = []
     for split in splits if found else ():
-        files = [f for f in found if _split_of(f) == split]
+        files = [f for f in found if split_of(f) == split]
         homes = sorted({str(f.parent) for f in files})
         if not files:
             raise DataError(
@@ -57,7 +59,19 @@ def find_parquet(folder: Path, splits: tuple[str, ...]) -> list[Path]:
     return chosen
 
 
-def _split_of(file: Path) -> str:
+SPLITS = frozenset(["train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval"])
+"""Usual names of splits."""
+
+
+def one_data_set(folder: Path) -> list[Path]:
+    """Return the parquet files below a folder if they are splits of one data set, as on the hub; else none."""
+    found = [] if (folder / "clients").is_dir() else sorted(islice(folder.rglob("*.parquet"), limits.FILES))
+    homes = {file.parent.parent if file.stem.isdigit() else file.parent for file in found}
+    return found if len(homes) == 1 and {split_of(file) for file in found} <= SPLITS else []
+
+
+def split_of(file: Path) -> str:
+    """Return the split that a file's name, or else its folder's, stands for."""
     part = _PART.match(file.stem)
     if part:
         return part["split"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from protofed.data.arrow import from_arrow
 from protofed.data.checks import open_file
@@ -19,6 +21,7 @@ from protofed.untrusted.limits import Budget
 
 SUFFIXES = (".csv", ".tsv", ".xlsx")
 DELIMITERS = ",;\t|"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")
 """Texts that stand for a missing value."""
 _EXPANSION = 12
@@ -36,7 +39,7 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
     delimiter is another one.
 
     Args:
-        files: CSV in UTF-8 or Excel, with a header and the same columns.
+        files: CSV or Excel, with a header and the same columns.
     """
     import pyarrow as pa
 
@@ -68,28 +71,63 @@ def parse_csv(path: Path, columns: Columns, texts: Collection[str], budget: Budg
 def read_texts(path: Path, columns: Columns, budget: Budget) -> Any:
     """Return all columns of a file as texts, with decimal points, in a ``pyarrow.Table``."""
     missing = (*MISSING, *columns.nothing)
-    table = (texts_of if path.suffix.lower() == ".xlsx" else _texts)(path, missing, budget)
+    if path.suffix.lower() == ".xlsx":
+        table = texts_of(path, missing, budget)
+    else:
+        table = _texts(path, missing, budget, columns.encoding)
     return table.rename_columns(columns.called(table.column_names))
 
 
-def _texts(path: Path, missing: Sequence[str], budget: Budget) -> Any:
+def in_utf8(path: Path) -> bool:
+    """Return whether a CSV file is read without ``data.encoding``."""
+    with open_file(path) as file:
+        start = file.read(2)
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            while block := start or file.read(_BLOCK_BYTES):
+                decoder.decode(block)
+                start = b""
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            file.seek(0)
+            return file.read(2) in _UTF16
+    return True
+
+
+def _decoded(path: Path, file: BinaryIO, encoding: str) -> BinaryIO:
+    """Return a file in UTF-8, which it is in itself unless it says otherwise or an encoding is given."""
+    start = file.read(2)
+    file.seek(0)
+    if start not in _UTF16 and (not encoding or in_utf8(path)):
+        return file
+    used = "utf-16" if start in _UTF16 else encoding
+    content = file.read()
+    try:
+        return BytesIO(content.decode(used).encode())
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}: is not text in {used}, in line {line}: set another data.encoding") from None
+
+
+def _texts(path: Path, missing: Sequence[str], budget: Budget, encoding: str) -> Any:
     """Return all columns of a CSV file as texts, with decimal points."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import csv
 
-    with open_file(path) as file:
-        size = file.seek(0, 2)
-        file.seek(0)
+    with open_file(path) as given:
+        size = given.seek(0, 2)
+        given.seek(0)
         if size > limits.CSV_BYTES:
             raise DataError(f"{path}: has {size} bytes, more than {limits.CSV_BYTES}")
+        budget.take(_EXPANSION * size, path)
+        file = _decoded(path, given, encoding)
         header = file.readline(_HEADER_BYTES)
         file.seek(0)
         counts = Counter(chr(byte) for byte in _QUOTED.sub(b"", header))
         delimiter = max(DELIMITERS, key=lambda character: counts[character])
         if counts[delimiter] >= limits.COLUMNS:
             raise DataError(f"{path}: has more than {limits.COLUMNS} columns")
-        budget.take(_EXPANSION * size, path)
         try:
             # The names come first, because types are given by name.
             read = csv.ReadOptions(use_threads=False, block_size=max(_BLOCK_BYTES, 2 * len(header)))
@@ -111,7 +149,7 @@ def _texts(path: Path, missing: Sequence[str], budget: Budget) -> Any:
 def _reason(text: str) -> str:
     """Return why a file cannot be read, without its content."""
     if re.search("utf-?8", text, re.IGNORECASE):
-        return "is not text in UTF-8: save it in that encoding"
+        return "is not text in UTF-8: save it in that encoding, or set data.encoding, such as cp1252 of Excel"
     if "Empty CSV" in text:
         return "is empty: expected a header and rows"
     if "straddling" in text:
@@ -127,6 +165,32 @@ def _with_points(column: Any) -> Any:
     import pyarrow.compute as pc
 
     return pc.replace_substring_regex(column, r"^([+-]?\d+),(\d+)([eE][+-]?\d+)?$", r"\1.\2\3")
+
+
+def with_nothing(table: Any, columns: Columns, texts: Collection[str] = ()) -> Any:
+    """Return a table read as a CSV file is, if some of its texts stand for a missing value (``data.nothing``)."""
+    return as_texts(table, {*columns.as_texts, *texts}, columns.nothing) if columns.nothing else table
+
+
+def as_texts(table: Any, texts: Collection[str], nothing: Collection[str] = ()) -> Any:
+    """Return a table whose columns of texts have the values and types that they would have in a CSV file.
+
+    Args:
+        texts: Columns that stay text.
+        nothing: Texts that stand for a missing value, beside :data:`MISSING`.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            trimmed = pc.utf8_trim_whitespace(column.cast(pa.string()))
+            absent = pc.is_in(trimmed, pa.array([*MISSING, *nothing]))
+            column = pc.if_else(absent, pa.scalar(None, pa.string()), trimmed)
+            column = column if name in texts else _typed_column(column)
+        columns[name] = column
+    return pa.table(columns, metadata=table.schema.metadata)
 
 
 def _typed(table: Any, texts: Collection[str]) -> Any:

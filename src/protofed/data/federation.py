@@ -21,6 +21,7 @@ from protofed.data.options import DataOptions, resolve_options
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Listing
 from protofed.data.preparing import Agreed, prepare, prepare_alone, raw_parts
+from protofed.data.saved import is_saved, read_saved
 from protofed.data.splits import apportion, hold_out, limited, subset
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError, unknown_name
@@ -220,10 +221,12 @@ def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Bud
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return read_npz(path, budget)
+    columns = replace(Columns.of(data, "", options.resize), anywhere=anywhere)
     if suffix in FORMS:
         read = read_parquet if suffix == ".parquet" else read_csv
-        columns = replace(Columns.of(data, "", options.resize), anywhere=anywhere)
         return read([path], columns, str(path), budget)
+    if is_saved(path):
+        return read_saved(path, columns, budget)
     return read_class_folders(path, budget, options.resize, path.parent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class NaturalOptions(Options):
     """One client per natural id, e.g. per writer."""
 
     min_samples: int = option(2, "minimum number of samples; natural ids with fewer are left out")
+    names: bool = option(False, "clients are called as their ids, with - for what names of clients cannot have")
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,20 @@ def natural(request: Request, options: NaturalOptions) -> list[Share]:
     )
     pick = torch.randperm(len(eligible), generator=generator(request.seed, "partition"))[:wanted]
     chosen = eligible[pick.sort().values]
+    called = _called([request.id_names[i] for i in ids[chosen]]) if options.names else names(wanted)
     # Sort all samples once instead of making one pass per id: there may be thousands of ids.
     by_id = member.argsort(stable=True)
     starts = count.cumsum(0) - count
     return [
         Share(name, by_id[starts[c] : starts[c] + count[c]])
-        for name, c in zip(names(wanted), chosen.tolist(), strict=True)
+        for name, c in zip(called, chosen.tolist(), strict=True)
     ]
+
+
+def _called(ids: list[str]) -> list[str]:
+    """Return natural ids as names of clients, which lack most punctuation."""
+    plain = [re.sub(r"[^\w -]+", "-", re.sub(r"[.,'’]", "", name)).strip(" -_") for name in ids]
+    return checks.client_names(plain, "partition.names=true")
 
 
 def from_file(request: Request, options: FileOptions) -> list[Share]:

@@ -44,8 +44,9 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
         )
     listing, y, class_names = _listing(data, seed)
     rows = _subset(data, listing, y, seed)
-    ids = listing.id_codes()
-    request = Request(y[rows], len(class_names), None if ids is None else ids[rows], data.clients, seed)
+    ids, id_names = listing.id_codes()
+    own = None if ids is None else ids[rows]
+    request = Request(y[rows], len(class_names), own, data.clients, seed, id_names)
     shares = [_split(share, y[rows], data, seed) for share in partition.assign(request, chosen)]
     checks.check_classes([listing], [y])
     # Read only the samples that some client uses, all at once: whether images are grey depends on all of them.
@@ -71,7 +72,7 @@ def load_pool(data: DataOptions, seed: int) -> Pool:
         raise ConfigError(f"{data.path}: a federation folder cannot be loaded as one pool: use load")
     listing, y, class_names = _listing(data, seed)
     rows = _subset(data, listing, y, seed)
-    ids = listing.id_codes()
+    ids, _ = listing.id_codes()
     (x,), columns, _ = raw_parts([listing], [checks.features(listing, rows)], data)
     if columns is not None:  # nothing is standardised, because there are no training samples
         x = own(fit(columns, [], "none", data.missing), moments(x)).apply(x)
@@ -83,7 +84,7 @@ def _listing(data: DataOptions, seed: int) -> tuple[Listing, Tensor, tuple[str, 
     options: Any = resolve_options(entry.Options, data.options, "data.options")
     opened = entry.open(data, options, seed)
     listing = opened.listing(data.source) if isinstance(opened, Pool) else opened
-    if listing.columns is not None and data.source != "path":  # files are read without them
+    if listing.columns is not None and not listing.names:  # files are read without them
         listing = _without(listing, listing.columns, data.drop)
     (y,), class_names = checks.encode([listing], data)
     return listing, y, class_names

@@ -14,6 +14,7 @@ from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
+from protofed.data.saved import is_saved, read_saved
 from protofed.errors import ConfigError, DataError
 from protofed.options import Options, option
 from protofed.untrusted import limits
@@ -54,8 +55,10 @@ def data_path(data: DataOptions) -> Path:
 def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
     """Return the data at ``data.path`` as one listing; files are read in the order of their names."""
     path = data_path(data)
-    _check_clients(path)
     budget = data.budget()
+    if is_saved(path):
+        return read_saved(path, Columns.of(data, options.id_column, options.resize), budget)
+    _check_clients(path)
     files = _tables(path) if path.is_dir() else [path]
     if path.suffix == ".npz" and path.is_file():
         if options.resize:
@@ -68,8 +71,8 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
     if path.is_dir() and any(p.is_dir() for p in visible(path)):
         return read_image_folder(path, budget, options.resize)
     raise DataError(
-        f"{path}: expected a federation folder (clients/), class folders with images, parquet or CSV files, or an "
-        ".npz file"
+        f"{path}: expected a federation folder (clients/), class folders with images, parquet or CSV files, a data "
+        "set of save_to_disk, or an .npz file"
     )
 
 
@@ -91,5 +94,9 @@ def _tables(folder: Path) -> list[Path]:
 
 
 datasets.register("path")(
-    Dataset("your own data at data.path: federation folder, images, parquet, CSV or npz", open_path, PathOptions)
+    Dataset(
+        "your own data at data.path: a federation folder, images, tables, npz or save_to_disk",
+        open_path,
+        PathOptions,
+    )
 )

@@ -64,8 +64,10 @@ class DataOptions(Options):
     month_first: bool = option(False, "dates with slashes and the year last begin with the month, as in 5/31/2024")
     unlabelled: Literal["refuse", "drop"] = option("refuse", "rows of a table without a label: an error | left out")
     nothing: tuple[str, ...] = option(
-        (), "texts of CSV and Excel files that stand for a missing value, beside '', ?, NA, NaN, null: unknown, -"
+        (),
+        "texts that stand for a missing value, beside '', ?, NA, NaN, null of CSV and Excel files: unknown, -",
     )
+    encoding: str = option("", "encoding of CSV files that are neither UTF-8 nor UTF-16, such as Excel's cp1252")
     missing: Missing = option(
         "refuse", "missing values of a table: an error | the mean (no category) | also an input that says so"
     )
@@ -100,6 +102,10 @@ class DataOptions(Options):
                     f"categories.{name} must be a list of different categories, [] for all that occur, or a table "
                     "of names in place of others"
                 )
+        try:
+            b"".decode(self.encoding or "utf-8")
+        except LookupError:
+            raise ValueError(f"encoding: {self.encoding!r} is none of texts: expected one such as cp1252") from None
         _check_renames(self.labels, "labels")
         _check_renames(self.rename, "rename")
         for name, other in self.dates.items():

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from protofed.data.arrow import choose, from_arrow
 from protofed.data.checks import open_file
 from protofed.data.columns import Columns
+from protofed.data.delimited import with_nothing
 from protofed.data.pages import Footprint, footprint, read_summary
 from protofed.data.pool import Listing
 from protofed.errors import DataError
@@ -39,7 +40,8 @@ def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Bu
             )
         tables.append(table)
     try:
-        listing = from_arrow(pa.concat_tables(tables), replace(columns, drop=()), where, budget)
+        table = with_nothing(pa.concat_tables(tables), columns)
+        listing = from_arrow(table, replace(columns, drop=()), where, budget)
         return replace(listing, names=tuple(first))
     except DataError:
         raise
@@ -48,6 +50,17 @@ def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Bu
         raise DataError(f"{where}: files of one data set differ in column types ({reason})") from None
     except _damage() as error:
         raise DataError(f"{where}: not a readable parquet file ({type(error).__name__})") from None
+
+
+def parquet_schema(path: Path) -> Any:
+    """Return the ``pyarrow.Schema`` of a file."""
+    import pyarrow.parquet as pq
+
+    try:
+        with open_file(path) as file:
+            return pq.read_schema(file)
+    except _damage() as error:
+        raise DataError(f"{path}: not a readable parquet file ({type(error).__name__})") from None
 
 
 def _damage() -> tuple[type[Exception], ...]:

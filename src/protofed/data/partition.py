@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ class Request:
         y: ``(n,)`` int64 labels in ``0..K-1``.
         num_classes: ``K``.
         ids: ``(n,)`` int64 natural ids, or None.
+        id_names: Name of each natural id.
         seed: Of the run; partitions derive their own with the scope ``"partition"``.
     """
 
@@ -29,6 +30,7 @@ class Request:
     ids: Tensor | None
     clients: int
     seed: int
+    id_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

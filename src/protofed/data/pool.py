@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.data.options import DataOptions
-from protofed.data.tables import RawColumn
+from protofed.data.tables import RawColumn, category
 from protofed.options import NoOptions
 from protofed.registry import Registry
 
@@ -73,11 +73,12 @@ class Listing:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def id_codes(self) -> Tensor | None:
-        """Return the natural ids as ``(n,)`` int64 codes in the sorted order of the ids, or None."""
+    def id_codes(self) -> tuple[Tensor | None, list[str]]:
+        """Return the natural ids as ``(n,)`` int64 codes in their sorted order, or None, and their names."""
         if self.ids is None:
-            return None
-        return torch.from_numpy(np.unique(self.ids, return_inverse=True)[1].astype(np.int64))
+            return None, []
+        found, codes = np.unique(self.ids, return_inverse=True)
+        return torch.from_numpy(codes.astype(np.int64)), list(map(category, found.tolist()))
 
 
 @dataclass(frozen=True)

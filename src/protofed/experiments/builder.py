@@ -165,7 +165,7 @@ class Builder:
             seed=self.experiment.seed,
             class_size=summary.class_size,
             clients=summary.clients,
-            template=lambda: self._model(template, "shared"),
+            template=partial(self._model, template, "shared"),  # a part of trained clients, which are pickled
             sizes=self._sizes,
             auxiliary=self._auxiliary,
             dtype=self.hardware.dtype,

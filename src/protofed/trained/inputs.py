@@ -18,8 +18,9 @@ from protofed.data.arrow import INDEX, LABEL_NAMES, choose, from_arrow
 from protofed.data.columns import Columns
 from protofed.data.dates import converted
 from protofed.data.delimited import SUFFIXES as DELIMITED
-from protofed.data.delimited import parse_csv
+from protofed.data.delimited import parse_csv, with_nothing
 from protofed.data.folders import visible
+from protofed.data.frames import as_arrow
 from protofed.data.images import SUFFIXES, decode
 from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions
@@ -53,7 +54,10 @@ def as_samples(given: Any, trained: TrainedClient, resize: int = 0) -> Tensor:
     if isinstance(given, (str, Path)):
         return torch.cat([samples for _, samples in from_files([Path(given)], trained, resize)])
     if hasattr(given, "select_dtypes"):
-        return _from_table({str(name): given[name].tolist() for name in given.columns}, trained, "the table")
+        read = as_arrow(
+            given, "the table", {*Columns.of(trained.data).as_texts, *_named(trained)}, trained.data.nothing
+        )
+        return _from_table(_values(read), trained, "the table")
     if hasattr(given, "convert") and hasattr(given, "getbands"):
         return _from_picture(given, classifier, resize)
     if isinstance(given, (list, tuple)) and given and not _is_number(given[0]):
@@ -161,20 +165,31 @@ def _from_rows(path: Path, trained: TrainedClient, resize: int) -> Tensor:
         return _stored(_from_npy(path), trained, where)
     if kind == ".npz":  # labels, if any, do not matter
         return _stored(_features(read_npz(path, budget)), trained, where)
-    id = trained.data.options.get("id_column", "") if isinstance(trained.data.options, dict) else ""
-    columns = replace(Columns.of(trained.data, id), labelled=False)
+    columns = replace(Columns.of(trained.data, _id_column(trained.data)), labelled=False)
     if kind in DELIMITED:
-        held = trained.table.columns if trained.table else ()
-        table = parse_csv(path, columns, [column.name for column in held if column.categories], budget)
+        table = parse_csv(path, columns, _named(trained), budget)
     else:
-        table, _ = parse_parquet(path, columns, budget)
+        table = with_nothing(parse_parquet(path, columns, budget)[0], columns, _named(trained))
     chosen = choose(table.schema, columns, where)
     if chosen.encoded:
         _check_pictures(trained.classifier, where)
         columns = replace(columns, resize=resize, channels=trained.classifier.input_shape[0])
     if chosen.encoded or chosen.listed:
         return _stored(_features(from_arrow(table, columns, where, budget)), trained, where)
-    return _from_table({name: table[name].to_pylist() for name in chosen.features}, trained, where)
+    return _from_table(_values(table.select(chosen.features)), trained, where)
+
+
+def _named(trained: TrainedClient) -> list[str]:
+    """Return the columns of categories, whose values are names."""
+    return [column.name for column in trained.table.columns if column.categories] if trained.table else []
+
+
+def _id_column(data: DataOptions) -> str:
+    return str(data.options.get("id_column", "")) if isinstance(data.options, dict) else ""
+
+
+def _values(table: Any) -> dict[str, Sequence[Any]]:
+    return {name: table[name].to_pylist() for name in table.column_names}
 
 
 def _from_table(columns: Mapping[str, Sequence[Any]], trained: TrainedClient, where: str) -> Tensor:
@@ -212,6 +227,7 @@ def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: st
     assert trained.table is not None
     data = trained.data
     expected = {column.name for column in trained.table.columns} | {*LABEL_NAMES, data.label_column, *data.drop}
+    expected.add(_id_column(data))
     others = [name for name in columns if name not in expected and not INDEX.fullmatch(name)]
     if others:
         few = ", ".join(map(repr, others[:_SHOWN])) + ", …" * (len(others) > _SHOWN)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
+from protofed.config.schema import Recipe, Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ConfigError
 from protofed.experiments.comparing import Comparison
 from protofed.experiments.loading import load_data
@@ -120,13 +120,16 @@ class Worth:
         )
 
 
-def recipe_of(source: str) -> Tree:
+def recipe_of(source: Recipe) -> Tree:
     """Return the recipe to measure: a folder of data, or a recipe."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return {"recipe": "worth", "data": {"source": "path", "path": str(path.resolve())}}
-    if path.name != source and path.suffix != ".toml":
-        raise ConfigError(f"{source}: no such folder: name a folder of data, or a recipe (protofed list recipes)")
+    if not isinstance(source, Mapping):
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return {"recipe": "worth", "data": {"source": "path", "path": str(path.resolve())}}
+        if path.name != str(source) and path.suffix != ".toml":
+            raise ConfigError(
+                f"{source}: no such folder: name a folder of data, or a recipe (protofed list recipes)"
+            )
     return {name: value for name, value in load_recipe(source).items() if name not in ("compare", "methods")}
 
 

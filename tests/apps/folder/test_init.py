@@ -183,11 +183,29 @@ def test_what_is_no_data_is_refused_in_one_line(prepare, error, tmp_path):
 
 def test_a_damaged_file_is_told_beside_the_others(tmp_path):
     FOLDERS["units"](tmp_path)
-    (tmp_path / "lab1.csv").write_bytes("ä,b\n1,2\n".encode("latin-1"))
+    (tmp_path / "lab1.csv").write_text("a,b\n1,2,3\n")
     damaged = [notice for notice in inspected(tmp_path).notices if notice.open]
-    assert [(notice.site, notice.found) for notice in damaged] == [
-        ("lab1", "is not text in UTF-8: save it in that encoding")
-    ]
+    assert [(notice.site, notice.found) for notice in damaged] == [("lab1", "line 2: expected 2 columns, got 3")]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
+def test_files_of_old_spreadsheets_are_read(encoding, tmp_path):
+    for site in ("nord", "süd"):
+        rows = [[("weiß", "grün")[i % 2], i % 7 + 0.5, ("ja", "nein")[i % 3 > 0]] for i in range(60)]
+        write(tmp_path / f"{site}.csv", ["Farbe", "Größe", "outcome"], rows, ";", comma=True)
+    path = tmp_path / "nord.csv"
+    path.write_bytes(path.read_text(encoding="utf-8").encode(encoding))
+    look = inspected(tmp_path)
+    taken = [notice for notice in look.notices if notice.options]
+    assert combined(taken).get("data.encoding", "") == ("cp1252" if encoding == "cp1252" else "")
+    data = load_data(resolve(parse_toml(look.recipe(taken))))
+    assert data.table.inputs == ("Farbe=grün", "Farbe=weiß", "Größe")
+    if encoding == "cp1252":
+        rest = [notice for notice in taken if "data.encoding" not in notice.options]
+        with pytest.raises(DataError, match=r"nord.csv: is not text in UTF-8: .* set data\.encoding"):
+            look.recipe(rest)
+        with pytest.raises(DataError, match=r"nord.csv: is not text in ascii, in line 1: set another"):
+            look.recipe([*rest, Notice("", "", "", options={"data.encoding": "ascii"})])
 
 
 def test_a_recipe_that_is_there_stays(tmp_path, monkeypatch):

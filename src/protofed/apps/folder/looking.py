@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from protofed.apps.folder import others, tables
 from protofed.apps.folder.notice import Notice, combined
 from protofed.apps.folder.recipe import text_of
-from protofed.apps.folder.scan import ONE_TABLE, DataFolder, SiteTable, divided, look, sheets
+from protofed.apps.folder.scan import ONE_TABLE, DataFolder, SiteTable, divided, files_of, look, sheets
 from protofed.config.schema import resolve
 from protofed.data import DataOptions
+from protofed.data.delimited import in_utf8
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
-from protofed.options import build_options
 from protofed.untrusted.reading import parse_toml
 
-UNDIVIDED = Notice(
-    "",
-    "",
-    "nothing names a site",
-    "divide the samples among six sites at random (of a table, --site names a column)",
-    {"partition.name": "dirichlet", "partition.alpha": 1.0, "data.clients": 6},
-)
+NATURAL: dict[str, Any] = {"partition.name": "natural", "partition.names": True, "data.clients": 0}
+"""Options by which a column names the sites."""
+ENCODING = "cp1252"
+"""Encoding of CSV files of western spreadsheets."""
+TEXTS = (".csv", ".tsv")
+SITES = 6
+"""Sites among which samples are divided at random."""
+FEWEST = 30
+"""Samples of each of them on average, unless there are two."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,14 @@ def inspected(path: Path, label: str = "", site: str = "") -> Survey:
     Raises:
         DataError: If there is nothing to learn from, or a named column is not there.
     """
-    folder = look(path)
+    return surveyed(look(path), label, site)
+
+
+def surveyed(folder: DataFolder, label: str = "", site: str = "") -> Survey:
+    """Look at a folder whose sites are known; see :func:`inspected`."""
     unread = [Notice(name, "", "is no data", "it is not read") for name in folder.unread]
+    if folder.kind == "samples" or (list(folder.sites) == [ONE_TABLE] and others.in_one_column(folder)):
+        return _of_samples(folder, label, site)
     if folder.kind == "tables":
         return _of_tables(folder, unread, label, site)
     if folder.kind == "images":
@@ -76,14 +84,31 @@ def inspected(path: Path, label: str = "", site: str = "") -> Survey:
     else:
         found, held, dimensions = others.arrays(folder, DataOptions())
         kind = {1: "vector", 2: "series"}.get(dimensions, "image")
-    if len(folder.sites) == 1:
-        unread.append(UNDIVIDED)
     sizes = {name: counts.total() for name, counts in held.items()}
+    if len(folder.sites) == 1:
+        unread.append(_undivided(sum(sizes.values())))
     return Survey(folder, kind, sizes, [*unread, *found], folder.options)
 
 
+def _of_samples(folder: DataFolder, label: str, site: str) -> Survey:
+    """Look at images, series or vectors in a column of one data set."""
+    named: dict[str, Any] = {"data.label_column": label} if label else {}
+    listing = others.opened({**folder.options, **named})
+    column = site or next((name for name in listing.names if tables.names_site(name)), "")
+    told = _undivided(len(listing))
+    if column:
+        named |= {**NATURAL, "data.options.id_column": column}
+        listing = others.opened({**folder.options, **named})
+        told = Notice("", column, "names the site of each sample", "one client each")
+    found, held, kind = others.samples(listing)
+    sizes = {name: counts.total() for name, counts in held.items()}
+    return Survey(folder, kind, sizes, [told, *found], {**folder.options, **named})
+
+
 def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str) -> Survey:
-    held, wrong = sheets(folder, DataOptions())
+    coded = [*_coded(folder)]
+    data = DataOptions(encoding=ENCODING if coded else "")
+    held, wrong = sheets(folder, data)
     damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
         raise DataError("; ".join(why for _, why in wrong[:3]))
@@ -95,13 +120,28 @@ def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str) 
     held, spelt = tables.renamed(held)
     found, judged = _judged(held, label)
     if odd := combined(judged).get("data.nothing"):  # what stands for a missing value changes what columns are
-        read, _ = sheets(folder, build_options(DataOptions, {"nothing": tuple(odd)}, "data"))
+        read, _ = sheets(folder, replace(data, nothing=tuple(odd)))
         if list(folder.sites) == [ONE_TABLE]:
             read = _divided(read[0], site)[0]
         _, again = _judged(tables.renamed(read)[0], label)
         judged = [f for f in judged if "data.nothing" in f.options] + again
-    notices = [*unread, *damaged, *spelt, found, *judged]
+    notices = [*unread, *damaged, *coded, *spelt, found, *judged]
     return Survey(folder, "table", {sheet.site: sheet.rows for sheet in held}, notices, source)
+
+
+def _coded(folder: DataFolder) -> Iterator[Notice]:
+    """Yield the sites with CSV files in another encoding than UTF-8, which a spreadsheet's most probably is."""
+    for site, path in folder.sites.items():
+        if any(file.suffix.lower() in TEXTS and not in_utf8(file) for file in files_of(path)):
+            told = {"data.encoding": ENCODING}
+            yield Notice(site, "", "is not text in UTF-8", f"read it as {ENCODING}, as Excel writes it", told)
+
+
+def _undivided(samples: int) -> Notice:
+    sites = max(2, min(SITES, samples // FEWEST))
+    proposal = f"divide the samples among {sites} sites at random (of a table, --site names a column)"
+    options = {"partition.name": "dirichlet", "partition.alpha": 1.0, "data.clients": sites}
+    return Notice("", "", "nothing names a site", proposal, options)
 
 
 def _judged(held: Sequence[SiteTable], label: str) -> tuple[Notice, list[Notice]]:
@@ -115,8 +155,8 @@ def _divided(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, An
         raise DataError(f"{sheet.file}: has no column {site!r}; its columns are {', '.join(sheet.columns)}")
     column = site or tables.name_of_site(sheet)
     if not column:
-        return [sheet], {}, [UNDIVIDED]
+        return [sheet], {}, [_undivided(sheet.rows)]
     parts = divided(sheet, column)
     sizes = ", ".join(f"{part.site} ({part.rows:,})" for part in parts[:6]) + ", …" * (len(parts) > 6)
-    options = {"partition.name": "natural", "data.clients": 0, "data.options.id_column": column}
+    options = {**NATURAL, "data.options.id_column": column}
     return parts, options, [Notice("", column, f"{len(parts)} sites: {sizes}", "one client each")]

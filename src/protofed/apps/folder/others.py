@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 import torch
 from PIL import Image, UnidentifiedImageError
 
 from protofed.apps.folder.notice import Notice
-from protofed.apps.folder.scan import DataFolder
+from protofed.apps.folder.scan import DataFolder, files_of
 from protofed.apps.folder.tables import TEST_FRACTION, of_classes, shown_classes
-from protofed.data import DataOptions
+from protofed.config.schema import apply_overrides
+from protofed.data import DataOptions, Pool, datasets, resolve_options
+from protofed.data.arrow import choose
+from protofed.data.columns import Columns
 from protofed.data.images import SUFFIXES
 from protofed.data.npz import read_npz
+from protofed.data.parquet import parquet_schema
+from protofed.data.pool import Listing
+from protofed.data.saved import is_saved, saved_schema
 from protofed.errors import DataError
+from protofed.options import build_options
 from protofed.untrusted import limits
 
 Held = dict[str, Counter[str]]
@@ -23,6 +32,9 @@ GREY = ("1", "L", "LA", "I;16")
 """Modes of images without colour."""
 SIDE = 64
 """Longest side in pixels to which images are scaled where they differ."""
+RESIZED = {"data.options.resize": SIDE}
+LOOKED = 2000
+"""Samples of one data set that are read."""
 
 
 def images(folder: DataFolder) -> tuple[list[Notice], Held]:
@@ -51,6 +63,44 @@ def images(folder: DataFolder) -> tuple[list[Notice], Held]:
         few = ", ".join(site for site, modes in grey.items() if True in modes)
         found.append(Notice(few, "", "grey images, where others are in colour", "protofed makes them colour"))
     return [*_classes(held), *found], held
+
+
+def in_one_column(folder: DataFolder) -> bool:
+    """Return whether a data set has its samples in one column, of encoded images or lists, rather than a table."""
+    (path,) = folder.sites.values()
+    if path.is_file() and path.suffix != ".parquet":
+        return False
+    schema = saved_schema(path) if is_saved(path) else parquet_schema(files_of(path)[0])
+    chosen = choose(schema, Columns(labelled=False), str(folder.path))
+    return chosen.encoded or chosen.listed
+
+
+def opened(source: Mapping[str, Any]) -> Listing:
+    """Return the data that options, by dotted name, name."""
+    data = build_options(DataOptions, apply_overrides({}, source)["data"], "data")
+    entry = datasets.get(data.source)
+    found = entry.open(data, resolve_options(entry.Options, data.options, "data.options"), 0)
+    return found.listing(data.source) if isinstance(found, Pool) else found
+
+
+def samples(listing: Listing) -> tuple[list[Notice], Held, str]:
+    """Return the notices for one data set, its samples by class and site, and the kind of samples."""
+    found: list[Notice] = []
+    names = listing.class_names
+    labels = [names[label] if names else str(label) for label in listing.labels.tolist()]
+    ids = [str(value) for value in listing.ids.tolist()] if listing.ids is not None else [""] * len(labels)
+    held: Held = {}
+    for site, label in zip(ids, labels, strict=True):
+        held.setdefault(site, Counter())[label] += 1
+    first = listing.read(torch.arange(1))
+    try:
+        listing.read(torch.arange(min(len(listing), LOOKED)))
+    except DataError as error:
+        if not str(error).endswith("set data.options.resize"):
+            raise
+        found.append(Notice("", "", "images of several sizes", f"scale them to {SIDE} pixels", RESIZED))
+    kind = {1: "vector", 2: "series"}.get(first.dim() - 1, "image")
+    return [*_classes(held), *found], held, "table" if listing.columns is not None else kind
 
 
 def arrays(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, int]:

@@ -39,11 +39,12 @@ def write(path: Path, text: str, notices: Sequence[Notice], refused: Sequence[No
     """
     lines = [
         f"# Written by `protofed init`; it runs as it is: protofed run {path.name} (see: protofed list options)",
-        *(f"# {'not taken: ' * (notice in refused)}{_told(notice)}" for notice in notices),
+        *(f"# {'not taken: ' * (notice in refused)}{told(notice)}" for notice in notices),
     ]
     write_text(path, "\n".join(lines) + f"\n\n{text}")
 
 
-def _told(notice: Notice) -> str:
+def told(notice: Notice) -> str:
+    """Return a notice in one line."""
     where = ": ".join(part for part in (notice.site, notice.column, notice.found) if part)
     return where + (f" → {notice.proposal}" if notice.proposal else "")

@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from protofed.data import DataOptions
+from protofed.data import DataOptions, datasets
 from protofed.data.arrow import INDEX
 from protofed.data.columns import Columns
+from protofed.data.copies import one_data_set
 from protofed.data.dates import day
 from protofed.data.delimited import SUFFIXES as DELIMITED
-from protofed.data.delimited import read_texts
+from protofed.data.delimited import read_texts, with_nothing
 from protofed.data.federation import FORMS
 from protofed.data.folders import visible
 from protofed.data.images import SUFFIXES as IMAGES
 from protofed.data.parquet import parse_parquet
+from protofed.data.saved import is_saved, parse_saved
 from protofed.data.tables import category, is_number
 from protofed.errors import DataError
 from protofed.untrusted.limits import Budget
@@ -35,11 +37,11 @@ class ColumnScan:
 
     Attributes:
         texts: ``n`` values, None where there is none.
-        row: Row of the first value in a spreadsheet, which counts the header.
+        rows: Row of each value, for messages.
     """
 
     texts: Sequence[str | None]
-    row: int = 2
+    rows: Sequence[int]
 
     @cached_property
     def present(self) -> list[str]:
@@ -56,11 +58,11 @@ class ColumnScan:
 
     @cached_property
     def odd(self) -> dict[str, int]:
-        """Texts that are no numbers, with the spreadsheet's row of the first of each."""
+        """Texts that are no numbers, with the row of the first of each."""
         found: dict[str, int] = {}
         for place, text in enumerate(self.texts):
             if text is not None and not is_number(text):
-                found.setdefault(text, self.row + place)
+                found.setdefault(text, self.rows[place])
         return found
 
     @cached_property
@@ -81,8 +83,8 @@ class ColumnScan:
 
     @property
     def first_missing(self) -> int:
-        """The spreadsheet's row of the first value that is not there."""
-        return self.row + self.texts.index(None)
+        """Row of the first value that is not there."""
+        return self.rows[self.texts.index(None)]
 
     def dates(self, month_first: bool = False) -> int:
         """Return how many of the values are dates."""
@@ -117,10 +119,11 @@ class DataFolder:
 
     Attributes:
         path: The folder or file.
-        kind: ``tables``, ``images``, ``arrays``, or "" if there is nothing to learn from.
+        kind: ``tables``; ``images`` or ``arrays`` in files of their own; ``samples`` in columns of one data set.
         sites: Path of each site, a file or folder; one, ``ONE_TABLE``, where the sites are in a column.
         options: Options by which protofed reads the folder.
         unread: Files that are not data.
+        first: Row of the first sample: in a spreadsheet, the header counts.
     """
 
     path: Path
@@ -128,6 +131,7 @@ class DataFolder:
     sites: Mapping[str, Path]
     options: Mapping[str, Any]
     unread: tuple[str, ...] = ()
+    first: int = 2
 
 
 def look(path: Path) -> DataFolder:
@@ -139,8 +143,12 @@ def look(path: Path) -> DataFolder:
     source: dict[str, Any] = {"data.source": "path", "data.path": str(path.resolve())}
     if path.is_file() and path.suffix.lower() in TABLES:
         return DataFolder(path, "tables", {ONE_TABLE: path}, source)
+    if not path.is_dir() and str(path) in datasets:
+        return DataFolder(path, "samples", {ONE_TABLE: path}, {"data.source": str(path)})
     if not path.is_dir():
         raise DataError(f"{path}: no such folder: expected one with a file or folder per site, or one table")
+    if is_saved(path) or one_data_set(path):
+        return DataFolder(path, "tables", {ONE_TABLE: path}, source)
     home = path / "clients" if (path / "clients").is_dir() else path
     kinds = {entry: _kind(entry) for entry in visible(home)}
     data = [entry for entry, kind in kinds.items() if kind]
@@ -185,7 +193,7 @@ def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list
     wrong: list[tuple[str, str]] = []
     budget = data.budget()
     for site, path in folder.sites.items():
-        files = [path] if path.is_file() else [e for e in visible(path) if e.suffix.lower() in FORMS]
+        files = files_of(path)
         parts: dict[str, list[str | None]] = {}
         rows, tested = 0, None
         for file in files:
@@ -198,14 +206,22 @@ def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list
                 parts.setdefault(name, [None] * rows).extend(values)
             added = max(map(len, table.values()), default=0)
             rows += added
-            if len(files) > 1 and file.stem == "test":
+            if len(files) > 1 and file.stem == "test" and site != ONE_TABLE:
                 tested = added
             for values in parts.values():
                 values += [None] * (rows - len(values))
         if parts:
-            columns = {name: ColumnScan(values) for name, values in parts.items() if not INDEX.fullmatch(name)}
+            places = range(folder.first, folder.first + rows)
+            columns = {name: ColumnScan(v, places) for name, v in parts.items() if not INDEX.fullmatch(name)}
             found.append(SiteTable(site, files[0], columns, tested))
     return found, wrong
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files with the tables of a site."""
+    if path.is_file() or is_saved(path):
+        return [path]
+    return one_data_set(path) or [entry for entry in visible(path) if entry.suffix.lower() in FORMS]
 
 
 def divided(sheet: SiteTable, column: str) -> list[SiteTable]:
@@ -219,7 +235,7 @@ def divided(sheet: SiteTable, column: str) -> list[SiteTable]:
             site,
             sheet.file,
             {
-                name: ColumnScan([scan.texts[row] for row in chosen])
+                name: ColumnScan([scan.texts[row] for row in chosen], [scan.rows[row] for row in chosen])
                 for name, scan in sheet.columns.items()
                 if name != column
             },
@@ -234,7 +250,9 @@ def _texts(file: Path, data: DataOptions, budget: Budget) -> dict[str, list[str 
     if file.suffix.lower() in DELIMITED:
         table = read_texts(file, asked, budget)
         return {name: table[name].to_pylist() for name in table.column_names}
-    table, _ = parse_parquet(file, Columns(labelled=False, anywhere=True), budget)
+    whole = Columns(labelled=False, anywhere=True)
+    table = parse_saved(file, whole, budget) if file.is_dir() else parse_parquet(file, whole, budget)[0]
+    table = with_nothing(table, asked)
     return {name: [_text(v) for v in table[name].to_pylist()] for name in table.column_names}
 
 

@@ -47,8 +47,13 @@ _BIRTH = re.compile(r".*(birth|born|dob|geb).*", re.IGNORECASE)
 
 def name_of_site(sheet: SiteTable) -> str:
     """Return the column of a single table that most probably names its sites; "" if none does."""
-    found = [n for n, c in sheet.columns.items() if _SITE.fullmatch(_folded(n)) and 2 <= len(c.distinct) <= 1000]
+    found = [n for n, c in sheet.columns.items() if names_site(n) and 2 <= len(c.distinct) <= 1000]
     return min(found, key=lambda name: len(sheet.columns[name].distinct), default="")
+
+
+def names_site(column: str) -> bool:
+    """Return whether a column has the name of one that names sites."""
+    return _SITE.fullmatch(_folded(column)) is not None
 
 
 def renamed(sheets: Sequence[SiteTable]) -> tuple[list[SiteTable], list[Notice]]:
@@ -222,7 +227,7 @@ def _no_dates(sheets: Sequence[SiteTable], name: str, month_first: bool) -> list
     """Return the values of a column of dates that are none, with their places."""
     columns = {sheet.site: sheet.columns[name] for sheet in sheets}
     return [
-        f"{text!r} ({site}, row {column.row + place})"
+        f"{text!r} ({site}, row {column.rows[place]})"
         for site, column in columns.items()
         for place, text in enumerate(column.texts)
         if text is not None and day(text, month_first) is None

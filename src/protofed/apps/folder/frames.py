@@ -1,0 +1,117 @@
+"""A pandas frame as a federation: what is in it, and a recipe for :func:`protofed.run` and its like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from protofed.apps.folder.looking import Survey, surveyed
+from protofed.apps.folder.notice import Notice
+from protofed.apps.folder.page import write_trial
+from protofed.apps.folder.recipe import text_of, told
+from protofed.apps.folder.scan import ONE_TABLE, DataFolder
+from protofed.apps.folder.trying import FolderTrial, tried
+from protofed.config.schema import Tree, apply_overrides, resolve
+from protofed.data.frames import WHERE, keep
+from protofed.errors import DataError, unknown_name
+from protofed.experiments.loading import load_data
+from protofed.experiments.running import Progress
+from protofed.untrusted.reading import parse_toml
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+GUESSED = "frame"
+"""Name of the recipe of a frame."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FrameRecipe(Mapping[str, Any]):
+    """The recipe of a data frame, for :func:`protofed.run`, ``compare``, ``sweep``, ``tune`` and ``worth``.
+
+    Attributes:
+        look: What the frame holds.
+        tree: The recipe: what a recipe's file would hold.
+    """
+
+    look: Survey
+    tree: Tree
+
+    def __getitem__(self, name: str) -> Any:
+        return self.tree[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tree)
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+    @property
+    def sites(self) -> Mapping[str, int]:
+        """Name and number of samples of each site."""
+        return self.look.sites
+
+    @property
+    def notices(self) -> Sequence[Notice]:
+        """What was found, and what is done about it."""
+        return self.look.notices
+
+    def trial(
+        self,
+        seeds: Sequence[int] = (0, 1, 2),
+        out: str | Path | None = None,
+        progress: Progress | None = None,
+        jobs: int = 1,
+    ) -> FolderTrial:
+        """Answer whether federating helps the sites, as ``protofed try`` does for a folder.
+
+        Args:
+            out: Directory of the runs and the page; by default a new one below ``runs/``.
+        """
+        place = None if out is None else Path(out)
+        found = tried(tomli_w.dumps(self.tree), seeds, place, progress, jobs)
+        write_trial(found, self.notices)
+        return found
+
+    def __repr__(self) -> str:
+        head = f"{sum(self.sites.values()):,} samples ({self.look.kind}) at {len(self.sites)} sites"
+        return "\n".join([head, *map(told, self.notices)])
+
+
+def federation(
+    frame: DataFrame, site: str = "", label: str = "", overrides: Mapping[str, Any] | None = None
+) -> FrameRecipe:
+    """Return the recipe of a pandas frame, with every proposal of ``protofed init`` taken.
+
+    Example:
+        federated = protofed.federation(frame, site="hospital", label="diagnosis")
+        protofed.compare(federated)
+
+    Args:
+        site: Column that names the site of each row; by default one that looks like it, or else the samples are
+            divided at random.
+        label: Column to predict; by default the most likely one.
+        overrides: Values by dotted name, as for :func:`protofed.run`, in place of proposals.
+
+    Raises:
+        DataError: If the frame cannot be read, or something is found that no option can mend.
+    """
+    path = keep(frame)
+    names = [str(name) for name in frame.columns]
+    for role, name in ("site", site), ("label", label):
+        if name and name not in names:
+            index = " (it is the index: use frame.reset_index())" * (name in frame.index.names)
+            raise DataError(f"{WHERE}: {unknown_name(f'{role} column', name, names[:40])}{index}")
+    source = {"data.source": "frame", "data.data_dir": str(path.parent), "data.options.frame": path.stem}
+    look = surveyed(DataFolder(path, "tables", {ONE_TABLE: path}, source, first=0), site=site, label=label)
+    for notice in look.notices:
+        if notice.open:
+            raise DataError(f"{WHERE}: {told(notice)}")
+    text = text_of(look.kind, [notice for notice in look.notices if notice.options], look.source)
+    tree = apply_overrides({**parse_toml(text), "recipe": GUESSED}, overrides or {})
+    load_data(resolve(tree))  # now, rather than in a first run
+    return FrameRecipe(look, tree)
