@@ -58,11 +58,11 @@ def test_every_method_gives_the_same_numbers(method, root, tmp_path):
         mine, theirs = load_run(own_run(tmp_path / "state", name)), load_run(tmp_path / "local")
         weights, expected = (run.client(name).classifier.model.state_dict() for run in (mine, theirs))
         assert all(torch.equal(weights[n], expected[n]) for n in expected)
-        assert mine.metrics().clients[name] == theirs.metrics().clients[name]
-        test = np.load(root / "clients" / name / "test.npz")["x"]
-        for rule in mine.client(name).rules:
-            found, known = (run.predict(name, test, rule) for run in (mine, theirs))
-            np.testing.assert_array_equal(found.probabilities, known.probabilities)
+    assert mine.metrics().clients[name] == theirs.metrics().clients[name]
+    test = np.load(root / "clients" / name / "test.npz")["x"]
+    for rule in mine.client(name).rules:
+        found, known = (run.predict(name, test, rule) for run in (mine, theirs))
+        np.testing.assert_array_equal(found.probabilities, known.probabilities)
     assert not (tmp_path / "remote" / "clients").exists(), "personal models stay where they are"
 
 
