@@ -24,6 +24,7 @@ from network import (
     numbers,
     over,
     own_run,
+    reply_with,
     round_of,
     same_prototypes,
     training,
@@ -39,10 +40,6 @@ from support import client, federated, few
 USUAL = {"beacon", "fedavg", "fedgen", "fedgh", "fedlda", "fedproto", "fedtgp", "gfpl", "local"}
 """One method of each kind of message."""
 METHODS = [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in sorted(methods())]
-
-
-def reply_with(to: Message, /, **values) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord(values)}), reply_to=to)
 
 
 @few("method", METHODS, 1)
@@ -277,7 +274,7 @@ def test_a_malicious_client_is_refused_and_the_others_go_on(attack, root, tmp_pa
     def tampered(node, message, reply):
         if training(message) and node == 102:
             values = dict(reply.content[RECORD])
-            return reply_with(message, **{**values, "message": BAD[attack](values["message"])})
+            return reply_with(message, {**values, "message": BAD[attack](values["message"])})
         return reply
 
     chosen = apart("fedproto", root, participation__max_refusals=2)
@@ -290,12 +287,12 @@ def test_a_malicious_client_is_refused_and_the_others_go_on(attack, root, tmp_pa
 
 
 REPLIES = {
-    "another type": lambda m, v: reply_with(m, **{**v, "message": "text"}),
-    "no losses": lambda m, v: reply_with(m, **{n: x for n, x in v.items() if n != "losses"}),
-    "losses that are none": lambda m, v: reply_with(m, **{**v, "losses": "[1"}),
+    "another type": lambda m, v: reply_with(m, {**v, "message": "text"}),
+    "no losses": lambda m, v: reply_with(m, {n: x for n, x in v.items() if n != "losses"}),
+    "losses that are none": lambda m, v: reply_with(m, {**v, "losses": "[1"}),
     "another record": lambda m, v: Message(RecordDict({"else": ConfigRecord({"a": 1})}), reply_to=m),
     "an error of Flower": lambda m, v: Message(Error(code=5, reason="node\nunavailable"), reply_to=m),
-    "an error of the node": lambda m, v: reply_with(m, error="data: disk full", client="bob"),
+    "an error of the node": lambda m, v: reply_with(m, {"error": "data: disk full", "client": "bob"}),
 }
 
 
@@ -318,7 +315,7 @@ def test_scores_that_cannot_be_are_not_counted(root, tmp_path):
     def boast(node, message, reply):
         values = dict(reply.content.get(RECORD, {}))
         if "correct" in values and node == 102:
-            return reply_with(message, **{**values, "correct": json.dumps({"head": 10**9})})
+            return reply_with(message, {**values, "correct": json.dumps({"head": 10**9})})
         return reply
 
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), boast), wanted("fedproto", root), tmp_path / "remote")
