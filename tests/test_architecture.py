@@ -68,6 +68,10 @@ def room(path: str) -> str:
     return path.split("/")[0].removesuffix(".py")
 
 
+BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+"""What holds statements, as expressions do not."""
+
+
 @cache
 def imports(path: str, *, lazy: bool = True) -> frozenset[tuple[str, str]]:
     """Return what a file imports when it runs, as ``(module, name)``; the name is empty where a module is imported.
@@ -85,7 +89,7 @@ def imports(path: str, *, lazy: bool = True) -> frozenset[tuple[str, str]]:
             elif isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
                 for other in child.orelse:
                     yield from statements(other)
-            elif not isinstance(child, left_out):
+            elif isinstance(child, BLOCKS) and not isinstance(child, left_out):
                 yield from statements(child)
 
     names: set[tuple[str, str]] = set()
