@@ -6,28 +6,32 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from protofed.apps.flower.client_app import app
-from protofed.apps.flower.node import _built, _company
+from protofed.apps.flower.messages import Job
+from protofed.apps.flower.node import Node, _built, _company, experiment_key
 from protofed.apps.flower.nodes import RECORD
 from protofed.apps.flower.server_app import Gathering, serve
+from protofed.apps.flower.summary import client_summaries
+from protofed.config.architectures import FederationSummary
 from protofed.experiments import Experiment
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import run_experiment
 from protofed.samples import FederatedData
 from protofed.trained.metrics import measure
 from protofed.trained.run import TrainedRun
-from support import K, experiment
+from protofed.visits.contract import Trained
+from support import K, experiment, ordinary
 
 Tamper = Callable[[int, Message, Message], Message | None]
 
@@ -222,9 +226,9 @@ def assert_nodes_agree(chosen: Experiment, root: Path, folder: Path, *, simulate
         assert (folder / "remote" / path.name).read_bytes() == path.read_bytes()
 
 
-def numbers(run) -> list[dict]:
-    """Return what of the rounds must not depend on the engine."""
-    names = ("round", "participants", "accuracy", "losses", "bytes", "parameters", "diagnostics", "refused")
+def numbers(run, *more: str) -> list[dict]:
+    """Return what of the rounds must not depend on the engine, and what else is named."""
+    names = ("round", "participants", "accuracy", "losses", "bytes", "parameters", "diagnostics", "refused", *more)
     return [{n: getattr(r, n) for n in names} for r in run.rounds]
 
 
@@ -241,3 +245,24 @@ def training(message: Message) -> bool:
 
 def round_of(message: Message) -> int:
     return int(message.content[RECORD]["round"])
+
+
+def elsewhere(node: int, message: Message, reply: Message) -> Message:
+    """The next visit happens in a process that has seen none."""
+    forget()
+    return reply
+
+
+def reply_with(to: Message, values: Mapping[str, Any]) -> Message:
+    return Message(RecordDict({RECORD: ConfigRecord(dict(values))}), reply_to=to)
+
+
+def job_of(root: Path, method: str = "fedproto", **options: Any) -> Job:
+    """Return the first round of ``ann``, one of the ordinary clients."""
+    chosen = wanted(method, root, **options)
+    summary = client_summaries(FederationSummary.of(chosen, ordinary()))[0]
+    return Job("run", "ann", 1, experiment_key(chosen), summary)
+
+
+def train(node: Node, job: Job) -> Trained:
+    return node.train(job)[0]

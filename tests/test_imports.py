@@ -22,6 +22,8 @@ LINE = {
     "pygments",
     "markdown_it",
     "mdurl",
+    "linkify_it",  # which markdown_it imports where somebody else brought it
+    "uc_micro",
     "colorama",
     "attr",
 }

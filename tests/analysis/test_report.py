@@ -186,7 +186,6 @@ def test_methods_without_alignment_say_nothing_of_it(page, run_at):
     assert "regular simplex" not in text
 
 
-@pytest.mark.pictures
 def test_of_a_comparison(page, comparison_at):
     parsed = page(comparison_at(["local", "fedproto", "gfpl"], (0, 1), rounds=4))
     assert "Comparison on fake-images" in parsed.text

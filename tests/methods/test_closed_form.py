@@ -79,6 +79,7 @@ def how_sent(how: str) -> dict[str, object]:
     return {"secure__aggregation": True} if how == "secure" else {"method__message": how}
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     PARTS, st.permutations(["ann", "bob", "cid", "dan"]), HOW, st.sampled_from([0.05, 0.5, 1.0]), st.integers(0, 99)
 )

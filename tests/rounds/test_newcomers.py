@@ -73,7 +73,7 @@ def test_it_is_the_same_on_every_executor(executor):
     federation = build(
         "beacon",
         execution__executor=executor,
-        execution__workers=2,
+        execution__workers=1,
         execution__precision="fp64",
         wire__codec="float64",
     )

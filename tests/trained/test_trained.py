@@ -495,7 +495,8 @@ def test_code_that_a_run_names_is_imported_only_on_request(tmp_path, monkeypatch
 # Exported models.
 
 
-@few("format", ["onnx", "torch_export", "safetensors"], 1)
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "torch_export", "safetensors"])
 def test_exported_models_equal_the_original(format, run, data, tmp_path):
     """On 200 real samples, to 1e-5, for every architecture of the group; with preprocessing and class names."""
     if format == "onnx":

@@ -151,8 +151,8 @@ def test_typed_parquet_files_and_frames_are_predicted_alike(sites, tmp_path, mon
 def test_a_row_is_predicted_alike_alone(sites, tmp_path, monkeypatch, capsys):
     """What other rows hold decides neither a column's type nor the name of a category, such as 01."""
     expected = scored(sites)[1]
-    for number, row in enumerate(rows("Köln", "test")[:8]):
-        (tmp_path / "one.csv").write_bytes(text([row]))
+    for number in (0, 3, 5):  # complete, without a dose, without a sex
+        (tmp_path / "one.csv").write_bytes(text([rows("Köln", "test")[number]]))
         found = predicted(sites, tmp_path / "one.csv", monkeypatch, capsys)[1][0]
         assert found == pytest.approx(expected[number], abs=1e-7)  # a batch of one is added up in another order
 

@@ -60,7 +60,12 @@ def workers() -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    ("method", "processes"), [*((name, 2) for name in METHODS), ("fedproto", 1), ("fedavg", 1), ("gfpl", 1)]
+    ("method", "processes"),
+    [
+        *((name, 2) for name in METHODS),
+        ("fedproto", 1),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("fedavg", "gfpl")),
+    ],
 )
 def test_every_method_is_the_same_in_processes(method, processes):
     expected = outcome(build(method, "sequential", rounds=3))

@@ -13,16 +13,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
-from network import FakeGrid, apart, forget, locally, nodes_of, over, wanted
+from network import FakeGrid, apart, forget, locally, nodes_of, over, round_of, training, wanted
 from protofed.apps.flower.grid import RECORD
-
-
-def training(message: Message) -> bool:
-    return message.metadata.message_type == "train"
-
-
-def round_of(message: Message) -> int:
-    return int(message.content[RECORD]["round"])
 
 
 def numbers(run) -> list[tuple]:

@@ -12,7 +12,7 @@ from support import few
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from network import FakeGrid, enrolled, forget, locally, nodes_of, numbers, over, wanted
+from network import FakeGrid, elsewhere, enrolled, forget, locally, nodes_of, numbers, over, wanted
 from protofed.apps.flower import node
 from protofed.experiments.builder import Builder
 from protofed.stages.privacy.samples import multiplier
@@ -32,11 +32,6 @@ CASES = {
     DEALER: ("fedlda", {**DEALT, "model__options": {}, "rounds": 2}),
 }
 PRIVATE = {**ENCODED, "encoder__unit": True, "rounds": 1, "privacy__mode": "sample", "robust__rule": "none"}
-
-
-def elsewhere(node, message, reply):
-    forget()
-    return reply
 
 
 def tensors(run) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted, write_folders
+from network import FakeGrid, apart, dying, elsewhere, locally, nodes_of, over, wanted, write_folders
 from protofed.apps.flower.grid import RECORD
 from protofed.cli.main import main
 from protofed.errors import ConfigError, FederationError
@@ -25,12 +25,6 @@ from protofed.errors import ConfigError, FederationError
 CLIENTS = ("ann", "bob", "cid")
 SHARES = {101 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
 """Nodes of a simulation: any machine may be any of them, and none keeps anything."""
-
-
-def elsewhere(node: int, message: Message, reply: Message) -> Message:
-    """The next visit happens in a process that has seen none."""
-    forget()
-    return reply
 
 
 def kind(message: Message) -> str:

@@ -12,9 +12,22 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Error, Message
 
-from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, training, wanted, write_folders
+from network import (
+    FakeGrid,
+    apart,
+    dying,
+    forget,
+    locally,
+    nodes_of,
+    numbers,
+    over,
+    reply_with,
+    training,
+    wanted,
+    write_folders,
+)
 from protofed.analysis.report import write_report
 from protofed.apps.flower.grid import RECORD
 from protofed.errors import CheckpointError, ConfigError, FederationError
@@ -43,13 +56,8 @@ def honest(tmp_path_factory) -> dict[str, list[dict]]:
         forget()
         here = write_folders(base / method / "data", ordinary())
         grid = FakeGrid(nodes_of(here, base / method / "state"))
-        found[method] = numbers(over(grid, wanted(method, here, rounds=2), base / method / "run"))
+        found[method] = numbers(over(grid, wanted(method, here, rounds=2), base / method / "run"), "missing")
     return found
-
-
-def numbers(run) -> list[dict]:
-    names = ("round", "participants", "accuracy", "losses", "bytes", "diagnostics", "refused", "missing")
-    return [{n: getattr(r, n) for n in names} for r in run.rounds]
 
 
 def says(**changes: Any):
@@ -61,7 +69,7 @@ def says(**changes: Any):
             found = json.loads(values["clients"])
             found[0] |= changes
             values["clients"] = json.dumps(found)
-        return with_values(message, values)
+        return reply_with(message, values)
 
     return tamper
 
@@ -71,14 +79,10 @@ def answers(text: Any):
 
     def tamper(node: int, message: Message, reply: Message) -> Message:
         if node == HOSTILE and message.metadata.message_type == "query":
-            return with_values(message, {"clients": text})
+            return reply_with(message, {"clients": text})
         return reply
 
     return tamper
-
-
-def with_values(to: Message, values: dict[str, Any]) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord(values)}), reply_to=to)
 
 
 DESCRIPTIONS = {
@@ -169,7 +173,7 @@ def test_a_hostile_description_is_named_and_left_out(attack, root, honest, tmp_p
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), tamper)
     chosen = wanted("fedproto", root, rounds=1, data__classes=4)
     run = over(grid, chosen, tmp_path / "run")
-    assert numbers(run) == honest["fedproto"][:1]
+    assert numbers(run, "missing") == honest["fedproto"][:1]
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert left["client"] in ("node 104", "zoe")
     check_reason(left["reason"], reason)
@@ -200,7 +204,7 @@ def test_who_differs_from_most_is_left_out_wherever_it_sorts(attack, first, root
     nodes = nodes_of(root, tmp_path / "state")
     nodes[HOSTILE]["client"] = "aaa" if first else "zzz"
     run = over(FakeGrid(nodes, tamper), wanted("fedavg", root, rounds=2), tmp_path / "run")
-    assert numbers(run) == honest["fedavg"]
+    assert numbers(run, "missing") == honest["fedavg"]
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert left["client"] == nodes[HOSTILE]["client"]
     check_reason(left["reason"], reason)
@@ -223,14 +227,14 @@ def test_sizes_that_cannot_be_are_left_out(attack, root, honest, tmp_path):
     def tamper(node, message, reply):
         if node == HOSTILE and message.metadata.message_type == "query":
             if "client" in message.content[RECORD]:
-                return with_values(message, SIZES[attack])
+                return reply_with(message, SIZES[attack])
             return says(settings={"model": claims.PRIVATE})(node, message, reply)
         return reply
 
     run = over(
         FakeGrid(nodes_of(root, tmp_path / "state"), tamper), wanted("local", root, rounds=2), tmp_path / "run"
     )
-    assert numbers(run) == honest["local"]
+    assert numbers(run, "missing") == honest["local"]
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert left["client"] == "zoe"
     assert left["reason"].isprintable()
@@ -247,7 +251,7 @@ def test_a_first_client_whose_model_cannot_be_is_not_built_by_the_server(root, t
     def tamper(node, message, reply):
         if node == HOSTILE and message.metadata.message_type == "query":
             if "client" in message.content[RECORD]:
-                return with_values(message, {"sizes": json.dumps({"parameters": 7, "extras": {}, "d": 5})})
+                return reply_with(message, {"sizes": json.dumps({"parameters": 7, "extras": {}, "d": 5})})
             return says(settings={"model": "cnn2"})(node, message, reply)
         return reply
 
@@ -276,7 +280,7 @@ ANSWERS = {
 def test_a_hostile_answer_becomes_a_reason(attack, root, tmp_path):
     def tamper(node, message, reply):
         if node == 103 and message.metadata.message_type == "train":
-            return with_values(message, ANSWERS[attack](dict(reply.content[RECORD])))
+            return reply_with(message, ANSWERS[attack](dict(reply.content[RECORD])))
         return reply
 
     run = over(FakeGrid(nodes_of(root, tmp_path / "s"), tamper), apart("fedproto", root, rounds=2), tmp_path / "r")
@@ -297,7 +301,7 @@ def test_an_answer_that_flower_cannot_take_apart_costs_only_its_sender(kind, roo
             return replies
 
     run = over(Raising(nodes_of(root, tmp_path / "s")), wanted("fedproto", root, rounds=2), tmp_path / "run")
-    assert numbers(run) == honest["fedproto"]
+    assert numbers(run, "missing") == honest["fedproto"]
     (left,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
     assert left["client"] == "node 104"
     assert kind.__name__ in left["reason"]
@@ -310,7 +314,7 @@ def test_a_node_that_says_nothing_holds_nobody_up(root, honest, tmp_path):
 
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), silent)
     run = over(grid, wanted("fedproto", root, rounds=2), tmp_path / "run", clients=3)
-    assert numbers(run) == honest["fedproto"]
+    assert numbers(run, "missing") == honest["fedproto"]
 
 
 def test_too_few_that_fit_end_the_run_in_one_line_that_names_the_others(root, tmp_path):
@@ -387,7 +391,7 @@ def test_a_node_that_overstates_its_samples_weighs_what_the_same_client_weighs_l
             return describe(node, message, reply)
         upload = codec.decode(values["message"], schema)
         upload["samples"] = torch.full_like(upload["samples"], 2**30)
-        return with_values(message, {**values, "message": codec.encode(upload, schema)})
+        return reply_with(message, {**values, "message": codec.encode(upload, schema)})
 
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state"), lie), chosen, tmp_path / "remote")
     lies = {"attack__kind": "counts", "attack__clients": ["zoe"], "attack__samples": 2**30}

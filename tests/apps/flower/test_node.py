@@ -16,7 +16,7 @@ from safetensors.torch import save, save_file
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from network import forget, wanted
+from network import forget, job_of, train, wanted
 from protofed.apps.flower.admission import class_order
 from protofed.apps.flower.messages import Description, Job, VisitOutcome, description_values, read_descriptions
 from protofed.apps.flower.node import Node, experiment_key
@@ -27,14 +27,7 @@ from protofed.config.architectures import FederationSummary
 from protofed.data.federation import load_client
 from protofed.errors import CheckpointError, ConfigError, ModelError, PayloadError
 from protofed.storage.snapshots import Snapshot, pack
-from protofed.visits.contract import Trained
 from support import experiment, ordinary, same
-
-
-def job_of(root: Path, method: str = "fedproto", **changes) -> Job:
-    chosen = wanted(method, root)
-    summary = client_summaries(FederationSummary.of(chosen, ordinary()))[0]
-    return replace(Job("run", "ann", 1, experiment_key(chosen), summary), **changes)
 
 
 def node_of(root: Path, state: Path | None) -> Node:
@@ -46,10 +39,6 @@ def weights(state: Path) -> dict[str, torch.Tensor]:
     """Ann's newest model, as her node keeps it."""
     folder = ClientFolder(state / "ann", "run")
     return folder.read(folder.chain[-1]).model
-
-
-def train(node: Node, job: Job) -> Trained:
-    return node.train(job)[0]
 
 
 def until(found: Callable[[], bool], seconds: float) -> None:
@@ -130,7 +119,7 @@ def test_a_travelling_client_that_is_none_is_refused(state, root):
 
 
 def test_a_server_that_lost_its_checkpoints_begins_again_and_old_requests_are_refused(root, tmp_path):
-    node, job = node_of(root, tmp_path), job_of(root, order=1)
+    node, job = node_of(root, tmp_path), replace(job_of(root), order=1)
     first = train(node, job)
     for round in (2, 3):
         train(node, replace(job, round=round, order=round))
@@ -271,7 +260,7 @@ def test_an_evaluation_without_delivery_changes_nothing(root, tmp_path):
 
 def test_jobs_and_descriptions_survive_the_way(root):
     names = {"after": "000012-0123456789abcdef", "saved": "000011-0123456789abcdef"}
-    job = job_of(root, message=b"abc", deliver=False, order=2**60, **names, state=b"c")
+    job = replace(job_of(root), message=b"abc", deliver=False, order=2**60, **names, state=b"c")
     assert Job.of(job.to_values()) == job
     assert Job.of(replace(job, message=None).to_values()).message is None
     with pytest.raises(PayloadError, match="round: expected a whole number"):

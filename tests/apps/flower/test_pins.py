@@ -11,35 +11,22 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from network import contents, forget, killed, wanted
+from network import contents, forget, job_of, killed, train
 from protofed.apps.flower.messages import Job
-from protofed.apps.flower.node import Node, experiment_key
+from protofed.apps.flower.node import Node
 from protofed.apps.flower.pins import check_weights
 from protofed.apps.flower.sources import Folder, source_of
-from protofed.apps.flower.summary import client_summaries
-from protofed.config.architectures import FederationSummary
 from protofed.config.schema import resolve
 from protofed.errors import CheckpointError, ConfigError, DataError, PayloadError
 from protofed.models import SplitModel
-from protofed.visits.contract import Trained
 from protofed.visits.rare import LEAST_SAMPLES
 from protofed.wire.codec import get_codec
-from support import few, ordinary
-
-
-def job_of(root: Path, method: str = "fedproto", **options) -> Job:
-    chosen = wanted(method, root, **options)
-    summary = client_summaries(FederationSummary.of(chosen, ordinary()))[0]
-    return Job("run", "ann", 1, experiment_key(chosen), summary)
+from support import few
 
 
 def node_of(root: Path, state: Path, least: int = 0) -> Node:
     forget()
     return Node(Folder(root / "clients" / "ann", "ann", least=least), state)
-
-
-def train(node: Node, job: Job) -> Trained:
-    return node.train(job)[0]
 
 
 def changed(job, section: str, **options):

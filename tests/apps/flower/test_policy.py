@@ -12,16 +12,13 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
-from network import FakeGrid, contents, enrolled, nodes_of, over, wanted
-from protofed.apps.flower.messages import Job
-from protofed.apps.flower.node import Node, experiment_key
+from network import FakeGrid, contents, enrolled, job_of, nodes_of, over, wanted
+from protofed.apps.flower.node import Node
 from protofed.apps.flower.policy import Policy
 from protofed.apps.flower.sources import Folder
-from protofed.apps.flower.summary import client_summaries
-from protofed.config.architectures import FederationSummary
 from protofed.errors import ConfigError, FederationError
 from protofed.wire.codec import get_codec
-from support import few, ordinary
+from support import few
 
 SAMPLE = {"privacy": "sample", "epsilon": 8, "delta": 1e-5}
 
@@ -89,15 +86,9 @@ def test_a_node_computes_epsilon_itself_before_it_trains(weaker, root, tmp_path)
         assert "\n" not in missing.reason
 
 
-def job_of(root: Path, **more: Any) -> Job:
-    chosen = wanted("fedavg", root, **private(**more))
-    summary = client_summaries(FederationSummary.of(chosen, ordinary()))[0]
-    return Job("run", "ann", 1, experiment_key(chosen), summary)
-
-
 def test_a_server_cannot_repeat_rounds_or_add_some(root, tmp_path):
     node = Node(Folder(root / "clients" / "ann", "ann", least=0), tmp_path / "state", policy=Policy("sample", 8.0))
-    job = job_of(root)
+    job = job_of(root, "fedavg", **private())
     node.train(job)
     with node._open(job) as (builder, _, _):
         method = builder.method
@@ -108,7 +99,7 @@ def test_a_server_cannot_repeat_rounds_or_add_some(root, tmp_path):
     with pytest.raises(ConfigError, match=r"ann: ε would be .* after 2 rounds, 1 repeated, but this node allows 8"):
         node.train(replace(job, order=1, message=message))  # another request for the same round has new noise
     with pytest.raises(ConfigError, match="the server changed rounds from 2 to 50"):
-        node.train(replace(job_of(root, rounds=50), round=2, order=2))
+        node.train(replace(job_of(root, "fedavg", **private(rounds=50)), round=2, order=2))
     with pytest.raises(ConfigError, match="ann: round 3 of a run of 2"):
         node.train(replace(job, round=3, order=3))
     assert contents(tmp_path / "state") == before

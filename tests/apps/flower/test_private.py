@@ -13,17 +13,13 @@ from support import few
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
-from network import FakeGrid, apart, dying, forget, locally, nodes_of, over, wanted
+from network import FakeGrid, apart, dying, forget, locally, nodes_of, numbers, over, wanted
 from protofed.apps.flower import node
 from protofed.errors import FederationError
 from protofed.experiments import stages
 from protofed.experiments.builder import Builder
 from protofed.stages.privacy.noise import from_seed
 from protofed.visits.private import COUNTS
-
-
-def numbers(run) -> list[dict]:
-    return [{n: getattr(r, n) for n in ("round", "accuracy", "losses", "bytes", "privacy")} for r in run.rounds]
 
 
 @few("method", ["fedproto", "beacon"], 1)
@@ -35,7 +31,7 @@ def test_noise_of_clients_is_added_once_and_is_secret(method, root, tmp_path, mo
     assert not same(local, first), "nobody can predict the noise"
     monkeypatch.setattr(stages, "from_system", from_seed(chosen.seed, "privacy"))
     second = over(FakeGrid(nodes_of(root, tmp_path / "b")), chosen, tmp_path / "second")
-    assert numbers(second) == numbers(local)
+    assert numbers(second, "privacy") == numbers(local, "privacy")
     assert same(local, second)
 
 
@@ -51,7 +47,7 @@ def test_dp_sgd_at_nodes_is_that_of_the_local_run_but_for_what_is_drawn(root, tm
     chosen = wanted("fedproto", root, rounds=2, privacy__mode="sample", privacy__noise=0, **more)
     local = locally(chosen, tmp_path / "local")
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
-    assert numbers(remote) == numbers(local)
+    assert numbers(remote, "privacy") == numbers(local, "privacy")
     noisy = wanted("fedproto", root, rounds=2, privacy__mode="sample", privacy__noise=0.1, **more)
     runs = [over(FakeGrid(nodes_of(root, tmp_path / n)), noisy, tmp_path / f"run {n}") for n in "ab"]
     assert not same(*runs)
@@ -66,11 +62,11 @@ def test_nodes_clip_and_add_noise_exactly_once(method, root, tmp_path, monkeypat
     monkeypatch.setattr(node, "Builder", lambda *given, secret, **named: Builder(*given, **named))
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
     forget()
-    told = numbers(remote)
+    told = numbers(remote, "privacy")
     if method == "beacon":  # the expert is trained without noise, so its scores stay at the nodes
         assert all(n["accuracy"] is None for n in told)
-        told = [{**n, "accuracy": own["accuracy"]} for n, own in zip(told, numbers(local), strict=True)]
-    assert told == numbers(local)
+        told = [{**n, "accuracy": own["accuracy"]} for n, own in zip(told, numbers(local, "privacy"), strict=True)]
+    assert told == numbers(local, "privacy")
     assert same(local, remote)
 
 
@@ -97,7 +93,7 @@ def test_simulated_nodes_give_the_numbers_of_the_local_engine(method, protection
     shares = {101 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
     remote = over(FakeGrid(shares, elsewhere), chosen, tmp_path / "remote", simulated=True)
     assert same(local, remote)
-    for here, there in zip(numbers(local), numbers(remote), strict=True):
+    for here, there in zip(numbers(local, "privacy"), numbers(remote, "privacy"), strict=True):
         # Boxes of shares have no fixed length.
         here["bytes"], there["bytes"] = (
             {} if "secure__aggregation" in protection else n["bytes"] for n in (here, there)

@@ -24,6 +24,7 @@ from network import (
     numbers,
     over,
     own_run,
+    reply_with,
     round_of,
     same_prototypes,
     training,
@@ -41,10 +42,6 @@ USUAL = {"beacon", "fedavg", "fedgen", "fedgh", "fedlda", "fedproto", "fedtgp", 
 METHODS = [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in sorted(methods())]
 
 
-def reply_with(to: Message, /, **values) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord(values)}), reply_to=to)
-
-
 @few("method", METHODS, 1)
 def test_every_method_gives_the_same_numbers(method, root, tmp_path):
     options = {"method__start": 2, "method__interval": 1} if method == "gfpl" else {}
@@ -58,11 +55,11 @@ def test_every_method_gives_the_same_numbers(method, root, tmp_path):
         mine, theirs = load_run(own_run(tmp_path / "state", name)), load_run(tmp_path / "local")
         weights, expected = (run.client(name).classifier.model.state_dict() for run in (mine, theirs))
         assert all(torch.equal(weights[n], expected[n]) for n in expected)
-        assert mine.metrics().clients[name] == theirs.metrics().clients[name]
-        test = np.load(root / "clients" / name / "test.npz")["x"]
-        for rule in mine.client(name).rules:
-            found, known = (run.predict(name, test, rule) for run in (mine, theirs))
-            np.testing.assert_array_equal(found.probabilities, known.probabilities)
+    assert mine.metrics().clients[name] == theirs.metrics().clients[name]
+    test = np.load(root / "clients" / name / "test.npz")["x"]
+    for rule in mine.client(name).rules:
+        found, known = (run.predict(name, test, rule) for run in (mine, theirs))
+        np.testing.assert_array_equal(found.probabilities, known.probabilities)
     assert not (tmp_path / "remote" / "clients").exists(), "personal models stay where they are"
 
 
@@ -277,7 +274,7 @@ def test_a_malicious_client_is_refused_and_the_others_go_on(attack, root, tmp_pa
     def tampered(node, message, reply):
         if training(message) and node == 102:
             values = dict(reply.content[RECORD])
-            return reply_with(message, **{**values, "message": BAD[attack](values["message"])})
+            return reply_with(message, {**values, "message": BAD[attack](values["message"])})
         return reply
 
     chosen = apart("fedproto", root, participation__max_refusals=2)
@@ -290,12 +287,12 @@ def test_a_malicious_client_is_refused_and_the_others_go_on(attack, root, tmp_pa
 
 
 REPLIES = {
-    "another type": lambda m, v: reply_with(m, **{**v, "message": "text"}),
-    "no losses": lambda m, v: reply_with(m, **{n: x for n, x in v.items() if n != "losses"}),
-    "losses that are none": lambda m, v: reply_with(m, **{**v, "losses": "[1"}),
+    "another type": lambda m, v: reply_with(m, {**v, "message": "text"}),
+    "no losses": lambda m, v: reply_with(m, {n: x for n, x in v.items() if n != "losses"}),
+    "losses that are none": lambda m, v: reply_with(m, {**v, "losses": "[1"}),
     "another record": lambda m, v: Message(RecordDict({"else": ConfigRecord({"a": 1})}), reply_to=m),
     "an error of Flower": lambda m, v: Message(Error(code=5, reason="node\nunavailable"), reply_to=m),
-    "an error of the node": lambda m, v: reply_with(m, error="data: disk full", client="bob"),
+    "an error of the node": lambda m, v: reply_with(m, {"error": "data: disk full", "client": "bob"}),
 }
 
 
@@ -318,7 +315,7 @@ def test_scores_that_cannot_be_are_not_counted(root, tmp_path):
     def boast(node, message, reply):
         values = dict(reply.content.get(RECORD, {}))
         if "correct" in values and node == 102:
-            return reply_with(message, **{**values, "correct": json.dumps({"head": 10**9})})
+            return reply_with(message, {**values, "correct": json.dumps({"head": 10**9})})
         return reply
 
     run = over(FakeGrid(nodes_of(root, tmp_path / "state"), boast), wanted("fedproto", root), tmp_path / "remote")

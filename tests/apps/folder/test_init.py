@@ -24,6 +24,7 @@ from protofed.experiments.loading import load_data
 from protofed.samples import Samples
 from protofed.untrusted.reading import parse_toml
 from strangers import FOLDERS, write
+from support import few
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "hospitals": {
@@ -89,14 +90,18 @@ def run(*arguments: str, status: int = 0) -> str:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_becomes_a_recipe_that_runs(name, tmp_path, monkeypatch):
-    folder = tmp_path / name
-    FOLDERS[name](folder)
-    look = inspected(folder)
+def test_what_is_proposed_for_a_folder(name, tmp_path):
+    FOLDERS[name](tmp_path)
+    look = inspected(tmp_path)
     assert not [notice for notice in look.notices if notice.open]
     assert combined(look.notices) == EXPECTED[name]
+
+
+@few("name", sorted(FOLDERS, key=lambda name: name not in ("headers", "series", "visits")), 3)
+def test_a_folder_becomes_a_recipe_that_runs(name, tmp_path, monkeypatch):
+    FOLDERS[name](tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    assert "Written: protofed.toml" in run("init", str(folder), "--yes")
+    assert "Written: protofed.toml" in run("init", name, "--yes")
     found = protofed.compare("protofed.toml", ["fedlda-fixed"], out=tmp_path / "run")
     reached = found.runs["fedlda-fixed"][0].outcome.accuracy["head"].final
     assert reached >= max(LEAST.get(name, 0.88), _pooled() - 0.06)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
 from protofed.cli.main import app
 from protofed.errors import ConfigError
+from support import script
 
 
 def test_a_new_method_passes_its_own_test(tmp_path):
     result = CliRunner().invoke(app, ["new", "method", "fed_mine", "--in", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert f"method.name={tmp_path / 'fed_mine.py'}:FedMine" in result.output.replace("\n", "")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    tested = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert "3 passed" in tested.stdout, tested.stdout
+    tests = {name: test for name, test in vars(script(tmp_path / "test_fed_mine.py")).items() if "test_" in name}
+    assert len(tests) == 3
+    for name, test in tests.items():
+        test(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["class", "Fed", "fed-mine", "1fed", "a/b", ""])

@@ -21,7 +21,7 @@ SOCKET = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket&client_id=00000000-0
 POLLING = SOCKET.replace("websocket", "polling")
 
 
-@pytest.fixture(scope="module", params=["ui", "demo"])
+@pytest.fixture(scope="module", params=["ui", pytest.param("demo", marks=pytest.mark.slow)])
 def place(request, tmp_path_factory):
     """Host and port of either set of pages."""
     folder = tmp_path_factory.mktemp("runs")

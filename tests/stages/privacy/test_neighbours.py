@@ -69,7 +69,7 @@ def test_the_registry_has_methods_to_protect():
 
 
 @few("step", [0.0, 2.0**-20], 1)
-@pytest.mark.parametrize("method", protected("sample"))
+@few("method", protected("sample"), 5)
 def test_one_sample_changes_a_sum_of_gradients_by_the_norm_at_most(method, step):
     federation, local, data = opened(method)
     updates = [u for phase in federation.method.round(1).phases if not phase.stays for u in phase.updates]
