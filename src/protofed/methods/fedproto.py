@@ -42,7 +42,7 @@ class FedProtoOptions(SoftmaxOptions):
         "samples", "ρ(f(x), C_y), the mean over a batch (all code), or Σ_j ρ(c_j, C_j) over its prototypes (Eq. 8)"
     )
     distance: Distance = option(
-        "squared", "ρ: squared Euclidean over d (all code), Euclidean, or L1 (Eq. 8 names L1 and L2)"
+        "squared", "ρ: squared Euclidean over d (all code), Euclidean or L1 (Eq. 8 names L1 and L2), or 1 − cos"
     )
     classes: Literal["all", "own"] = option(
         "all", "a client receives the global prototypes of all classes, or of its own (Sec. 5.1)"

@@ -12,7 +12,7 @@ from torch import Tensor
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 
-Distance = Literal["squared", "euclidean", "l1"]
+Distance = Literal["squared", "euclidean", "l1", "cosine"]
 
 
 def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
@@ -21,7 +21,8 @@ def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
     Args:
         kind: ``squared`` is ``‖a − b‖²/d``, the MSE of all public code; ``euclidean`` is ``‖a − b‖₂`` and ``l1``
             ``‖a − b‖₁``. For these two, entries that differ by rounding alone count as equal, with gradient 0:
-            otherwise a rounding error would decide the direction of a gradient of full length.
+            otherwise a rounding error would decide the direction of a gradient of full length. ``cosine`` is
+            ``1 − cos(a, b)`` (FedORGP).
 
     Example:
         >>> a, b = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)
@@ -30,6 +31,8 @@ def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
     """
     if kind == "squared":
         return F.mse_loss(left, right, reduction="none").mean(-1)
+    if kind == "cosine":
+        return 1 - F.cosine_similarity(left, right, dim=-1)
     apart = left - right
     rounding = torch.finfo(apart.dtype).eps ** 0.5 * right.abs().amax(-1, keepdim=True)
     apart = torch.where(apart.abs() > rounding, apart, 0.0)
