@@ -164,15 +164,14 @@ class FedL2G(Shifting, Method[FedL2GOptions]):
 
     def sets(self, local: Local) -> tuple[Batch, Batch]:
         """Draw the study set and the quiz, which share no sample; either may be empty."""
-        train, held_out = together(local.training()), together(local.validation())
-        rows = torch.randperm(len(train.y), generator=local.generator("study")).to(train.y.device)
-        if len(held_out.y):
-            other = torch.randperm(len(held_out.y), generator=local.generator("quiz")).to(train.y.device)
-            quiz = chosen(held_out, other[: self.options.quiz])
-        else:
-            quiz = chosen(train, rows[len(rows) - min(self.options.quiz, len(rows) // 2) :])
-            rows = rows[: len(rows) - len(quiz.y)]
-        return chosen(train, rows[: self.options.study]), quiz
+        o, train, validation = self.options, local.training, local.validation
+        n, held_out = (sum(len(batch.y) for batch in batches()) for batches in (train, validation))
+        rows = torch.randperm(n, generator=local.generator("study"))
+        if held_out:
+            other = torch.randperm(held_out, generator=local.generator("quiz"))
+            return picked(train(), rows[: o.study]), picked(validation(), other[: o.quiz])
+        study, quiz = rows.split([n - min(o.quiz, n // 2), min(o.quiz, n // 2)])
+        return picked(train(), study[: o.study]), picked(train(), quiz)
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the client's model."""
@@ -201,14 +200,14 @@ class FedL2G(Shifting, Method[FedL2GOptions]):
         return Aggregate({"guide": guide}, {"guide_gradient_norm": length})
 
 
-def together(batches: Iterable[Batch]) -> Batch:
-    """Return batches as one, which may be empty."""
-    parts = list(batches)
-    if not parts:
+def picked(batches: Iterable[Batch], rows: Tensor) -> Batch:
+    """Return the samples with some numbers as one batch, in the order of the data."""
+    start, found = 0, []
+    for batch in batches:
+        here = rows.to(batch.y.device) - start
+        own = here[(here >= 0) & (here < len(batch.y))]
+        found.append(Batch(batch.x[own], batch.y[own]))
+        start += len(batch.y)
+    if not found:
         return Batch(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-    return Batch(torch.cat([b.x for b in parts]), torch.cat([b.y for b in parts]))
-
-
-def chosen(batch: Batch, rows: Tensor) -> Batch:
-    """Return some samples of a batch."""
-    return Batch(batch.x[rows], batch.y[rows])
+    return Batch(torch.cat([b.x for b in found]), torch.cat([b.y for b in found]))
