@@ -18,6 +18,8 @@ from support import K, client, degenerate, federated
 
 TAU = {"fedproc": 1.0, "fpl": 0.02, "fedplvm": 0.07}
 LAMBDA, POWER = 0.3, 0.25
+TABLES = ("prototypes", "present", "clusters", "held")
+
 ROUNDS = 3
 
 
@@ -92,9 +94,10 @@ def test_three_rounds(method):
                 table[y] = [naive.mean(rows)] if rows else table[y]
             elif rows:
                 table[y] = clustered(rows)
-        names = [n for n in federation.server if n not in ("prototypes", "present")]
+        names = [n for n in federation.server if n not in TABLES]
         same_nets([federation.server[n] for n in names], weights)
-        rows, present = federation.server["prototypes"], federation.server["present"]
+        first = 0 if method == "fedproc" else 2
+        rows, present = (federation.server[name] for name in TABLES[first : first + 2])
         for y in range(K):
             found = rows[y : y + 1] if method == "fedproc" else rows[y][present[y]]
             assert len(found) == len(table[y])
@@ -142,8 +145,8 @@ def test_clusters_that_do_not_fit_are_left_out():
         for i, row in enumerate(rows)
     ]
     table = federation.method.prototypes(federation.method.first_table(), uploads)
-    assert table["present"].tolist() == [[False], [False], [True], [False]]
-    same(table["prototypes"][2, 0], rows[:3].double().mean(0))
+    assert table["held"].tolist() == [[False], [False], [True], [False]]
+    same(table["clusters"][2, 0], rows[:3].double().mean(0))
 
 
 @pytest.mark.parametrize("method", ["fedproc", "fpl", "fedplvm"])
@@ -151,9 +154,9 @@ def test_traffic_and_degenerate_clients(method):
     data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3]))
     federation = build(method, data, wire__codec="float32", execution__precision="fp32")
     record = list(federation.run())[-1]
-    w = sum(t.numel() for n, t in federation.server.items() if n not in ("prototypes", "present"))
+    w = sum(t.numel() for n, t in federation.server.items() if n not in TABLES)
     assert record.parameters["up"] == 2 * w + (3 + 2) * naive.D  # two samples are one cluster
-    held = int(federation.server["present"].sum())
+    held = int(federation.server["present" if method == "fedproc" else "held"].sum())
     assert record.parameters["down"] == 2 * w + 2 * held * naive.D
     assert math.isfinite(list(build(method, degenerate()).run())[-1].losses["total"])
 

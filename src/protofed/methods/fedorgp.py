@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-import torch.nn.functional as F
-
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
@@ -23,7 +21,7 @@ from protofed.methods.parts.trainable import first_network, pairs, trained
 from protofed.options import fixed, option
 from protofed.prototypes.contrastive import orthogonality
 from protofed.prototypes.geometry import unit_vectors
-from protofed.prototypes.inference import Distance
+from protofed.prototypes.inference import Distance, alignment
 from protofed.prototypes.table import Prototypes
 
 if TYPE_CHECKING:
@@ -63,12 +61,8 @@ class FedORGP(FedProto[FedORGPOptions]):
         return replace(found, sums_only=False, beyond_means=found.beyond_means or None)
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Logits of the head, and −‖f(x)/‖f(x)‖ − C_j/‖C_j‖‖² = 2·cos − 2 of prototypes."""
-        output = model(batch.x)
-        shared, own = (
-            t._replace(rows=F.normalize(t.rows, dim=-1)) for t in (Prototypes.of(received), Prototypes.of(state))
-        )
-        return nearest_scores(output._replace(features=F.normalize(output.features, dim=-1)), state, shared, own)
+        """Logits of the head, and 2·cos(f(x), C_j) − 2 of prototypes."""
+        return nearest_scores(model(batch.x), state, Prototypes.of(received), Prototypes.of(state), alignment)
 
     def server_state(self) -> Tensors:
         """Start with a random prototype network."""

@@ -73,7 +73,7 @@ class FedPLVM(ClustersBeside, FedAvg[FedPLVMOptions]):
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy, the contrast with all clusters, and the correction towards the class's mean cluster."""
         o, output = self.options, model(batch.x)
-        rows, present, mean = received["prototypes"], received["present"], centres(received)
+        rows, present, mean = received["clusters"], received["held"], centres(received)
         apart = contrast(output.features, batch, rows, present, o.temperature, o.power)
         away = (1 - F.cosine_similarity(output.features, mean.rows[batch.y], dim=-1)).square()
         return {

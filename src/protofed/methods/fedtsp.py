@@ -27,6 +27,7 @@ from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.methods.parts.nearest import nearest_scores
 from protofed.methods.parts.prior import cross_entropy
 from protofed.options import fixed, option
+from protofed.prototypes.inference import alignment
 from protofed.prototypes.table import Prototypes
 
 if TYPE_CHECKING:
@@ -82,11 +83,9 @@ class FedTSP(FixedETF):
         }, output
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Logits of the head, and −‖f(x)/‖f(x)‖ − t_c‖² of the names."""
-        output = model(batch.x)
+        """Logits of the head, and 2·cos(f(x), t_c) − 2 of the names."""
         own = Prototypes(torch.zeros_like(received["prototypes"]), state["own"])
-        unit = output._replace(features=F.normalize(output.features, dim=-1))
-        return nearest_scores(unit, state, Prototypes.of(received), own)
+        return nearest_scores(model(batch.x), state, Prototypes.of(received), own, alignment)
 
 
 @cache

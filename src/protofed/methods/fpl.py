@@ -40,8 +40,8 @@ class FPL(ClustersBeside, FedAvg[FPLOptions]):
 
         contrast = −log( Σ_{p ∈ P_y} e^{cos(f(x), p)/τ} / Σ_p e^{cos(f(x), p)/τ} )
 
-    The server clusters the class means of a round's clients by FINCH. Server state: the weights, and ``prototypes``
-    ``(K, c, d)`` with ``present`` ``(K, c)``, c being the most clusters of a class.
+    The server clusters the class means of a round's clients by FINCH. Server state: the weights, and ``clusters``
+    ``(K, c, d)`` with ``held`` ``(K, c)``, c being the most clusters of a class.
     """
 
     name = "fpl"
@@ -59,7 +59,7 @@ class FPL(ClustersBeside, FedAvg[FPLOptions]):
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy, the contrast with all clusters, and the pull to the mean of the class's clusters."""
         output = model(batch.x)
-        rows, present = received["prototypes"], received["present"]
+        rows, present = received["clusters"], received["held"]
         apart = contrast(output.features, batch, rows, present, self.options.temperature)
         return {
             "cross_entropy": batch.cross_entropy(output.logits),

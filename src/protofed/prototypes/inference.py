@@ -90,6 +90,20 @@ def closeness(features: Tensor, prototypes: Prototypes) -> Tensor:
     return (-squares).masked_fill(~prototypes.present, torch.finfo(features.dtype).min)
 
 
+def alignment(features: Tensor, prototypes: Prototypes) -> Tensor:
+    """Return ``2·cos(f, C_j) − 2 = −‖f/‖f‖ − C_j/‖C_j‖‖²`` of every class; features of length 0 are equally far.
+
+    Args:
+        features: ``(B, d)``.
+        prototypes: As for :func:`closeness`.
+
+    Returns:
+        ``(B, K)``.
+    """
+    cosines = F.normalize(features, dim=-1) @ F.normalize(prototypes.rows, dim=-1).mT
+    return (2 * cosines - 2).masked_fill(~prototypes.present, torch.finfo(features.dtype).min)
+
+
 def most_likely(logits: Tensor) -> Tensor:
     """Return the ``(B,)`` classes of the largest of ``(B, K)`` logits, -1 for samples whose logits are not finite.
 

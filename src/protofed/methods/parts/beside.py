@@ -110,7 +110,7 @@ class MeansBeside(Base):
 class ClustersBeside(MeansBeside):
     """Mixin before FedAvg: the server clusters the rows of each class by FINCH, and broadcasts the clusters' means.
 
-    Its options hold ``clusters``, the most of one class. The table is ``prototypes`` ``(K, c, d)`` with ``present``
+    Its options hold ``clusters``, the most of one class. The table is ``clusters`` ``(K, c, d)`` with ``held``
     ``(K, c)``; a class that nobody reports keeps its own.
     """
 
@@ -125,35 +125,35 @@ class ClustersBeside(MeansBeside):
         if message is None:
             return super().receive(local, None) | table
         classes = message["classes"]
-        rows, present = table["prototypes"].to(message["prototypes"]), table["present"].to(classes.device)
+        rows, present = table["clusters"].to(message["prototypes"]), table["held"].to(classes.device)
         for c in classes.unique().tolist():
             own = message["prototypes"][classes == c][: self.most]
             rows[c, : len(own)], present[c, : len(own)] = own, True
-        return {name: message[name] for name in self.initial} | {"prototypes": rows, "present": present}
+        return {name: message[name] for name in self.initial} | {"clusters": rows, "held": present}
 
     def first_table(self) -> Tensors:
         """Start without clusters."""
         K, c, d = self.task.num_classes, self.most, self.task.feature_dim
         return {
-            "prototypes": torch.zeros(K, c, d, dtype=self.task.dtype),
-            "present": torch.zeros(K, c, dtype=torch.bool),
+            "clusters": torch.zeros(K, c, d, dtype=self.task.dtype),
+            "held": torch.zeros(K, c, dtype=torch.bool),
         }
 
     def rows(self, table: Tensors) -> tuple[Tensor, Tensor]:
         """Send the clusters that there are."""
-        return table["prototypes"][table["present"]], table["present"].nonzero()[:, 0]
+        return table["clusters"][table["held"]], table["held"].nonzero()[:, 0]
 
     def prototypes(self, table: Tensors, uploads: Iterable[Upload]) -> Tensors:
         """Cluster the rows of each class that somebody reports; a cluster's prototype is its mean."""
         payloads = [upload.payload for upload in uploads]
-        rows, present = table["prototypes"].clone(), table["present"].clone()
+        rows, present = table["clusters"].clone(), table["held"].clone()
         sent = torch.cat([p["prototypes"] for p in payloads]).to(self.task.dtype)
         classes = torch.cat([p["classes"] for p in payloads])
         for c in classes.unique().tolist():
             found = cluster_means(sent[classes == c], self.most)
             rows[c], present[c] = 0.0, False
             rows[c, : len(found)], present[c, : len(found)] = found, True
-        return {"prototypes": rows, "present": present}
+        return {"clusters": rows, "held": present}
 
 
 def cluster_means(rows: Tensor, most: int) -> Tensor:
@@ -165,7 +165,7 @@ def cluster_means(rows: Tensor, most: int) -> Tensor:
 
 def centres(table: Tensors) -> Prototypes:
     """Return the mean of each class's clusters."""
-    rows, present = table["prototypes"], table["present"]
+    rows, present = table["clusters"], table["held"]
     return Prototypes(rows.sum(1) / present.sum(1, keepdim=True).clamp(min=1), present.any(1))
 
 
