@@ -46,6 +46,8 @@ CASES = {
     "fedtgp-cnn2": Case("fed-mnist7k", {"method.name": "fedtgp"}),
     "lg_fedavg-cnn2": Case("fed-mnist7k", {"method.name": "lg_fedavg"}),
     "fml-cnn2": Case("fed-mnist7k", {"method.name": "fml"}),
+    "fedmrl-cnn2": Case("fed-mnist7k", {"method.name": "fedmrl"}),
+    "fedl2g-cnn2": Case("fed-mnist7k", {"method.name": "fedl2g"}),
 }
 
 

@@ -26,20 +26,32 @@ from protofed.visits.batches import normalise
 
 NEEDED = ("system/main.py", "system/flcore/servers/serverproto.py", "system/flcore/trainmodel/models.py")
 PEER = "HtFLlib"
-ALGORITHMS = {"fedproto": "FedProto", "fedtgp": "FedTGP", "lg_fedavg": "LG-FedAvg", "fml": "FML"}
+ALGORITHMS = {
+    "fedproto": "FedProto",
+    "fedtgp": "FedTGP",
+    "lg_fedavg": "LG-FedAvg",
+    "fml": "FML",
+    "fedmrl": "FedMRL",
+    "fedl2g": "FedL2G-logit",
+}
 OPTIONS = {
     "fedproto": {"lambda_": "-lam"},
     "fedtgp": {"lambda_": "-lam", "server_epochs": "-se", "margin_cap": "-mart"},
     "lg_fedavg": {},
     "fml": {"alpha": "-al", "beta": "-bt"},
+    "fedmrl": {"auxiliary_d": "-sfd"},
+    "fedl2g": {"server_lr": "-slr", "warm_up": "-wu"},
 }
 AS_PEER: dict[str, dict[str, Any]] = {
     "fedproto": {"method.prototypes": "during"},
     "fml": {"method.preset": "htfl"},
     "lg_fedavg": {"method.weighting": "uniform"},
+    "fedmrl": {"method.weighting": "uniform", "method.auxiliary_d": 128},
+    "fedl2g": {"method.server_lr": 0.1, "method.warm_up": 0},
 }
 """Options with which our methods do what the peer's do. Its FedProto collects prototypes during training; its
-FedTGP in a pass afterwards, as ours does."""
+FedTGP in a pass afterwards, as ours does. Its FedMRL never keeps a trained projector; its FedL2G needs the package
+``higher``, and holds a batch of training samples out."""
 DATASET = "federation"
 FAMILY = "HtFE-img-2"
 """A model family that its main.py knows; the models it stands for are replaced."""

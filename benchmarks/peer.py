@@ -30,7 +30,7 @@ from protofed.errors import ConfigError
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 
-CASES = ("fedproto-light4", "fedproto-cnn2", "fedtgp-cnn2")
+CASES = ("fedproto-light4", "fedproto-cnn2", "fedtgp-cnn2", "fedmrl-cnn2", "fedl2g-cnn2")
 
 
 def check_peer(request: Request) -> None:

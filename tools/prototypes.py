@@ -20,7 +20,13 @@ from protofed.methods import Task, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.prototypes import masks
 from protofed.prototypes.alignment import align
-from protofed.prototypes.contrastive import adaptive_margin, hinge_prototypes, prototype_network, train_prototypes
+from protofed.prototypes.contrastive import (
+    adaptive_margin,
+    contrast,
+    hinge_prototypes,
+    prototype_network,
+    train_prototypes,
+)
 from protofed.prototypes.etf import simplex_etf
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.mixtures import fit_mixtures, fuse
@@ -69,7 +75,7 @@ def contrastive() -> Iterator[Row]:
         epochs = 100 if len(p) <= 200 else 10  # longer ones are extrapolated to 100 epochs
 
         def work(p=p, labels=labels, start=start, margin=margin, epochs=epochs) -> object:
-            return train_prototypes(start, p, labels, margin=margin, epochs=epochs, generator=generator())
+            return train_prototypes(start, p, labels, contrast(margin), epochs=epochs, generator=generator())
 
         size = f"{clients} clients x K={K}, d={d}"
         yield "FedTGP server round, 100 epochs", size, shown(100 / epochs * median(work)), "<= 1 s for 20 x 10"

@@ -9,7 +9,7 @@ import torch
 
 import protofed
 from protofed.experiments import load_recipe, recipes, resolve
-from protofed.prototypes.contrastive import adaptive_margin, prototype_network, train_prototypes
+from protofed.prototypes.contrastive import adaptive_margin, contrast, prototype_network, train_prototypes
 
 K, D, CLIENTS = 5, 8, 4
 
@@ -25,7 +25,14 @@ def margins(cap: float, rounds: int = 16) -> list[float]:
     for _ in range(rounds):
         found.append(adaptive_margin(uploads, labels, K, cap))
         trained = train_prototypes(
-            network, uploads, labels, margin=found[-1], epochs=50, lr=0.05, batch_size=8, generator=source
+            network,
+            uploads,
+            labels,
+            contrast(found[-1]),
+            epochs=50,
+            lr=0.05,
+            batch_size=8,
+            generator=source,
         )
         network = trained.network
         uploads = uploads + 0.5 * (trained.prototypes[labels] - uploads)

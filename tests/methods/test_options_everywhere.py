@@ -32,6 +32,10 @@ VARIANTS = {
     "fedproto balanced": ("fedproto", {"softmax": "balanced"}),
     "gfpl balanced": ("gfpl", {**GFPL, "softmax": "balanced"}),
     "fixed_etf balanced": ("fixed_etf", {"softmax": "balanced", "gamma": 3.0}),
+    "fedmrl balanced": ("fedmrl", {"softmax": "balanced", "auxiliary_d": 3}),
+    "fedl2g features": ("fedl2g", {"guides": "features", "warm_up": 1, "study": 4, "quiz": 3}),
+    "fedorgp own": ("fedorgp", {"classes": "own", "regulariser": "prototypes"}),
+    "fedproc after": ("fedproc", {"prototypes": "after"}),
 }
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from protofed.errors import ConfigError
 from protofed.prototypes.contrastive import (
     adaptive_margin,
+    contrast,
     hinge_prototypes,
     pair_margins,
     prototype_network,
@@ -80,7 +81,14 @@ def test_training_equals_autograd_and_torch_sgd(n, K, d, batch_size):
     start = prototype_network(K, d, generator=generator(2), dtype=torch.float64)
     before = [parameter.clone() for parameter in start]
     trained = train_prototypes(
-        start, prototypes, labels, margin=1.5, epochs=6, lr=0.05, batch_size=batch_size, generator=generator(3)
+        start,
+        prototypes,
+        labels,
+        contrast(1.5),
+        epochs=6,
+        lr=0.05,
+        batch_size=batch_size,
+        generator=generator(3),
     )
 
     network, g = Network(start), generator(3)
@@ -107,7 +115,7 @@ def test_training_separates_the_classes():
     prototypes, labels = uploads(60, 5, 8, seed=4)
     start = prototype_network(5, 8, generator=generator(), dtype=torch.float64)
     delta = adaptive_margin(prototypes, labels, 5)
-    trained = train_prototypes(start, prototypes, labels, margin=delta, lr=0.05, generator=generator(1))
+    trained = train_prototypes(start, prototypes, labels, contrast(delta), lr=0.05, generator=generator(1))
     assert trained.losses[-1] < 0.5 * trained.losses[0]
     nearest = torch.cdist(prototypes, trained.prototypes).argmin(1)
     assert (nearest == labels).double().mean() > 0.9
@@ -117,9 +125,9 @@ def test_training_continues_where_it_stopped():
     prototypes, labels = uploads()
     start = prototype_network(4, 3, generator=generator(), dtype=torch.float64)
     g = generator(1)
-    half = train_prototypes(start, prototypes, labels, margin=1.0, epochs=2, generator=g)
-    rest = train_prototypes(half.network, prototypes, labels, margin=1.0, epochs=3, generator=g)
-    whole = train_prototypes(start, prototypes, labels, margin=1.0, epochs=5, generator=generator(1))
+    half = train_prototypes(start, prototypes, labels, contrast(1.0), epochs=2, generator=g)
+    rest = train_prototypes(half.network, prototypes, labels, contrast(1.0), epochs=3, generator=g)
+    whole = train_prototypes(start, prototypes, labels, contrast(1.0), epochs=5, generator=generator(1))
     assert torch.equal(whole.prototypes, rest.prototypes)
     assert torch.equal(whole.losses, torch.cat([half.losses, rest.losses]))
 
@@ -127,7 +135,7 @@ def test_training_continues_where_it_stopped():
 def test_no_epochs_leave_the_network_as_it_is():
     start = prototype_network(3, 2, generator=generator())
     trained = train_prototypes(
-        start, torch.ones(1, 2), torch.tensor([0]), margin=1.0, epochs=0, generator=generator()
+        start, torch.ones(1, 2), torch.tensor([0]), contrast(1.0), epochs=0, generator=generator()
     )
     assert torch.equal(trained.prototypes, start.prototypes())
     assert trained.losses.shape == (0,)
@@ -148,7 +156,7 @@ def test_degenerate_uploads_stay_finite(seed, n, same, classes):
     margin = adaptive_margin(prototypes, labels, 5)
     start = prototype_network(5, 2, generator=generator(seed))
     trained = train_prototypes(
-        start, prototypes, labels, margin=margin, epochs=3, batch_size=2, generator=generator()
+        start, prototypes, labels, contrast(margin), epochs=3, batch_size=2, generator=generator()
     )
     assert trained.prototypes.isfinite().all()
     assert trained.losses.isfinite().all()
@@ -238,16 +246,16 @@ def test_bad_uploads(prototypes, labels, message):
     with pytest.raises(ConfigError, match=message):
         hinge_prototypes(prototypes, labels, 3)
     with pytest.raises(ConfigError, match=message):
-        train_prototypes(start, prototypes, labels, margin=1.0, generator=generator())
+        train_prototypes(start, prototypes, labels, contrast(1.0), generator=generator())
 
 
 def test_bad_options():
     one, label = torch.ones(1, 2), torch.tensor([0])
     start = prototype_network(3, 2, generator=generator())
     with pytest.raises(ConfigError, match="d=2, got uploads of dimension 3"):
-        train_prototypes(start, torch.ones(1, 3), label, margin=1.0, generator=generator())
+        train_prototypes(start, torch.ones(1, 3), label, contrast(1.0), generator=generator())
     with pytest.raises(ConfigError, match="batch_size >= 1"):
-        train_prototypes(start, one, label, margin=1.0, batch_size=0, generator=generator())
+        train_prototypes(start, one, label, contrast(1.0), batch_size=0, generator=generator())
     with pytest.raises(ConfigError, match="cap must not be negative"):
         adaptive_margin(one, label, 3, cap=-1.0)
     with pytest.raises(ConfigError, match="must not be negative"):

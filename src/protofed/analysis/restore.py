@@ -202,6 +202,7 @@ def _method(run: Run) -> Method | None:
         seed=run.seed,
         class_size=sum(held) / len(held) if held else 0.0,
         dtype=torch.float64 if run.config.get("execution", {}).get("precision") == "fp64" else torch.float32,
+        classes=tuple(run.class_names),
     )
     options = {name: value for name, value in run.config["method"].items() if name != "name"}
     try:

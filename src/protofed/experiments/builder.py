@@ -170,6 +170,7 @@ class Builder:
             auxiliary=self._auxiliary,
             dtype=self.hardware.dtype,
             input_shape=federated.input_shape,
+            classes=federated.class_names,
             noise=noise,
         )
 

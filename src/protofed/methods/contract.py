@@ -74,9 +74,12 @@ class Update:
     def terms(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Return the loss's terms and the model's output."""
         result = self.loss(model, batch, received, state)
-        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], dict):
-            return result
-        raise ConfigError(f"{self.name} must return its terms and the model's output: return {{...}}, output")
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], dict)):
+            raise ConfigError(f"{self.name} must return its terms and the model's output: return {{...}}, output")
+        for name, term in result[0].items():
+            if not isinstance(term, Tensor) or term.dim():
+                raise ConfigError(f"{self.name}: the term {name} must be a scalar tensor, not {shape_of(term)}")
+        return result
 
 
 @dataclass(frozen=True)
@@ -310,6 +313,18 @@ class Method(Generic[O]):
 def predict(method: Method, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
     """Return per rule the ``(B,)`` int64 classes with the largest :meth:`Method.scores`, -1 where not finite."""
     scores = method.scores(model, batch, received, state)
-    if lacking := [rule for rule in method.rules if rule not in scores]:
-        raise ConfigError(f"{method.name} declares the rule {lacking[0]}, of which its scores say nothing")
+    expected = len(batch.y), method.task.num_classes
+    for rule in method.rules:
+        if rule not in scores:
+            raise ConfigError(f"{method.name} declares the rule {rule}, of which its scores say nothing")
+        if getattr(scores[rule], "shape", None) != expected:
+            raise ConfigError(
+                f"{type(method).__qualname__}.scores: the rule {rule} must be of shape (B, K) = {expected}, not "
+                f"{shape_of(scores[rule])}"
+            )
     return {rule: most_likely(scores[rule]) for rule in method.rules}
+
+
+def shape_of(value: object) -> str:
+    """Describe what a hook returned: the shape of a tensor, or the type of anything else."""
+    return f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -76,9 +76,9 @@ class FedMRL(Shifting, AuxiliaryMethod[FedMRLOptions]):
 
     @classmethod
     def traits(cls, options: FedMRLOptions) -> Traits:
-        """The client's head and the shared one on fused features; the shared network alone."""
-        found = super().traits(options)
-        return replace(found, rules=options.head_rules(SHARED_HEAD, GLOBAL_MODEL))
+        """Either head on fused features; the shared network alone, whose head has only seen fused ones."""
+        alone = replace(GLOBAL_MODEL, open=False)
+        return replace(super().traits(options), rules=options.head_rules(SHARED_HEAD, alone))
 
     def extend(self, model: SplitModel) -> None:
         """Add the shared network, and a projector to the length of the client's own features."""

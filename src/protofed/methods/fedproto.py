@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from protofed.methods import register
@@ -42,7 +43,7 @@ class FedProtoOptions(SoftmaxOptions):
         "samples", "ρ(f(x), C_y), the mean over a batch (all code), or Σ_j ρ(c_j, C_j) over its prototypes (Eq. 8)"
     )
     distance: Distance = option(
-        "squared", "ρ: squared Euclidean over d (all code), Euclidean, or L1 (Eq. 8 names L1 and L2)"
+        "squared", "ρ: squared Euclidean over d (all code), Euclidean or L1 (Eq. 8 names L1 and L2), or 1 − cos"
     )
     classes: Literal["all", "own"] = option(
         "all", "a client receives the global prototypes of all classes, or of its own (Sec. 5.1)"
@@ -133,6 +134,9 @@ class FedProto(Shifting, Method[P]):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the prototypes ``c_ij`` of the classes present (Eq. 3), and keep them for the rule ``local``."""
+        if not statistics:  # no step was possible
+            rows = torch.zeros_like(local.received["prototypes"])
+            statistics = {"sums": rows, "counts": rows.new_zeros(len(rows))}
         means = class_means(statistics["sums"], statistics["counts"])
         local.state.update(means.tensors())
         rows, classes = means.to_send()

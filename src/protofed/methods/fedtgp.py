@@ -10,21 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from protofed.compute.seeding import generator
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
+from protofed.methods.parts.trainable import first_network, pairs, trained
 from protofed.options import fixed, option
-from protofed.prototypes.contrastive import (
-    PrototypeNetwork,
-    adaptive_margin,
-    hinge_prototypes,
-    prototype_network,
-    train_prototypes,
-)
+from protofed.prototypes.contrastive import adaptive_margin, contrast, hinge_prototypes
 from protofed.prototypes.table import Prototypes
 
 
@@ -64,24 +57,13 @@ class FedTGP(FedProto[FedTGPOptions]):
 
     def server_state(self) -> Tensors:
         """Start with a random prototype network (softmax)."""
-        state = super().server_state()
-        if self.options.loss == "softmax":
-            start = prototype_network(
-                self.task.num_classes,
-                self.task.feature_dim,
-                generator=generator(self.task.seed, "prototype network"),
-                dtype=self.task.dtype,
-            )
-            state |= {f"network.{name}": tensor for name, tensor in start._asdict().items()}
-        return state
+        return super().server_state() | (first_network(self.task) if self.options.loss == "softmax" else {})
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Train on all uploads; classes nobody reports keep their last global prototype."""
-        payloads = [upload.payload for upload in uploads if len(upload.payload["classes"])]
-        if not payloads:
+        prototypes, labels = pairs(uploads, self.task)
+        if not len(labels):
             return Aggregate(server, {})
-        prototypes = torch.cat([p["prototypes"] for p in payloads]).to(self.task.dtype)
-        labels = torch.cat([p["classes"] for p in payloads])
         if self.options.loss == "hinge":
             hinge = hinge_prototypes(prototypes, labels, self.task.num_classes, margin=self.options.margin)
             diagnostics = {"hinge_loss_first": hinge.losses[0], "hinge_loss_last": hinge.losses[-1]}
@@ -90,21 +72,11 @@ class FedTGP(FedProto[FedTGPOptions]):
 
     def _contrast(self, server: Tensors, prototypes: Tensor, labels: Tensor, round: int) -> Aggregate:
         """Adaptive-margin contrastive learning: margin δ once per round, then S epochs of SGD."""
-        margin = adaptive_margin(prototypes, labels, self.task.num_classes, cap=self.options.margin_cap)
-        trained = train_prototypes(
-            PrototypeNetwork(*(server[f"network.{name}"] for name in PrototypeNetwork._fields)),
-            prototypes,
-            labels,
-            margin=margin,
-            epochs=self.options.server_epochs,
-            lr=self.options.server_lr,
-            batch_size=self.options.server_batch_size,
-            generator=generator(self.task.seed, "server training", round),
-        )
-        reported = torch.zeros(self.task.num_classes, dtype=torch.bool)
-        reported[labels] = True
-        network = {f"network.{name}": tensor for name, tensor in trained.network._asdict().items()}
+        o = self.options
+        margin = adaptive_margin(prototypes, labels, self.task.num_classes, cap=o.margin_cap)
+        plan = o.server_epochs, o.server_lr, o.server_batch_size
+        state, new, losses = trained(server, prototypes, labels, contrast(margin), plan, self.task, round)
         diagnostics: dict[str, float] = {"acl_margin": margin}
-        if len(trained.losses):
-            diagnostics |= {"acl_loss_first": float(trained.losses[0]), "acl_loss_last": float(trained.losses[-1])}
-        return Aggregate(self.merge({**server, **network}, Prototypes(trained.prototypes, reported)), diagnostics)
+        if len(losses):
+            diagnostics |= {"acl_loss_first": float(losses[0]), "acl_loss_last": float(losses[-1])}
+        return Aggregate(self.merge(state, new), diagnostics)

@@ -51,12 +51,13 @@ class FixedETF(Shifting, Method[FixedETFOptions]):
         return own_classes(counts, self.task.dtype, balanced=self.options.balanced)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Derive the targets of all classes from the seed, in the dimension of the client's features."""
-        directions = spread_directions(
-            self.task.num_classes, local.model.feature_dim, self.task.seed, dtype=self.task.dtype
-        )
+        """Derive the targets of all classes, in the dimension of the client's features."""
         present = torch.ones(self.task.num_classes, dtype=torch.bool)
-        return Prototypes(directions, present).scaled(self.options.gamma).tensors()
+        return Prototypes(self.directions(local.model.feature_dim), present).scaled(self.options.gamma).tensors()
+
+    def directions(self, d: int) -> Tensor:
+        """Return ``z``, ``(K, d)`` unit rows."""
+        return spread_directions(self.task.num_classes, d, self.task.seed, dtype=self.task.dtype)
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """FedProto's, towards the fixed targets."""

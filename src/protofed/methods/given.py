@@ -76,6 +76,7 @@ class Task:
         sizes: Returns the number of parameters of each kind of model; None as ``template``.
         auxiliary: Builds an auxiliary network; None if there are no models at all.
         input_shape: Empty if there are no models at all.
+        classes: Names of the ``K`` classes; empty if they are not known.
         noise: Noise multiplier of one upload's :attr:`Traits.vector`; None without such noise.
     """
 
@@ -90,6 +91,7 @@ class Task:
     auxiliary: Build | None = None
     dtype: torch.dtype = torch.float32
     input_shape: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
     noise: float | None = None
 
 
@@ -102,6 +104,7 @@ class Local:
         state: The method's state on this client; the method may change it.
         received: The result of :meth:`Method.receive` for the last broadcast.
         features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
+        training: Returns the client's training batches, in order and without augmentation.
         validation: Returns the client's validation batches.
         least_samples: Least number of training samples of a class that is reported.
     """
@@ -114,6 +117,7 @@ class Local:
     received: Tensors
     features: Callable[[], tuple[Tensor, Tensor]]
     seed: int
+    training: Callable[[], Iterable[Batch]] = tuple
     validation: Callable[[], Iterable[Batch]] = tuple
     least_samples: int = 0
 

@@ -1,11 +1,13 @@
-"""Global prototypes that are trained, not averaged: the server side of FedTGP, and its hinge variant.
+"""Global prototypes that are trained, not averaged: the server sides of FedTGP, its hinge variant, and FedORGP.
 
 Zhang, Liu, Hua and Cao, *FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for
-Data and Model Heterogeneity in Federated Learning*, AAAI 2024.
+Data and Model Heterogeneity in Federated Learning*, AAAI 2024. Guo, Luan, Li, Zhao and Jiang, *FedORGP: Guiding
+Heterogeneous Federated Learning with Orthogonality Regularization on Global Prototypes*, 2025.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +30,11 @@ from protofed.prototypes.means import labelled_means
 
 MIN_DISTANCE = 1e-6
 """Floor on a distance, hence 1e-12 on its square: below it the gradient is 0 instead of NaN or unbounded."""
+
+
+Objective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""``objective(p, P, own)`` of uploads ``(b, d)``, prototypes ``(K, d)`` and one-hot classes ``(b, K)``: the sum of
+the uploads' losses, and the gradient of their mean by ``P``."""
 
 
 class PrototypeNetwork(NamedTuple):
@@ -56,7 +63,7 @@ class PrototypeNetwork(NamedTuple):
 
 
 class TrainedPrototypes(NamedTuple):
-    """The result of one server round of FedTGP.
+    """The result of one server round.
 
     Attributes:
         prototypes: ``(K, d)`` global prototypes to broadcast.
@@ -127,30 +134,24 @@ def train_prototypes(
     network: PrototypeNetwork,
     prototypes: Tensor,
     labels: Tensor,
+    objective: Objective,
     *,
-    margin: float,
     epochs: int = 100,
     lr: float = 0.01,
     batch_size: int = 32,
     generator: torch.Generator,
 ) -> TrainedPrototypes:
-    """Train the global prototypes on one round's uploads (FedTGP's server step).
+    """Train the global prototypes on one round's uploads.
 
-    Plain SGD without momentum over shuffled mini-batches, whose last one may be smaller. The adaptive-margin
-    contrastive loss of an upload ``p`` of class ``y`` with ``D_c = ‖p − P_c‖`` is ::
-
-        ℓ = −log [ e^{−(D_y + δ)} / (e^{−(D_y + δ)} + Σ_{c≠y} e^{−D_c}) ]
-
-    that is, cross-entropy on the logits ``−(D_c + δ·1[c = y])`` over all K classes. The margin enlarges the true
-    class's distance, so training has to beat the other classes by ``δ``. Where an upload coincides with a global
-    prototype, that distance contributes no gradient. The gradient is written out by hand, and the steps update
-    copies of the parameters in place: the same numbers as autograd and ``torch.optim.SGD``, without their overhead.
+    Plain SGD without momentum over shuffled mini-batches, whose last one may be smaller. The network's gradient is
+    written out by hand, and the steps update copies of the parameters in place: the same numbers as autograd and
+    ``torch.optim.SGD``, without their overhead.
 
     Args:
         network: Of the previous round, or :func:`prototype_network`; not modified.
         prototypes: ``(n, d)``, of all clients.
         labels: ``(n,)``.
-        margin: ``δ``, see :func:`adaptive_margin`.
+        objective: See :func:`contrast` and :func:`orthogonality`.
         epochs: ``S``, passes over the uploads.
         batch_size: Uploads per step.
         generator: CPU; one permutation of n is drawn per epoch.
@@ -160,7 +161,7 @@ def train_prototypes(
         >>> start = prototype_network(3, 3, generator=torch.Generator().manual_seed(0))
         >>> delta = adaptive_margin(uploads, labels, K=3)
         >>> trained = train_prototypes(
-        ...     start, uploads, labels, margin=delta, lr=0.1, generator=torch.Generator().manual_seed(1)
+        ...     start, uploads, labels, contrast(delta), lr=0.1, generator=torch.Generator().manual_seed(1)
         ... )
         >>> bool(trained.losses[-1] < trained.losses[0])
         True
@@ -182,11 +183,11 @@ def train_prototypes(
         order = torch.randperm(n, generator=generator).to(uploads.device)
         shuffled = zip(uploads[order].split(batch_size), targets[order].split(batch_size), strict=True)
         for p, own in shuffled:
-            losses[epoch] += _step(state, p, own, float(margin), lr)
+            losses[epoch] += _step(state, p, own, objective, lr)
     return TrainedPrototypes(state.prototypes(), state, losses / n)
 
 
-def _step(state: PrototypeNetwork, p: Tensor, own: Tensor, margin: float, lr: float) -> Tensor:
+def _step(state: PrototypeNetwork, p: Tensor, own: Tensor, objective: Objective, lr: float) -> Tensor:
     """Make one SGD step in place and return the summed loss before it.
 
     Shapes: ``p`` (b, d) uploads, ``own`` (b, K) one-hot classes; ``dX`` is the gradient of the mean loss by X.
@@ -194,12 +195,7 @@ def _step(state: PrototypeNetwork, p: Tensor, own: Tensor, margin: float, lr: fl
     e, W1, b1, W2, b2 = state
     H = torch.addmm(b1, e, W1.T).relu_()
     P = torch.addmm(b2, H, W2.T)
-    D = pairwise_distances(p, P).clamp_(min=MIN_DISTANCE)
-    log_probability = D.add(own, alpha=margin).neg_().log_softmax(1)
-    loss = -(log_probability * own).sum()
-    # logits = −D − δ·own, so dD = (own − softmax)/b; and ∇_P ‖p − P‖ = (P − p)/D, or 0 at the floor.
-    pull = (own - log_probability.exp()).div_(D).div_(len(p)).mul_(D > MIN_DISTANCE)
-    dP = (P * pull.sum(0).unsqueeze(1)).addmm_(pull.T, p, alpha=-1.0)
+    loss, dP = objective(p, P, own)
     dH = (dP @ W2).mul_(H > 0)
     de = dH @ W1
     W2.addmm_(dP.T, H, alpha=-lr)
@@ -208,6 +204,56 @@ def _step(state: PrototypeNetwork, p: Tensor, own: Tensor, margin: float, lr: fl
     b1.sub_(dH.sum(0), alpha=lr)
     e.sub_(de, alpha=lr)
     return loss
+
+
+def contrast(margin: float) -> Objective:
+    """Return FedTGP's adaptive-margin contrastive objective.
+
+    The loss of an upload ``p`` of class ``y`` with ``D_c = ‖p − P_c‖`` is ::
+
+        ℓ = −log [ e^{−(D_y + δ)} / (e^{−(D_y + δ)} + Σ_{c≠y} e^{−D_c}) ]
+
+    that is, cross-entropy on the logits ``−(D_c + δ·1[c = y])`` over all K classes. The margin enlarges the true
+    class's distance, so training has to beat the other classes by ``δ``. Where an upload coincides with a global
+    prototype, that distance contributes no gradient.
+
+    Args:
+        margin: ``δ``, see :func:`adaptive_margin`.
+    """
+
+    def objective(p: Tensor, P: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        D = pairwise_distances(p, P).clamp_(min=MIN_DISTANCE)
+        log_probability = D.add(own, alpha=margin).neg_().log_softmax(1)
+        # logits = −D − δ·own, so dD = (own − softmax)/b; and ∇_P ‖p − P‖ = (P − p)/D, or 0 at the floor.
+        pull = (own - log_probability.exp()).div_(D).div_(len(p)).mul_(D > MIN_DISTANCE)
+        dP = (P * pull.sum(0).unsqueeze(1)).addmm_(pull.T, p, alpha=-1.0)
+        return -(log_probability * own).sum(), dP
+
+    return objective
+
+
+def orthogonality(attraction: float, separation: float) -> Objective:
+    """Return FedORGP's objective (Eq. 3 to 5).
+
+    The loss of an upload ``p`` of class ``y`` is ``λ_s·(1 − cos(p, P_y)) + γ/(K − 1)·Σ_{c≠y} |cos(p, P_c)|``: its
+    own prototype should point the same way, all others be orthogonal.
+
+    Args:
+        attraction: ``λ_s``.
+        separation: ``γ``.
+    """
+
+    @torch.enable_grad()
+    def objective(p: Tensor, P: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = P.detach().requires_grad_()
+        cosines = F.normalize(p) @ F.normalize(leaf).T
+        apart = 1 - (cosines * own).sum(1)
+        others = (cosines.abs() * (1 - own)).sum(1) / max(1, len(P) - 1)
+        losses = attraction * apart + separation * others
+        (dP,) = torch.autograd.grad(losses.mean(), leaf)
+        return losses.detach().sum(), dP
+
+    return objective
 
 
 @dataclass(frozen=True)

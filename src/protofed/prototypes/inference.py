@@ -12,7 +12,7 @@ from torch import Tensor
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 
-Distance = Literal["squared", "euclidean", "l1"]
+Distance = Literal["squared", "euclidean", "l1", "cosine"]
 
 
 def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
@@ -21,7 +21,8 @@ def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
     Args:
         kind: ``squared`` is ``‖a − b‖²/d``, the MSE of all public code; ``euclidean`` is ``‖a − b‖₂`` and ``l1``
             ``‖a − b‖₁``. For these two, entries that differ by rounding alone count as equal, with gradient 0:
-            otherwise a rounding error would decide the direction of a gradient of full length.
+            otherwise a rounding error would decide the direction of a gradient of full length. ``cosine`` is
+            ``1 − cos(a, b)`` (FedORGP).
 
     Example:
         >>> a, b = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)
@@ -30,6 +31,8 @@ def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
     """
     if kind == "squared":
         return F.mse_loss(left, right, reduction="none").mean(-1)
+    if kind == "cosine":
+        return 1 - F.cosine_similarity(left, right, dim=-1)
     apart = left - right
     rounding = torch.finfo(apart.dtype).eps ** 0.5 * right.abs().amax(-1, keepdim=True)
     apart = torch.where(apart.abs() > rounding, apart, 0.0)
@@ -85,6 +88,20 @@ def closeness(features: Tensor, prototypes: Prototypes) -> Tensor:
         # Direct differences: the quadratic expansion loses the small differences between distant prototypes.
         squares = torch.cdist(features, prototypes.rows, compute_mode="donot_use_mm_for_euclid_dist").square()
     return (-squares).masked_fill(~prototypes.present, torch.finfo(features.dtype).min)
+
+
+def alignment(features: Tensor, prototypes: Prototypes) -> Tensor:
+    """Return ``2·cos(f, C_j) − 2 = −‖f/‖f‖ − C_j/‖C_j‖‖²`` of every class; features of length 0 are equally far.
+
+    Args:
+        features: ``(B, d)``.
+        prototypes: As for :func:`closeness`.
+
+    Returns:
+        ``(B, K)``.
+    """
+    cosines = F.normalize(features, dim=-1) @ F.normalize(prototypes.rows, dim=-1).mT
+    return (2 * cosines - 2).masked_fill(~prototypes.present, torch.finfo(features.dtype).min)
 
 
 def most_likely(logits: Tensor) -> Tensor:

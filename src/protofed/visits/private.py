@@ -180,15 +180,15 @@ def clipped_sum(
             raise ConfigError(f"privacy.mode=sample: no gradients of single samples: {reason}") from None
         if step:
             gradients = {name: g.double() for name, g in gradients.items()}
-        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]).norm(dim=0)
+        rows = {name: g.reshape(len(g), -1) for name, g in gradients.items()}  # of a scalar weight, too
+        norms = torch.stack([torch.linalg.vector_norm(r, dim=1) for r in rows.values()]).norm(dim=0)
         factors = (clip / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
         # A gradient that is not finite has no direction; it counts as none.
         finite = norms.isfinite()
         factors = factors.where(finite, 0.0)
-        for name, gradient in gradients.items():
+        for name, gradient in rows.items():
             known = gradient if finite.all() else gradient.nan_to_num(0.0, 0.0, 0.0)
-            rows = known.flatten(1)
-            sums[name] += (_on_grid(factors, rows, step) if step else factors @ rows).view_as(sums[name])
+            sums[name] += (_on_grid(factors, known, step) if step else factors @ known).view_as(sums[name])
         for name, term in terms.items():
             means[name] = means.get(name, 0.0) + term.detach().sum() / len(batch.y)
     return {name.removeprefix("model."): total for name, total in sums.items()}, means

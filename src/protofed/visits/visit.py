@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -194,7 +194,8 @@ class LocalTrainer:
     def _statistics(self, steps: Steps, visits: Sequence[_Visit]) -> list[Tensors]:
         """Return the statistics of each client's training data with its present weights."""
         if all(visit.client.plan.private is None for visit in visits):
-            return steps.statistics([visit.client.seen for visit in visits])
+            with self._hook("statistics", *(visit.client.name for visit in visits)):
+                return steps.statistics([visit.client.seen for visit in visits])
         found = []
         for index, visit in enumerate(visits):
             private = self._plan(visit.client).private
@@ -221,10 +222,11 @@ class LocalTrainer:
         visits = self._open(steps, clients, names, messages, round, training=False)
         members = [visit.client for visit in visits]
         locals_ = [visit.local for visit in visits]
-        test = steps.score([m.test for m in members], locals_)
         held_out = [m.validation or Samples(m.test.x[:0], m.test.y[:0]) for m in members]
-        validation = steps.score(held_out, locals_) if any(m.validation for m in members) else test
-        beyond = self._beyond(steps, clients, locals_, round)
+        with self._hook("scores", *names):
+            test = steps.score([m.test for m in members], locals_)
+            validation = steps.score(held_out, locals_) if any(m.validation for m in members) else test
+            beyond = self._beyond(steps, clients, locals_, round)
         if messages is not None:
             _keep(steps, clients, visits)
         seconds = (time.perf_counter() - start) / len(visits)
@@ -292,6 +294,7 @@ class LocalTrainer:
         if COUNTS in state:
             counts = state[COUNTS]
         local = Local(name, round, model, counts, state, received, _in_eval(model, features), self.seed)
+        local.training = partial(batches, client.train, model)
         local.least_samples = client.plan.least_samples
         if client.validation is not None:
             local.validation = partial(batches, client.validation, model)
@@ -312,7 +315,8 @@ class LocalTrainer:
             schema = self.method.broadcast_schema
             assert schema is not None
             payload = cast(self.codec.decode(message, schema), parameter.dtype, parameter.device)
-        received = self.method.receive(local, payload)
+        with self._hook("receive", local.name):
+            received = self.method.receive(local, payload)
         local.received = {name: tensor.to(parameter.device) for name, tensor in received.items()}
 
     @torch.no_grad()
@@ -330,7 +334,8 @@ class LocalTrainer:
         assert schema is not None
         train = client.train
         try:
-            payload = self.method.upload(local, statistics)
+            with self._hook("upload", local.name):
+                payload = self.method.upload(local, statistics)
             payload = without_rare(payload, schema, local.counts, client.plan.least_samples, local.received)
             if COUNTS in local.state:  # numbers of samples are not sent: all clients weigh the same
                 weights = {n: payload[n].clamp(max=1) for n, f in schema.fields.items() if f.kind == "count"}
@@ -346,6 +351,17 @@ class LocalTrainer:
                 return None, f"model: has diverged ({' '.join(str(error).split())[:160]})"
             if isinstance(error, ProtofedError):
                 raise type(error)(f"{local.name}: {error}") from None
+            raise
+
+    @contextmanager
+    def _hook(self, hook: str, *clients: str) -> Iterator[None]:
+        """Add to an error that comes from the method's own code where it was called, and for which clients."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, ProtofedError) and not getattr(error, "__notes__", None):
+                where = hook if "." in hook else f"{type(self.method).__qualname__}.{hook}"
+                error.add_note(f"raised by {where} at {', '.join(clients[:3])}{', …' * (len(clients) > 3)}")
             raise
 
     def _open(
@@ -375,7 +391,7 @@ class LocalTrainer:
                     train = self.augment(train, generator(self.seed, "augment", round, name))
                 if type(self.method).begin is not Method.begin:
                     local.model.train()
-                    with stream:
+                    with stream, self._hook("begin", name):
                         self.method.begin(local)
                 for layer, key in enumerate(local.model.noise_keys().values()):
                     key.fill_(derive(self.seed, "noise", round, name, layer))
@@ -386,7 +402,7 @@ class LocalTrainer:
 
     def _phase(self, steps: Steps, visits: Sequence[_Visit], phase: Phase, number: int) -> list[Tensors]:
         """Train one phase; return the ``during`` statistics of each client's last epoch."""
-        data = [visit.train for visit in visits]
+        data, names = [visit.train for visit in visits], [visit.client.name for visit in visits]
         if phase.source is not None:
             for index, visit in enumerate(visits):
                 with visit.stream, steps.model(index) as model:
@@ -419,7 +435,8 @@ class LocalTrainer:
                 for own, visit, noise in zip(data, visits, noises, strict=True)
             ]
             # Stacked steps draw no random numbers: their noise comes from keys.
-            with visits[0].stream if len(visits) == 1 else nullcontext():
+            losses = " and ".join(update.name for update in phase.updates)
+            with visits[0].stream if len(visits) == 1 else nullcontext(), self._hook(losses, *names):
                 statistics = steps.epoch(rows)
             if phase.after is not None:
                 for index, visit in enumerate(visits):

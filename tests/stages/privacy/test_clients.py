@@ -319,7 +319,21 @@ def test_canaries_find_no_more_than_epsilon_and_much_without_clipping():
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_every_method_is_clipped_or_says_why_not(method):
     closed = ("fed3r", "fedcof", "fedlda", "fedncm")
-    if method in (*closed, "fedgen", "fedgh", "fedkd", "fednh", "fedpa", "fedtgp", "fesem", "gfpl"):
+    every = (
+        "fedgen",
+        "fedgh",
+        "fedkd",
+        "fedl2g",
+        "fednh",
+        "fedorgp",
+        "fedpa",
+        "fedplvm",
+        "fedtgp",
+        "fesem",
+        "fpl",
+        "gfpl",
+    )
+    if method in (*closed, *every):
         with pytest.raises(ConfigError, match=f"privacy.mode=client cannot clip the uploads of {method}: "):
             build(method, **PRIVATE)
         return

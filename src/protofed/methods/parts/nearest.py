@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 from protofed.methods.contract import Aggregate, Batch, Method, Statistics, Task, Tensors, Terms, Upload
 from protofed.methods.parts.prior import cross_entropy, head_scores
@@ -52,8 +53,17 @@ def pulled(
     return {"cross_entropy": cross_entropy(batch, output.logits, state), "prototype": weight * apart}, output
 
 
-def nearest_scores(output: Output, state: Tensors, shared: Prototypes, own: Prototypes) -> Tensors:
+def nearest_scores(
+    output: Output,
+    state: Tensors,
+    shared: Prototypes,
+    own: Prototypes,
+    score: Callable[[Tensor, Prototypes], Tensor] = closeness,
+) -> Tensors:
     """Return the logits of the head and −‖f(x) − C_j‖², with whose softmax Snell et al. (2017, Eq. 2) classify.
+
+    Args:
+        score: Scores of features ``(B, d)`` for all classes, ``(B, K)``.
 
     Returns:
         ``(B, K)`` scores of the rules of the head, and of the nearest own, global, and global prototype of the
@@ -64,7 +74,7 @@ def nearest_scores(output: Output, state: Tensors, shared: Prototypes, own: Prot
     among_own = shared._replace(present=shared.present & own.present)
     tables = {LOCAL.name: own, GLOBAL.name: shared, GLOBAL_OWN.name: among_own}
     head = answers[HEAD.name]
-    near = {n: torch.where(t.present.any(), closeness(output.features, t), head) for n, t in tables.items()}
+    near = {n: torch.where(t.present.any(), score(output.features, t), head) for n, t in tables.items()}
     return {**answers, **near}
 
 

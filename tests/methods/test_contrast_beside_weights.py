@@ -1,0 +1,176 @@
+"""FedProc, FPL and FedPLVM: against a naive reference."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import naive
+from naive import build, same, same_nets, uneven
+from protofed.errors import ConfigError
+from protofed.methods import Batch
+from protofed.methods.contract import Upload
+from protofed.methods.parts.beside import contrast
+from protofed.prototypes.finch import finch
+from support import K, client, degenerate, federated
+
+TAU = {"fedproc": 1.0, "fpl": 0.02, "fedplvm": 0.07}
+LAMBDA, POWER = 0.3, 0.25
+TABLES = ("prototypes", "present", "clusters", "held")
+
+ROUNDS = 3
+
+
+def cosine(a, b):
+    lengths = (a @ a).sqrt() * (b @ b).sqrt()
+    return a @ b / lengths if float(lengths.detach()) else (a @ b) * 0
+
+
+def apart(f, y, table, tau, power=1.0):
+    """``−log(Σ_{p of y} e^{cos^α/τ} / Σ_p e^{cos^α/τ})``."""
+    if not table[y]:
+        return f.sum() * 0
+
+    def near(p):
+        return cosine(f, p) if power == 1 else cosine(f, p).clamp(min=1e-4) ** power
+
+    logits = [(c, near(p) / tau) for c in range(K) for p in table[c]]
+    top = max(float(z.detach()) for _, z in logits)
+    whole = sum((z - top).exp() for _, z in logits)
+    return whole.log() - sum((z - top).exp() for c, z in logits if c == y).log()
+
+
+def loss(method, w, batch, table, number):
+    total = []
+    for x, y in batch:
+        f = naive.features(w, x)
+        ce = naive.cross_entropy(naive.head(w, f), y)
+        away = apart(f, y, table, TAU[method], POWER if method == "fedplvm" else 1.0)
+        if method == "fedproc":
+            alpha = 1 - (number - 1) / (ROUNDS - 1) if any(table.values()) else 0.0
+            total.append(alpha * away + (1 - alpha) * ce)
+        elif table[y] and method == "fedplvm":
+            u = naive.mean(table[y])
+            total.append(ce + LAMBDA * (away + 2 * (1 - cosine(f, u)) ** 2))
+        elif table[y]:
+            u = naive.mean(table[y])
+            total.append(ce + away + ((f - u) ** 2).sum() / len(f))
+        else:
+            total.append(ce)
+    return naive.mean(total)
+
+
+def clustered(rows):
+    """Return the means of the clusters of some rows, the largest first."""
+    found = finch(torch.stack(rows)).tolist()
+    groups = [[r for r, c in zip(rows, found, strict=True) if c == k] for k in range(max(found) + 1)]
+    return [naive.mean(g) for g in sorted(groups, key=len, reverse=True)]
+
+
+@pytest.mark.parametrize("method", ["fedproc", "fpl", "fedplvm"])
+def test_three_rounds(method):
+    data = uneven()
+    options = {"lambda": LAMBDA, "power": POWER} if method == "fedplvm" else {"prototypes": "after"}
+    federation = build(method, data, rounds=ROUNDS, **{f"method__{n}": v for n, v in options.items()})
+    weights = naive.own_net(federation, "ann")
+    table = {c: [] for c in range(K)}
+    for number, record in enumerate(federation.run(), start=1):
+        sent, means = {}, {c: [] for c in range(K)}
+        for c in data.clients:
+            w = weights
+            for batch in naive.rounds_of(c.train, c.name, number):
+                (w,), _ = naive.step([w], lambda n, b=batch, t=number: loss(method, n[0], b, table, t))
+            sent[c.name] = w
+            f, labels = [naive.features(w, x.double()) for x in c.train.x], c.train.y.tolist()
+            for y in sorted(set(labels)):
+                own = [a for a, b in zip(f, labels, strict=True) if b == y]
+                means[y] += clustered(own) if method == "fedplvm" else [naive.mean(own)]
+        n = sum(len(c.train) for c in data.clients)
+        weights = [sum(len(c.train) * sent[c.name][i] for c in data.clients) / n for i in range(4)]
+        for y, rows in means.items():
+            if method == "fedproc":
+                table[y] = [naive.mean(rows)] if rows else table[y]
+            elif rows:
+                table[y] = clustered(rows)
+        names = [n for n in federation.server if n not in TABLES]
+        same_nets([federation.server[n] for n in names], weights)
+        first = 0 if method == "fedproc" else 2
+        rows, present = (federation.server[name] for name in TABLES[first : first + 2])
+        for y in range(K):
+            found = rows[y : y + 1] if method == "fedproc" else rows[y][present[y]]
+            assert len(found) == len(table[y])
+            for a, b in zip(found, table[y], strict=True):
+                same(a, b)
+        hits = [
+            sum(
+                int(naive.logits(weights, x.double()).argmax()) == int(y)
+                for x, y in zip(c.test.x, c.test.y, strict=True)
+            )
+            / len(c.test)
+            for c in data.clients
+        ]
+        assert record.accuracy.clients["global_model"] == hits
+
+
+def test_many_prototypes_of_a_class_are_all_positives():
+    g = torch.Generator().manual_seed(1)
+    features = torch.randn(6, 5, generator=g, dtype=torch.float64)
+    rows = torch.randn(4, 3, 5, generator=g, dtype=torch.float64)
+    present = torch.tensor([[True, True, False], [True, False, False], [False] * 3, [True] * 3])
+    y = torch.tensor([0, 1, 2, 3, 0, 2])
+    found = contrast(features, Batch(features, y), rows, present, 0.1)
+    table = {c: [rows[c, i] for i in range(3) if present[c, i]] for c in range(4)}
+    for i in range(6):
+        same(found[i], apart(features[i], int(y[i]), table, 0.1).reshape(()))
+    nothing = contrast(features, Batch(features, y), rows, torch.zeros_like(present), 0.1)
+    assert nothing.tolist() == [0.0] * 6
+
+
+def test_alpha_falls_from_one_to_zero():
+    federation = build("fedproc", rounds=3)
+    shares = [federation.method.round(n).phases[0].updates[0].loss.args[0] for n in (1, 2, 3, 9)]
+    assert shares == [1.0, 0.5, 0.0, 0.0]
+    assert build("fedproc", rounds=1).method.round(1).phases[0].updates[0].loss.args[0] == 1.0
+
+
+def test_clusters_that_do_not_fit_are_left_out():
+    federation = build("fpl", rounds=1, method__clusters=1)
+    rows = torch.zeros(5, 5)
+    rows[:3, 0] = rows[3:, 3] = 1.0
+    rows[1, 1] = rows[2, 2] = rows[4, 4] = 0.1
+    uploads = [
+        Upload(str(i), {"classes": torch.tensor([2]), "prototypes": row.double().unsqueeze(0)})
+        for i, row in enumerate(rows)
+    ]
+    table = federation.method.prototypes(federation.method.first_table(), uploads)
+    assert table["held"].tolist() == [[False], [False], [True], [False]]
+    same(table["clusters"][2, 0], rows[:3].double().mean(0))
+
+
+@pytest.mark.parametrize("method", ["fedproc", "fpl", "fedplvm"])
+def test_traffic_and_degenerate_clients(method):
+    data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3]))
+    federation = build(method, data, wire__codec="float32", execution__precision="fp32")
+    record = list(federation.run())[-1]
+    w = sum(t.numel() for n, t in federation.server.items() if n not in TABLES)
+    assert record.parameters["up"] == 2 * w + (3 + 2) * naive.D  # two samples are one cluster
+    held = int(federation.server["present" if method == "fedproc" else "held"].sum())
+    assert record.parameters["down"] == 2 * w + 2 * held * naive.D
+    assert math.isfinite(list(build(method, degenerate()).run())[-1].losses["total"])
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("fedproc", {"temperature": 0.0}, "temperature must be"),
+        ("fpl", {"clusters": 0}, "clusters must be at least 1"),
+        ("fpl", {"prototypes": "before"}, "prototypes must be"),
+        ("fedplvm", {"power": 1.5}, "power must"),
+    ],
+)
+def test_bad_options(method, options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(method, **{f"method__{n}": v for n, v in options.items()})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,95 @@
+"""FedETF: against a naive reference."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import naive
+from naive import build, same, same_nets, uneven
+from protofed.errors import ConfigError
+from protofed.prototypes.etf import spread_directions
+from support import K, client, degenerate, federated, visited
+
+BETA = 3.0
+
+
+def logits(w, x, v):
+    """``β·⟨P f/‖P f‖, v_c⟩`` of one sample."""
+    extractor, (P, b, beta) = w[:2], w[2:]
+    f = naive.features(extractor, x)
+    g = torch.stack([P[i] @ f + b[i] for i in range(len(b))])
+    g = g / (g @ g).sqrt()
+    return torch.stack([beta * (g @ v[c]) for c in range(K)])
+
+
+def loss(w, batch, v, counts):
+    """Cross-entropy over the client's classes of the logits plus ``log n_c``."""
+    held = [c for c in range(K) if counts[c]]
+    total = []
+    for x, y in batch:
+        z = logits(w, x, v)
+        total.append(naive.cross_entropy(torch.stack([z[c] + math.log(counts[c]) for c in held]), held.index(y)))
+    return naive.mean(total)
+
+
+def test_two_rounds():
+    data = uneven()
+    federation = build("fedetf", data, method__scale=BETA)
+    v = spread_directions(K, naive.D, naive.SEED, dtype=torch.float64)
+    names = list(federation.server)
+    assert [n.split(".")[-1] for n in names[2:]] == ["weight", "bias", "beta"]
+    weights = [t.clone() for t in federation.server.values()]
+    same(weights[4], torch.tensor(BETA, dtype=torch.float64))
+    for number, record in enumerate(federation.run(), start=1):
+        sent = {}
+        for c in data.clients:
+            w, counts = weights, torch.bincount(c.train.y, minlength=K).tolist()
+            for batch in naive.rounds_of(c.train, c.name, number):
+                (w,), _ = naive.step([w], lambda n, b=batch, held=counts: loss(n[0], b, v, held))
+            sent[c.name] = w
+        n = sum(len(c.train) for c in data.clients)
+        weights = [sum(len(c.train) * sent[c.name][i] for c in data.clients) / n for i in range(5)]
+        same_nets(list(federation.server.values()), weights)
+        for rule, nets in (("global_model", dict.fromkeys(sent, weights)), ("head", sent)):
+            hits = [
+                sum(
+                    int(logits(nets[c.name], x.double(), v).argmax()) == int(y)
+                    for x, y in zip(c.test.x, c.test.y, strict=True)
+                )
+                / len(c.test)
+                for c in data.clients
+            ]
+            assert record.accuracy.clients[rule] == hits, rule
+
+
+def test_directions_are_equally_far_apart_and_never_move():
+    federation = build("fedetf", rounds=2)
+    v = federation.method.directions
+    cosines = v @ v.T
+    same(cosines, torch.full((K, K), -1 / (K - 1), dtype=torch.float64).fill_diagonal_(1.0))
+    list(federation.run())
+    for c in visited(federation).values():
+        assert torch.equal(c.model.extras["etf"].directions, v)
+    assert not any("directions" in name for name in federation.server)
+
+
+def test_the_models_own_head_takes_no_part():
+    federation = build("fedetf", rounds=1)
+    before = {n: c.model.head.weight.clone() for n, c in visited(federation).items()}
+    list(federation.run())
+    assert all(torch.equal(c.model.head.weight, before[n]) for n, c in visited(federation).items())
+
+
+def test_more_classes_than_features_and_degenerate_clients():
+    data = federated(client("ann", [0, 1, 2, 3]), client("bob", [1, 3, 3]))
+    list(build("fedetf", data, model__d=2).run())
+    records = list(build("fedetf", degenerate()).run())
+    assert all(value is not None for record in records for value in record.losses.values())
+
+
+def test_bad_options():
+    with pytest.raises(ConfigError, match="scale must be"):
+        build("fedetf", method__scale=0.0)
