@@ -77,6 +77,7 @@ def test_a_comparison_in_other_processes_and_what_it_is_worth(patients, tmp_path
     assert worth(found, out=tmp_path / "worth").page.is_file()
 
 
+@pytest.mark.slow
 def test_a_trial_answers(patients, tmp_path):
     small = patients[["cell 0", "cell 1", "Hospital", "diagnosis"]]
     options = {"compare.methods": ["fedlda-fixed", "local_lda-fixed"], "evaluation.metrics": False}
@@ -189,19 +190,34 @@ def test_nothing_of_a_frame_stays_on_disk(tmp_path):
     assert not path.parent.exists()
 
 
-def test_texts_for_nothing_count_in_parquet_files_too(tmp_path):
+@pytest.fixture
+def gaps(tmp_path):
+    """Two sites with parquet files, in which a word stands for a missing number; their recipe, and new samples."""
     values = [str(i % 9) if i % 5 else "unknown" for i in range(60)]
+    frame = pd.DataFrame({"crp": values, "b": np.arange(60) % 7 / 2, "label": np.arange(60) % 2})
     for site in "ab":
-        frame = pd.DataFrame({"crp": values, "b": np.arange(60) % 7 / 2, "label": np.arange(60) % 2})
         frame.to_parquet(tmp_path / f"{site}.parquet")
     look = inspected(tmp_path)
-    taken = [notice for notice in look.notices if notice.options]
     path = tmp_path / "protofed.toml"
-    path.write_text(look.recipe(taken))
-    data = load_data(resolve(protofed.config.schema.load_recipe(path)))
+    path.write_text(look.recipe([notice for notice in look.notices if notice.options]))
+    return path, frame[["crp", "b"]]
+
+
+def test_texts_for_nothing_count_in_parquet_files_too(gaps):
+    data = load_data(resolve(protofed.config.schema.load_recipe(gaps[0])))
     assert {column.name: column.kind for column in data.table.columns} == {"crp": "number", "b": "number"}
+    assert data.table.inputs == ("crp", "crp missing", "b")
+
+
+@pytest.mark.slow
+def test_texts_for_nothing_count_in_new_samples(gaps, tmp_path):
+    path, new = gaps
     options = {"method.name": "fedlda", "rounds": 1, "evaluation.metrics": False}
     run = protofed.run(path, options, out=tmp_path / "run")
-    new = tmp_path / "new.parquet"
-    frame[["crp", "b"]].to_parquet(new)
-    assert np.array_equal(run.predict("a", new).labels, run.predict("a", frame[["crp", "b"]]).labels)
+    new.to_parquet(tmp_path / "new.parquet")
+    new.to_csv(tmp_path / "new.csv", index=False)
+    found = [
+        run.predict("a", given).probabilities for given in (new, tmp_path / "new.parquet", tmp_path / "new.csv")
+    ]
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
