@@ -589,6 +589,9 @@ def test_runs_are_shown_in_one_line_and_in_notebooks(run, tmp_path):
     comparison = protofed.compare("quickstart", ["local", "fedproto"], overrides=SMALL, out=tmp_path / "c")
     assert repr(comparison) == f"<Comparison of local, fedproto: 2 runs in {tmp_path / 'c'}>"
     assert comparison._repr_html_().count("<polyline") == 2
+    again = protofed.load_comparison(comparison.directory)
+    assert comparison.to_frame().equals(again.to_frame())
+    assert comparison.answer.text == again.answer.text
     figure = protofed.figure("accuracy_rounds", comparison)
     assert type(figure).__name__ == "Figure"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -211,7 +211,9 @@ class Plan:
         for cell, task in tasks.items():
             outcome = of[task.directory]
             if isinstance(outcome, Run):
-                runs[cell.label].append(outcome)
+                name = outcome.label if outcome.method == cell.method else cell.method  # as runs are loaded
+                label = ", ".join((name, *cell.values))
+                runs[cell.label].append(replace(outcome, label=label, values=cell.values, listed=cell.method))
             elif outcome is None:
                 waiting.append(task.label)
             else:
