@@ -12,7 +12,9 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.running import run_experiment
 from protofed.methods.contract import Batch, predict
 from protofed.rounds.evaluation import Evaluation
+from protofed.rounds.options import EvaluationOptions
 from protofed.runs.loading import load_run
+from protofed.runs.records import Accuracy, RoundRecord
 from protofed.runs.summary import Outcome
 from protofed.samples import FederatedData, Samples
 from protofed.visits.stacking import PooledSamples
@@ -267,6 +269,21 @@ def test_clients_of_a_network_keep_their_samples(on):
     federation.executor.remote = True
     with pytest.raises(ConfigError, match=rf"evaluation.on={on} needs all test samples on this machine"):
         Evaluation(experiment(evaluation__on=on).evaluation, federation.method, federation.executor)
+
+
+@given(st.lists(st.sampled_from([None, 0.2, 0.5, 0.7, 0.9]), max_size=12), st.integers(0, 4))
+def test_a_run_has_stalled_after_so_many_evaluations_without_a_better_one(scores, patience):
+    federation = assemble(experiment(), ordinary())[0]
+    evaluation = Evaluation(EvaluationOptions(), federation.method, federation.executor)
+    evaluation.options = EvaluationOptions(patience=patience)
+    rounds, best, since = [], -1.0, 0
+    for number, score in enumerate(scores, start=1):
+        record = RoundRecord(number, ["ann"])
+        if score is not None:  # a round that is not evaluated does not count
+            record.validation = Accuracy.of([({"global": 100 * score}, 100)], ["global"])
+            best, since = (score, 0) if score > best else (best, since + 1)
+        rounds.append(record)
+    assert evaluation.stalled(rounds) is (patience > 0 and since >= patience)
 
 
 def test_an_unknown_rule_is_named():

@@ -33,6 +33,7 @@ from network import (
 )
 from protofed import load_run
 from protofed.apps.flower.grid import RECORD
+from protofed.apps.flower.node import Node
 from protofed.errors import FederationError, ProtofedError
 from protofed.methods import methods
 from support import client, federated, few
@@ -138,9 +139,10 @@ def test_a_second_server_is_refused_before_it_asks_a_node(root, tmp_path):
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
 
 
-def test_one_message_asks_for_scores_and_for_the_next_training(root, tmp_path):
-    """Of three rounds, each would take two messages to a client: training and scores."""
-    kinds = []
+def test_one_message_asks_for_scores_and_for_the_next_training(root, tmp_path, monkeypatch):
+    """Of three rounds, each would take two messages to a client: training and scores; none follows the last."""
+    kinds, trained, train = [], [], Node.train
+    monkeypatch.setattr(Node, "train", lambda node, job: trained.append(job.round) or train(node, job))
 
     def count(node, message, reply):
         kinds.append(message.metadata.message_type)
@@ -149,6 +151,7 @@ def test_one_message_asks_for_scores_and_for_the_next_training(root, tmp_path):
     chosen = wanted("protonorm", root, participation__fraction=0.7)
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state"), count), chosen, tmp_path / "remote")
     assert [kinds.count(kind) for kind in ("train", "evaluate")] == [2, 9]
+    assert sorted(trained) == [1, 1, 2, 2, 3, 3]
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
 
 
