@@ -17,7 +17,7 @@ from protofed.errors import ConfigError, PayloadError
 from protofed.methods.contract import Task
 from protofed.stages.privacy import ClientPrivacy, PrivacyOptions
 from protofed.stages.privacy.accounting import ORDERS
-from protofed.stages.privacy.clients import NoisySums
+from protofed.stages.privacy.clients import NoisySums, noise_of
 from protofed.stages.privacy.noise import COARSEST, FINEST, NO_NOISE, OwnNoise
 from protofed.stages.secure.protocol import SecureAggregationError, SecureClient
 from protofed.stages.secure.stage import SecureSum
@@ -44,6 +44,15 @@ def signed(vector) -> torch.Tensor:
 
 
 # The noise.
+
+
+@pytest.mark.parametrize("rates", [[1.0], [0.25] * 40])
+def test_the_noise_of_a_secret_sum_is_what_the_budget_needs_for_its_rounds(rates):
+    """Of a budget, the noise follows from how many rounds there are and how many clients take part."""
+    options = PrivacyOptions("client", 2.0, None, 4.0)
+    found = NoisySums(options, Mixed(None, Task(4, 3, 1, 0, 5)), rates, 24)
+    assert found.noise.deviation == noise_of(options, rates) * 2.0 * UNIT
+    assert noise_of(options, [1.0]) != noise_of(options, [0.25] * 40)
 
 
 @pytest.mark.parametrize(("threshold", "colluders", "arrived"), [(5, 1, 5), (7, 2, 9), (3, 0, 3)])

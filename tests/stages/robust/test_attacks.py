@@ -19,10 +19,11 @@ from protofed.methods import Aggregate
 from protofed.rounds.loop import Federation
 from protofed.rounds.state import unsound
 from protofed.runs.records import RoundRecord
-from protofed.stages.attack.attacks import ATTACKS, Kind, Knowledge
+from protofed.stages.attack.attacks import ATTACKS, Kind, Knowledge, inflated
+from protofed.stages.attack.backdoor import PATCH, patch
 from protofed.stages.robust import Guard
-from protofed.wire.schema import Schema
-from protofed.wire.validate import check_structure, check_values
+from protofed.wire.schema import Field, Schema
+from protofed.wire.validate import COUNT_LIMIT, check_structure, check_values
 from support import few
 
 
@@ -241,3 +242,23 @@ def test_one_line_before_training(options, message):
     with pytest.raises(ConfigError, match=message) as caught:
         assemble(support.experiment(**{"execution__executor": "sequential", **options}), many())
     assert "\n" not in str(caught.value)
+
+
+def test_the_patch_of_a_trigger_is_a_corner_of_images_and_the_first_of_other_features():
+    corner = patch((1, 8, 10))
+    sides = [max(1, round(PATCH * side)) for side in (8, 10)]
+    expected = torch.zeros(1, 8, 10, dtype=torch.bool)
+    expected[0, 8 - sides[0] :, 10 - sides[1] :] = True
+    assert torch.equal(corner, expected)
+    assert patch((20,)).nonzero().flatten().tolist() == list(range(max(1, round(PATCH * 20))))
+
+
+def test_statements_of_many_samples_stay_within_what_a_schema_allows():
+    schema = Schema(
+        {"counts": Field(("K",), "count"), "sums": Field(("K", 2), sums=True, limit=50.0)}, num_classes=2
+    )
+    payload = {"counts": torch.tensor([3, 0]), "sums": torch.tensor([[1.0, -2.0], [0.0, 30.0]])}
+    grown = inflated(payload, schema, 1e12)
+    assert grown["counts"].tolist() == [COUNT_LIMIT - 1, 0]
+    assert grown["sums"].tolist() == [[50.0, -50.0], [0.0, 50.0]]
+    assert inflated(payload, schema, 2.0)["counts"].tolist() == [6, 0]
