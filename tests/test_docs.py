@@ -70,3 +70,15 @@ def test_links_between_pages_lead_somewhere():
         if not (page.parent / target).exists() and "reference/" not in target
     ]
     assert wrong == []
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (DOCS.parent / "README.md").read_text(), re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    comments = " ".join(re.findall(r"# (.*)", code))
+    said = re.findall(r"-?\d+\.\d+", comments)
+    assert len(said) == 9
+    assert [number for number in said if number not in printed] == []

@@ -35,7 +35,7 @@ def statements() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         text = (REPOSITORY / page).read_text().replace("−", "-")
-        text = re.sub(r"<!-- overview.*end of overview -->", "", text, flags=re.S)
+        text = re.sub(r"<!-- overview.*end of overview -->|```.*?```", "", text, flags=re.S)
         for part in re.split(r"\n\s*\n|\n(?=- |\d\. |\|)", text):
             own = " ".join(part.split())
             if INTERVAL.search(own) or LINK.search(own):
