@@ -281,7 +281,7 @@ def test_the_version_and_what_there_is(tmp_path, monkeypatch, capsys):
     assert "    patience = 0  " in output
     _, output, _ = inside(monkeypatch, capsys, tmp_path, "list", "methods", "fedtgp", "local")
     assert [line.split()[0] for line in output.splitlines() if line[0] != " "] == ["fedtgp", "local"]
-    status, _, error = inside(monkeypatch, capsys, tmp_path, "list", "methods", "fedtpg")
+    status, _, error = inside(monkeypatch, capsys, tmp_path, "list", "methods", "fedtgpp")
     assert (status, error.count("\n")) == (2, 1)
     assert "did you mean 'fedtgp'?" in error
 
