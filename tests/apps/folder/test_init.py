@@ -253,7 +253,7 @@ def test_every_kind_of_data_has_a_recipe(kind):
 
 
 def test_no_text_of_a_file_becomes_a_line_of_a_recipe_or_of_a_terminal(tmp_path):
-    evil = "yes\n[execution]\nthreads = 99\n\x1b[2J#"
+    evil = "yes\n[privacy]\nthreads = 99\n\x1b[2J#"
     rows = [[i + 0.5, evil if i % 2 else "no", f"{evil}{i % 3}"] for i in range(60)]
     for site in "ab":
         write(tmp_path / f"{site}.csv", ["size", "outcome", "kind"], rows)
@@ -263,7 +263,7 @@ def test_no_text_of_a_file_becomes_a_line_of_a_recipe_or_of_a_terminal(tmp_path)
         assert all(text.isprintable() for text in (notice.site, notice.column, notice.found, notice.proposal))
     path = tmp_path / "r.toml"
     write_recipe(path, text_of("table", [], {"data.source": "path"}), look.notices, look.notices)
-    assert "execution" not in load_recipe(path)
+    assert "privacy" not in load_recipe(path)
 
 
 def test_samples_without_sites_are_divided_and_it_is_said(tmp_path):
