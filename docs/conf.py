@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -81,7 +82,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def setup(app: Sphinx) -> None:
     """Write the pages that are made from declarations before Sphinx looks for pages."""
     options_reference.write(Path(__file__).parent / "reference")
+    app.connect("autodoc-skip-member", _made_by_scikit_learn)
     app.connect("html-page-context", _one_tree_for_sources, priority=400)  # before the theme asks for it
+
+
+def _made_by_scikit_learn(
+    app: Sphinx, what: str, name: str, member: object, skip: bool, options: object
+) -> bool | None:
+    """Leave out the methods that scikit-learn makes for every estimator: they refer to its own glossary."""
+    return True if re.fullmatch(r"set_\w+_request", name) else None
 
 
 TREES: dict[int, str] = {}
