@@ -69,7 +69,7 @@ def sizes(federation) -> dict[str, float]:
         "aux": sum(p.numel() for p in shared.parameters()) if shared else 0,
         "K": K,
         "d": 5,
-        "s": getattr(method, "width", 0),
+        "s": int(method.masks[0].sum()) if hasattr(method, "masks") else 0,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from contextlib import closing
 
 import pytest
@@ -50,7 +51,7 @@ def test_an_error_names_hook_and_clients(hook, executor, tmp_path):
     with pytest.raises((ValueError, RuntimeError, AttributeError, KeyError)) as caught:
         run(CALLS[hook], tmp_path, executor)
     (note,) = caught.value.__notes__
-    assert note.startswith(f"raised by Own.{hook} at ann"), note
+    assert re.match(rf"raised by Own\.{hook} at (ann|bob|cid)", note), note  # workers begin with the longest visit
     assert "\n" not in note
 
 
