@@ -586,6 +586,8 @@ def test_runs_are_shown_in_one_line_and_in_notebooks(run, tmp_path):
     html = run._repr_html_()
     assert html.count("<tr") == 5  # a head, and four rules
     assert "<polyline" in html
+    assert "<b>fedproto</b> on quickstart: " in html
+    assert " of the clients' own test samples are right (global), after 2 rounds" in html
     comparison = protofed.compare("quickstart", ["local", "fedproto"], overrides=SMALL, out=tmp_path / "c")
     assert repr(comparison) == f"<Comparison of local, fedproto: 2 runs in {tmp_path / 'c'}>"
     assert comparison._repr_html_().count("<polyline") == 2

@@ -29,9 +29,13 @@ def comparison_line(directory: Path, runs: Mapping[str, Sequence[Run]]) -> str:
 
 
 def run_html(run: Run) -> str:
-    """Return a run as a table of its rules and a plot of its accuracy."""
+    """Return a run as a sentence, a table of its rules and a plot of its accuracy."""
     names = f"<b>{escape(run.method)}</b> on {escape(run.recipe)}"
-    title = f"{names}, {run.last_round} rounds, {size(run.outcome.communication.sent)}"
+    cost = f"{run.last_round} rounds, {size(run.outcome.communication.sent)}"
+    title = f"{names}, {cost}"
+    if run.rules:
+        right = f"{percent(run.outcome.accuracy[run.main_rule].final)} of the clients' own test samples are right"
+        title = f"{names}: {right} ({escape(run.main_rule)}), after {cost}"
     rows = [(rule, percent(own.final), percent(own.best)) for rule, own in run.outcome.accuracy.items()]
     table, plot = _table(("rule", "final", "best"), rows), curves_html([run])
     return f"<div>{title}<br>{table}{plot}<br><code>{escape(str(run.directory))}</code></div>"
