@@ -81,19 +81,28 @@ class MethodResult:
         known = [beyond.final for beyond in found if beyond and beyond.final is not None]
         return 100 * statistics.fmean(known) if known else None
 
-    def gain(self, other: MethodResult, client: str = "") -> Interval | None:
+    def gain(self, other: MethodResult) -> Interval | None:
         """Return how many points more it reaches, with the 95 % interval over test samples and seeds.
 
         Both are compared on the seeds that they have in common; None if there are none.
-
-        Args:
-            client: One whose test samples count; "" for those of all.
         """
-        pairs = {run.seed: run for run in self.runs}, {run.seed: run for run in other.runs}
-        seeds = sorted(pairs[0].keys() & pairs[1].keys())
-        found = [_apart(pairs[0][s], self.rule, pairs[1][s], other.rule, client) for s in seeds]
-        known = [each for each in found if each]
+        known = [found for pair in self._pairs(other) if (found := _apart(*pair))]
         return two_level(known) if known else None
+
+    def gains(self, other: MethodResult) -> dict[str, Interval]:
+        """Return the same on the test samples of each client that has some, by name."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for pair in self._pairs(other):
+            for name, scores in _paired(*pair):
+                found.setdefault(name, []).append(_difference([scores]))
+        return {name: two_level(values) for name, values in found.items()}
+
+    def _pairs(self, other: MethodResult) -> Iterator[tuple[Run, str, Run, str]]:
+        """Yield the runs of both that have a seed in common, each with its rule."""
+        theirs = {run.seed: run for run in other.runs}
+        for run in sorted(self.runs, key=lambda run: run.seed):
+            if run.seed in theirs:
+                yield run, self.rule, theirs[run.seed], other.rule
 
 
 @dataclass(frozen=True)
@@ -119,10 +128,7 @@ class Answer:
     @property
     def sites(self) -> dict[str, Interval]:
         """The same on the test samples of each client that has some."""
-        if self.best is None or self.control is None:
-            return {}
-        found = {name: self.best.gain(self.control, name) for name in self.best.runs[0].names}
-        return {name: gain for name, gain in found.items() if gain}
+        return self.best.gains(self.control) if self.best and self.control else {}
 
     @property
     def sentences(self) -> list[str]:
@@ -216,23 +222,23 @@ def _own(run: Run, rule: str) -> tuple[float, float] | None:
     return 100 * share, 1e4 * shrunk * (1 - shrunk) / (n + 4) if n else math.inf
 
 
-def _apart(one: Run, rule: str, other: Run, theirs: str, client: str) -> tuple[float, float] | None:
-    """Return the difference of two runs in points, and at most its variance over their common test samples.
-
-    The variance is that of Agresti and Min (2005).
-    """
-    pairs = {name: scores for name, scores in _paired(one, rule, other, theirs) if client in ("", name)}
-    n = sum(each.tests for each in pairs.values())
-    if n:
-        mean = sum(each.ours - each.theirs for each in pairs.values()) / n
-        apart = sum(each.apart for each in pairs.values())
-        # Half a sample more of every outcome, or few samples without a difference would leave no doubt.
-        shrunk = n * mean / (n + 2)
-        return 100 * mean, 1e4 * ((apart + 1) / (n + 2) - shrunk**2) / (n + 2)
-    if client or not (one.accuracy(rule) and other.accuracy(theirs)):
+def _apart(one: Run, rule: str, other: Run, theirs: str) -> tuple[float, float] | None:
+    """Return the difference of two runs in points, and at most its variance over their common test samples."""
+    if pairs := [scores for _, scores in _paired(one, rule, other, theirs)]:
+        return _difference(pairs)
+    if not (one.accuracy(rule) and other.accuracy(theirs)):
         return None
     ours, base = one.accuracy(rule)[one.last_evaluation], other.accuracy(theirs)[other.last_evaluation]
     return 100 * (ours - base), math.inf
+
+
+def _difference(pairs: Sequence[PairedScores]) -> tuple[float, float]:
+    """Return a difference in points and its variance over test samples (Agresti and Min 2005)."""
+    n = sum(each.tests for each in pairs)
+    more = sum(each.ours - each.theirs for each in pairs)
+    # Half a sample more of every outcome, or few samples without a difference would leave no doubt.
+    apart = sum(each.apart for each in pairs) + 1
+    return 100 * more / n, 1e4 * (apart / (n + 2) - (more / (n + 2)) ** 2) / (n + 2)
 
 
 def _paired(one: Run, rule: str, other: Run, theirs: str) -> Iterator[tuple[str, PairedScores]]:
