@@ -90,9 +90,9 @@ class TrainingOptions(Options):
         "class means",
     )
     optimizer: str = option("SGD", "name of an optimiser in torch.optim")
-    lr: float = option(0.01, "learning rate")
-    momentum: float = option(0.0, "momentum, if the optimiser has it")
-    weight_decay: float = option(0.0, "weight decay")
+    lr: float = option(0.01, "learning rate", least=0)
+    momentum: float = option(0.0, "momentum, if the optimiser has it", least=0)
+    weight_decay: float = option(0.0, "weight decay", least=0)
     options: dict[str, Any] = option({}, "further arguments of the optimiser")
     keep_state: bool = option(
         False, "keep the optimiser's state (momentum, Adam's means) between a client's rounds, or start anew"

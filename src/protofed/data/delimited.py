@@ -175,6 +175,8 @@ def with_nothing(table: Any, columns: Columns, texts: Collection[str] = ()) -> A
 def as_texts(table: Any, texts: Collection[str], nothing: Collection[str] = ()) -> Any:
     """Return a table whose columns of texts have the values and types that they would have in a CSV file.
 
+    As in one with semicolons, a comma between digits is a decimal comma.
+
     Args:
         texts: Columns that stay text.
         nothing: Texts that stand for a missing value, beside :data:`MISSING`.
@@ -188,7 +190,7 @@ def as_texts(table: Any, texts: Collection[str], nothing: Collection[str] = ()) 
             trimmed = pc.utf8_trim_whitespace(column.cast(pa.string()))
             absent = pc.is_in(trimmed, pa.array([*MISSING, *nothing]))
             column = pc.if_else(absent, pa.scalar(None, pa.string()), trimmed)
-            column = column if name in texts else _typed_column(column)
+            column = column if name in texts else _typed_column(_with_points(column))
         columns[name] = column
     return pa.table(columns, metadata=table.schema.metadata)
 

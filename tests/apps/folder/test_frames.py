@@ -41,6 +41,7 @@ def patients():
     frame["crp"] = pd.Series([3.5 + i % 7 if i % 11 else "unknown" for i in range(n)], dtype=object)
     frame["children"] = pd.array([None if i == 3 else i % 4 for i in range(n)], dtype="Int64")
     frame["ward"] = pd.cut(rng.random(n), [0, 0.3, 0.6, 1.0])
+    frame["dose"] = [f"{i % 90},{i % 4}" for i in range(n)]
     frame["patient_id"] = [f"P{i}" for i in range(n)]
     return frame.sample(frac=1, random_state=1)  # with an index in disorder
 
@@ -91,7 +92,7 @@ VALUES = {
     "number": st.one_of(st.none(), st.floats(-1e6, 1e6).map(lambda v: round(v, 3))),
     "whole": st.integers(-50, 50),
     "word": st.one_of(st.none(), st.sampled_from(["a", "b", " b", "NA", "3", "x y", ""])),
-    "digits": st.sampled_from(["1", "2.5", "-3", "01"]),
+    "digits": st.sampled_from(["1", "2.5", "-3", "01", "-3,25"]),
     "truth": st.booleans(),
     "mixed": st.one_of(st.none(), st.integers(0, 9), st.sampled_from(["1", "7"])),
 }
@@ -107,7 +108,7 @@ def test_a_frame_is_read_as_the_same_table_in_a_csv_file(tmp_path, data):
         for i, kind in enumerate(kinds)
     }
     frame = pd.DataFrame({**columns, "label": [i % 2 for i in range(n)]}).infer_objects()
-    frame.to_csv(tmp_path / "table.csv", index=False)
+    frame.to_csv(tmp_path / "table.csv", index=False, sep=";")
     options = {"data.missing": "mean", "data.label_column": "label", "data.clients": 1, "partition.name": "iid"}
     path = frames.keep(frame)
     own = {"data.source": "frame", "data.data_dir": str(path.parent), "data.options.frame": path.stem}
