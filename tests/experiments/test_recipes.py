@@ -143,6 +143,23 @@ def test_a_round_of_a_recipe(name, folder, tmp_path):
     assert all(0 <= outcome.best <= 1 for outcome in done.outcome.accuracy.values())
 
 
+PARTICULAR = {
+    "fed-mnist7k": "settings of a public library; fed-mnist7k-tuned compares every arm at its best",
+    "mnist-nway-kshot": "the setting of two papers, with their methods",
+    "private": "sums of a closed form count the samples, which privacy.mode=client refuses",
+    "spiral": "a picture of two methods in the plane",
+    "under-attack": "methods against attackers",
+}
+"""Recipes beside the papers' whose comparison is of particular methods, and why."""
+
+
+def test_every_other_comparison_has_the_closed_form_its_control_and_beacon():
+    papers = set(PRINTED | CODED)
+    lists = {n: load_recipe(n).get("compare", {}).get("methods") for n in set(recipes()) - papers - set(PARTICULAR)}
+    lacking = {n: c for n, c in lists.items() if c and not {"fedlda-fixed", "local_lda-fixed", "beacon"} <= set(c)}
+    assert not lacking
+
+
 SETTINGS = ("scarce", "cifar10-scarce", "many-clients", "unseen", "newcomer", "shift", "many-classes")
 
 
