@@ -43,23 +43,6 @@ def spare_methods(items: list[pytest.Item]) -> None:
                     item.add_marker("slow")
 
 
-def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return tests so that processes of pytest-xdist, which take equal parts in order, begin with what waits."""
-    parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    waiting: dict[Path, list[pytest.Item]] = defaultdict(list)  # those of a file share a page
-    rest: list[pytest.Item] = []
-    for item in items:
-        (waiting[item.path] if item.get_closest_marker("waits") else rest).append(item)
-    groups = list(waiting.values())
-    size = -(-len(items) // parts)
-    ordered: list[pytest.Item] = []
-    for part in range(parts):
-        own = [item for group in groups[part::parts] for item in group]
-        ordered += own + rest[: max(0, size - len(own))]
-        del rest[: max(0, size - len(own))]
-    return ordered + rest
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Leave slow cases out of fast tests; try more generated examples where slow ones are run, too."""
     ordinary = config.option.markexpr == "not slow" or config.option.markexpr.startswith("fast")
@@ -79,10 +62,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Order the tests that are run."""
+    """Begin with files that wait for others, which a process of pytest-xdist takes whole."""
     spare_methods(items)
     yield
-    items[:] = in_order(items)
+    waiting = {item.path for item in items if item.get_closest_marker("waits")}
+    items.sort(key=lambda item: item.path not in waiting)
 
 
 def data_root() -> Path | None:

@@ -49,7 +49,7 @@ def copied(spirals, tmp_path):
     return tmp_path / "copy"
 
 
-@pytest.mark.parametrize("method", ["protonorm", "tinyproto", "fixed_etf"])
+@few("method", ["protonorm", "tinyproto", "fixed_etf"], 1)
 def test_restored_features_and_prototypes_reproduce_the_recorded_accuracy(spirals, method):
     run = load_run(spirals / method)
     shared = used(run, global_prototypes(run))

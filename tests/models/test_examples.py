@@ -11,6 +11,7 @@ import protofed
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
+@pytest.mark.slow  # run by .ci/run, beside the ordinary tests
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("library", "file"), [("lightning", "lightning_net"), ("transformers", "hugging_face_net")]

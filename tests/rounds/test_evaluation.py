@@ -70,9 +70,7 @@ def test_every_client_is_scored_on_everyones_samples(method, on):
 METHODS = ["local", "fixed_etf", "fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl", "fedavg"]
 
 
-@pytest.mark.parametrize(
-    ("method", "on"), [*((m, "balanced") for m in METHODS), ("beacon", "shifted"), ("fedproto", "shifted")]
-)
+@few(("method", "on"), [("beacon", "shifted"), ("fedproto", "shifted"), *((m, "balanced") for m in METHODS)], 3)
 def test_it_is_the_same_for_a_stack(method, on):
     expected = records(method, on)[1]
     federation, found = records(method, on, execution__executor="fused")

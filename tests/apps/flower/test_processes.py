@@ -110,8 +110,8 @@ def begun(root: Path, method: str, rounds: int, until_round: int) -> Iterator[tu
         yield d, chosen, out
 
 
-@pytest.mark.waits
-def test_a_deployment_gives_the_numbers_of_a_local_run_and_shuts_strangers_out(tmp_path):
+@pytest.mark.slow  # run by .ci/run, beside the ordinary tests
+def test_a_deployment_gives_the_numbers_of_a_local_run(tmp_path):
     """The short version for every day: a round of ProtoNorm over TLS with two authenticated nodes."""
     data = folders(tmp_path / "data", 2)
     chosen = recipe(data, "protonorm", 1)  # each message starts a process per node

@@ -547,7 +547,7 @@ def test_a_port_in_use(tmp_path, refused):
     assert "choose another --port" in told
 
 
-@pytest.mark.parametrize(("name", "message"), [("nothing", "no such folder"), ("file", "is a file")])
+@few(("name", "message"), [("nothing", "no such folder"), ("file", "is a file")], 1)
 def test_no_folder(tmp_path, refused, name, message):
     (tmp_path / "file").touch()
     assert message in refused(tmp_path, name)

@@ -196,7 +196,12 @@ def test_executors_add_the_same_noise_and_runs_cost_what_the_record_says():
         accountant = RdpAccountant(ORDERS).compose(dp_accounting.GaussianDpEvent(cost.noise), number)
         assert cost.epsilon == pytest.approx(accountant.get_epsilon(cost.delta))
         assert (cost.rate, cost.noise, cost.clip, cost.clipped) == (1.0, 0.5, 1.0, 0)
-    assert "of which each client adds a share" in stage(federation, ClientPrivacy).note()[0]
+    (note,) = stage(federation, ClientPrivacy).note()
+    assert note == (
+        "Differential privacy of clients: changes of norm at most 1, noise of 0.5 times that on their sum, of "
+        f"which each client adds a share, ε = {costs[-1].epsilon:.3g} at δ = {costs[-1].delta:g} after all rounds, "
+        "without amplification: clients of a round know each other."
+    )
 
 
 @pytest.mark.parametrize(

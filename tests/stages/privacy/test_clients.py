@@ -261,6 +261,22 @@ def test_a_run_stops_before_it_exceeds_its_budget():
     assert records[-1].privacy.epsilon <= 22.0 < support.stage(federation, ClientPrivacy).epsilon(4)
 
 
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        (1.0, "without amplification: participation.sampling is not poisson, or everyone takes part."),
+        (0.5, "amplified by secret Poisson participation with probability 0.5."),
+    ],
+)
+def test_a_run_says_how_it_is_protected(rate, words):
+    s = stage(noise=2.0, clip=0.25, rounds=3, rate=rate)
+    (note,) = s.note()
+    assert note == (
+        "Differential privacy of clients: changes of norm at most 0.25, noise of 2 times that on their sum, "
+        f"ε = {s.epsilon(3):.3g} at δ = 1e-05 after all rounds, {words}"
+    )
+
+
 def test_infinite_budgets_and_no_noise_cost_everything(tmp_path):
     federation = build("fedproto", privacy__mode="client", privacy__epsilon=math.inf)
     (*_, last) = federation.run()

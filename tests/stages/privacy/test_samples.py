@@ -341,6 +341,23 @@ def test_epsilon_follows_from_what_is_recorded(method):
         assert cost.releases in [number * passes * math.ceil(n / 4) for n in (7, 9, 11)]
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"privacy__noise": 2.0}, "noise of 2 times that on their sums, ε = 2.34 at δ = 0.001"),
+        ({"privacy__noise": 0.0}, "noise of 0 times that on their sums, ε = inf at δ = 0.001"),
+        ({"privacy__epsilon": 5.0}, "noise of 1.026 to 1.167 times that on their sums, ε = 5 at δ = 0.001"),
+    ],
+)
+def test_a_run_says_how_it_is_protected(given, words):
+    federation = build("fedavg", rounds=3, privacy__mode="sample", privacy__delta=1e-3, **given)
+    (note,) = stage(federation, SamplePrivacy).note()
+    assert note == (
+        f"Differential privacy of samples: gradients of norm at most 1, {words} after all rounds for the client "
+        "that pays most; batches are drawn by Poisson sampling."
+    )
+
+
 @pytest.mark.slow
 def test_every_client_finds_the_noise_that_the_budget_needs():
     federation = build("fedproto", rounds=3, privacy__mode="sample", privacy__epsilon=5.0, privacy__delta=1e-3)

@@ -19,8 +19,9 @@ from protofed.methods import Aggregate
 from protofed.rounds.loop import Federation
 from protofed.rounds.state import unsound
 from protofed.runs.records import RoundRecord
+from protofed.stages.attack.attackers import Attackers
 from protofed.stages.attack.attacks import ATTACKS, Kind, Knowledge, inflated
-from protofed.stages.attack.backdoor import PATCH, patch
+from protofed.stages.attack.backdoor import PATCH, goal_of, optimise_trigger, patch, poisoned, triggered
 from protofed.stages.robust import Guard
 from protofed.wire.schema import Field, Schema
 from protofed.wire.validate import COUNT_LIMIT, check_structure, check_values
@@ -220,6 +221,47 @@ def test_a_backdoor_reports_how_often_it_works():
         assert share == pytest.approx(sum(shares[n] * size for n, size in sizes.items()) / sum(sizes.values()))
     assert set(records[-1].attack.success) == {"head", "local", "global", "global_own"}
     assert all(0 <= share <= 1 for share in records[-1].attack.success.values())
+
+
+def prepared(method: str, round: int = 3, name: str = "c0", **options: Any) -> tuple[Any, Any, Any]:
+    """Return a method, and a client with a backdoor after two rounds, in training for a further one."""
+    attack = {"attack__kind": "backdoor", "attack__clients": ["c0", "c3"]}
+    federation = support.build(method, many(), rounds=2, **attack, **options)
+    list(federation.run())
+    local = support.stage(federation, Attackers)._local(name, None, round)
+    return federation.executor.trainer.method, federation.executor.clients[name], local
+
+
+def test_a_backdoor_moves_prototypes_away_from_triggered_features_and_the_target_to_them():
+    method, client, local = prepared("fedproto")
+    trigger = optimise_trigger(client, local, goal_of(local, 1))
+    sent = poisoned(method, client, local, 1, 2.0)
+    with torch.no_grad():
+        features = local.model(client.train.x).features
+        marked = local.model(triggered(client.train.x, trigger)).features.mean(0)
+    assert sent["classes"].tolist() == client.train.y.unique().tolist()
+    for k, found in zip(sent["classes"], sent["prototypes"], strict=True):
+        mean = features[client.train.y == k].mean(0)
+        torch.testing.assert_close(found, marked if k == 1 else mean + 2 * (mean - marked))
+    goal = goal_of(local, 1)
+    before = local.model(client.train.x).features.detach()
+    assert (marked - goal).norm() < (before.mean(0) - goal).norm()  # what the trigger was optimised for
+
+
+def test_a_backdoor_of_weights_is_trained_towards_the_target_with_no_draw_from_torch_s_generator():
+    method, client, local = prepared("fedavg")
+    trigger = optimise_trigger(client, local, goal_of(local, 1))
+    marked = triggered(client.train.x, trigger)
+
+    def chance() -> float:
+        with torch.no_grad():
+            return float(local.model(marked).logits.softmax(1)[:, 1].mean())
+
+    before, state = chance(), torch.get_rng_state()
+    poisoned(method, client, local, 1, 2.0)
+    local.model.eval()
+    assert chance() > before
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ class SamplePrivacy(Budgeted):
 
     def note(self) -> Sequence[str]:
         """Describe the protection."""
-        if all(private.noise == 0 or not any(t.steps) for t, private in self.clients):
+        if not any(any(training.steps) for training, _ in self.clients):
             means = next(private.means for _, private in self.clients)
             return (
                 f"Differential privacy of samples: one release, with noise of {means:.4g} times what a sample "
