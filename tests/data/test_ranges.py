@@ -11,8 +11,7 @@ import pytest
 import tomli_w
 import torch
 
-from protofed.data.federation import load_federation
-from protofed.data.options import DataOptions
+from protofed.data import DataOptions, load
 from protofed.data.tables import RawColumn, Table, TableInputs, fit, moments
 from protofed.errors import ConfigError, DataError
 from support import BASE, command
@@ -28,7 +27,7 @@ def folder(root: Path, *rows: str, header: str = "age,dose,label") -> Path:
 
 
 def loaded(root: Path, **data: Any):
-    return load_federation(DataOptions(source="path", path=str(root), **data), 0)
+    return load(DataOptions(source="path", path=str(root), **data), "iid", None, 0)
 
 
 ROWS = ("30,0,0", "110,4,1", "200,-9,1", "55,2,0")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from protofed import data, methods
-from protofed.data import DataOptions, TransformOptions
+from protofed.data import DataOptions, ShiftOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.encoders import EncoderOptions
 from protofed.options import Options, build_options, option, option_fields, plain
@@ -243,6 +243,7 @@ SECTIONS: dict[str, type] = {
     "data": DataOptions,
     "model": ModelOptions,
     "training": TrainingOptions,
+    "shift": ShiftOptions,
     "transforms": TransformOptions,
     "encoder": EncoderOptions,
     "participation": ParticipationOptions,
@@ -291,6 +292,7 @@ class Experiment:
     data: DataOptions
     model: ModelOptions
     training: TrainingOptions
+    shift: ShiftOptions
     transforms: TransformOptions
     encoder: EncoderOptions
     participation: ParticipationOptions

@@ -1,11 +1,27 @@
 """Data: named data sets, federation folders and partitions, down to each client's train and test samples."""
 
-from protofed.data import authors, dirichlet, frames, given, hub, iid, local, measured, nway, pathological, toys  # noqa: F401  (registrations)
+from protofed.data import (  # noqa: F401  (registrations)
+    authors,
+    dirichlet,
+    domain,
+    frames,
+    given,
+    hub,
+    iid,
+    local,
+    measured,
+    nway,
+    pathological,
+    quantity,
+    several,
+    toys,
+)
 from protofed.data.describe import ClientRow, describe
 from protofed.data.loading import load, load_pool
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Partition, Request, Share, partitions
 from protofed.data.pool import Dataset, Listing, Pool, datasets
+from protofed.data.shift import ShiftOptions
 from protofed.data.tables import Table
 from protofed.data.text import embed as embed_texts
 from protofed.data.transforms import TransformOptions, augmentation, normalisation
@@ -19,6 +35,7 @@ __all__ = [
     "Pool",
     "Request",
     "Share",
+    "ShiftOptions",
     "Table",
     "TransformOptions",
     "augmentation",

@@ -20,7 +20,7 @@ from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Listing
-from protofed.data.preparing import Agreed, prepare, prepare_alone, raw_parts
+from protofed.data.preparing import Agreed, prepare_alone, raw_parts
 from protofed.data.saved import is_saved, read_saved
 from protofed.data.splits import apportion, hold_out, limited, subset
 from protofed.data.tables import RawColumn
@@ -53,7 +53,7 @@ def is_federation(data: DataOptions) -> bool:
     return data.source == "path" and (_options(data).sites or (data_path(data) / "clients").is_dir())
 
 
-def load_federation(data: DataOptions, seed: int) -> FederatedData:
+def read_federation(data: DataOptions, seed: int) -> tuple[FederatedData, tuple[RawColumn, ...] | None]:
     """Read ``clients/<name>/{train,test}`` and, where present, ``validation`` and ``client.toml``.
 
     With ``data.options.sites``, the folder itself holds the sites, each as a file or a folder. A site without test
@@ -62,6 +62,9 @@ def load_federation(data: DataOptions, seed: int) -> FederatedData:
     Each split is a ``.parquet`` or ``.csv`` file, an ``.npz`` file with ``x`` and ``y``, or a folder of class
     folders with images. Clients are ordered by name. The number of classes ``K`` is ``data.classes``, or else the
     number of names in ``federation.toml``, or else of those stored in the files, or else the largest label plus 1.
+
+    Returns:
+        Raw samples, and the columns of a table.
     """
     root, options = data_path(data), _options(data)
     sites = _site_paths(root) if options.sites else {folder.name: folder for folder in _client_folders(root)}
@@ -79,8 +82,7 @@ def load_federation(data: DataOptions, seed: int) -> FederatedData:
     for part, value, y, rows in zip(parts, x, labels, chosen, strict=True):
         samples[part.client][part.split] = Samples(value, y[rows])
     clients = tuple(_client(name, path, samples[name], data, seed) for name, path in sites.items())
-    federated = FederatedData(clients, len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
-    return prepare(federated, columns, data)
+    return FederatedData(clients, len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes), columns
 
 
 @dataclass(frozen=True)

@@ -59,17 +59,17 @@ def natural(request: Request, options: NaturalOptions) -> list[Share]:
     )
     pick = torch.randperm(len(eligible), generator=generator(request.seed, "partition"))[:wanted]
     chosen = eligible[pick.sort().values]
-    called = _called([request.id_names[i] for i in ids[chosen]]) if options.names else names(wanted)
+    titles = called([request.id_names[i] for i in ids[chosen]]) if options.names else names(wanted)
     # Sort all samples once instead of making one pass per id: there may be thousands of ids.
     by_id = member.argsort(stable=True)
     starts = count.cumsum(0) - count
     return [
         Share(name, by_id[starts[c] : starts[c] + count[c]])
-        for name, c in zip(called, chosen.tolist(), strict=True)
+        for name, c in zip(titles, chosen.tolist(), strict=True)
     ]
 
 
-def _called(ids: list[str]) -> list[str]:
+def called(ids: list[str]) -> list[str]:
     """Return natural ids as names of clients, which lack most punctuation."""
     plain = [re.sub(r"[^\w -]+", "-", re.sub(r"[.,'’]", "", name)).strip(" -_") for name in ids]
     return checks.client_names(plain, "partition.names=true")
@@ -114,7 +114,8 @@ def _share(name: str, entry: Any, n: int, where: str) -> Share:
     for key in entry:
         if key not in _SPLITS:
             raise DataError(f"{where}: {unknown_name('split', key, _SPLITS)}")
-    return Share(name, **{split: _positions(part, n, f"{where}: {split}") for split, part in entry.items()})
+    found = {split: _positions(part, n, f"{where}: {split}") for split, part in entry.items()}
+    return Share(name, found["train"], found["test"], found.get("validation"))
 
 
 def _positions(entry: Any, n: int, where: str) -> Tensor:

@@ -11,18 +11,25 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.data import checks
-from protofed.data.federation import is_federation, load_federation
+from protofed.data.federation import is_federation, read_federation
 from protofed.data.options import DataOptions, resolve_options
-from protofed.data.partition import Request, Share, partitions
+from protofed.data.partition import Partition, Request, Share, partitions
 from protofed.data.pool import Listing, Pool, datasets
 from protofed.data.preparing import prepare, raw_parts
+from protofed.data.shift import ShiftOptions, shifted
 from protofed.data.splits import hold_out, limited, subset
 from protofed.data.tables import RawColumn, fit, moments, own
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.samples import ClientData, FederatedData, Samples
 
 
-def load(data: DataOptions, partition_name: str, partition_options: Any, seed: int) -> FederatedData:
+def load(
+    data: DataOptions,
+    partition_name: str,
+    partition_options: Any,
+    seed: int,
+    shift: ShiftOptions = ShiftOptions(),  # noqa: B008  (frozen)
+) -> FederatedData:
     """Load ``data`` and divide it among clients.
 
     A federation folder (``data.source=path``) already assigns samples to clients, so the partition,
@@ -36,8 +43,18 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
     """
     partition = partitions.get(partition_name)
     chosen: Any = resolve_options(partition.Options, partition_options, "partition")
+    domains: dict[str, str] = {}
     if is_federation(data):
-        return load_federation(data, seed)
+        federated, columns = read_federation(data, seed)
+    else:
+        federated, columns, domains = _divided(data, partition_name, partition, chosen, seed)
+    return prepare(shifted(federated, columns, shift, seed, domains), columns, data)
+
+
+def _divided(
+    data: DataOptions, partition_name: str, partition: Partition, chosen: Any, seed: int
+) -> tuple[FederatedData, tuple[RawColumn, ...] | None, dict[str, str]]:
+    """Return the raw samples of all clients, the columns of a table, and the domain of each client."""
     if data.samples and partition_name == "file":
         raise ConfigError(
             "data.samples cannot be combined with partition 'file', whose positions refer to all samples"
@@ -63,7 +80,7 @@ def load(data: DataOptions, partition_name: str, partition_options: Any, seed: i
     for client in clients:
         checks.check_validation(client, client.name)
     federated = FederatedData(clients, len(class_names), class_names, tuple(x.shape[1:]), notes=notes)
-    return prepare(federated, columns, data)
+    return federated, columns, {s.name: s.domain for s in shares}
 
 
 def load_pool(data: DataOptions, seed: int) -> Pool:
@@ -118,4 +135,4 @@ def _split(share: Share, y: Tensor, data: DataOptions, seed: int) -> Share:
     if validation is None and data.validation_fraction:
         kept, held = hold_out(y[train], data.validation_fraction, generator(seed, "validation", share.name))
         train, validation = train[kept], train[held]
-    return Share(share.name, train[limited(y[train], data, seed, share.name)], test, validation)
+    return replace(share, train=train[limited(y[train], data, seed, share.name)], test=test, validation=validation)

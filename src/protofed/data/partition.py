@@ -39,12 +39,14 @@ class Share:
 
     Attributes:
         train: If ``test`` is None, all samples, which are then split by ``data.test_fraction``.
+        domain: Name of a group of clients that ``shift`` treats alike; "" for a client of its own.
     """
 
     name: str
     train: Tensor
     test: Tensor | None = None
     validation: Tensor | None = None
+    domain: str = field(default="", kw_only=True)
 
     def positions(self) -> list[Tensor]:
         """Return the parts that are not None."""

@@ -18,18 +18,19 @@ def load_data(experiment: Experiment) -> FederatedData:
     """Return the clients' data; the last data loaded are cached, so that a comparison loads them once."""
     numerics.prepare()  # encoders compute
     parts = experiment.partition, plain(experiment.partition_options), experiment.seed
-    encoder = plain(experiment.encoder), experiment.execution.weights_dir
-    return _load_data(json.dumps((plain(experiment.data), *parts, *encoder), sort_keys=True))
+    rest = plain(experiment.shift), plain(experiment.encoder), experiment.execution.weights_dir
+    return _load_data(json.dumps((plain(experiment.data), *parts, *rest), sort_keys=True))
 
 
 @lru_cache(maxsize=2)
 def _load_data(key: str) -> FederatedData:
-    options, partition, partition_options, seed, encoder, weights_dir = json.loads(key)
+    options, partition, partition_options, seed, shift, encoder, weights_dir = json.loads(key)
     kind = data.partitions.get(partition)
     federated = data.load(
         build_options(data.DataOptions, {k: v for k, v in options.items() if v is not None}, "data"),
         partition,
         build_options(kind.Options, partition_options, "partition"),
         seed,
+        build_options(data.ShiftOptions, shift, "shift"),
     )
     return encode(federated, build_options(EncoderOptions, encoder, "encoder"), weights_dir)

@@ -21,8 +21,7 @@ from protofed.apps.flower.admission import admit
 from protofed.apps.flower.messages import Description, description_values, read_descriptions
 from protofed.apps.flower.sources import Folder
 from protofed.config.architectures import FederationSummary
-from protofed.data import Table
-from protofed.data.federation import load_federation
+from protofed.data import Table, load
 from protofed.data.tables import SiteColumn
 from protofed.errors import ConfigError, DataError, FederationError, PayloadError
 from protofed.runs.loading import load_run as read_run
@@ -194,7 +193,7 @@ def test_a_constant_label_is_refused_and_a_client_of_one_class_is_named(sites, t
     assert told.startswith(
         "Trained on one class alone: ann (1). Always giving that class is right on 100.0% of its own"
     )
-    assert note in load_federation(replace(chosen.data, source="path", path=str(sites)), 0).remarks()
+    assert note in load(replace(chosen.data, source="path", path=str(sites)), "iid", None, 0).remarks()
     for name in ("bob", "Köln"):
         relabel(sites, name, 1)
     withheld = json.loads((tmp_path / "run" / "federation.json").read_text())
@@ -203,7 +202,7 @@ def test_a_constant_label_is_refused_and_a_client_of_one_class_is_named(sites, t
     told = one_class([read_run(tmp_path / "run")])
     assert told == "Trained on one class alone: ann (1). So its accuracy says nothing of other classes."
     with pytest.raises(DataError, match="the label column is constant"):
-        load_federation(replace(chosen.data, source="path", path=str(sites)), 0)
+        load(replace(chosen.data, source="path", path=str(sites)), "iid", None, 0)
     with pytest.raises(FederationError) as caught:
         over(FakeGrid(nodes_of(sites, tmp_path / "other")), chosen, tmp_path / "refused")
     told = str(caught.value)
@@ -237,7 +236,9 @@ def test_grey_images_are_turned_to_colour_over_a_network(tmp_path):
 def test_what_the_federation_agreed_on_does_not_fit(sites):
     chosen = experiment("fedproto", **MODEL, data__missing="mean")
     source = Folder(sites / "clients" / "ann", "ann")
-    summary = FederationSummary.of(chosen, load_federation(replace(chosen.data, source="path", path=str(sites)), 0))
+    summary = FederationSummary.of(
+        chosen, load(replace(chosen.data, source="path", path=str(sites)), "iid", None, 0)
+    )
     fits = source.load(chosen, "ann", summary).clients[0]
     assert fits.train.x.shape == (14, 5)
     assert torch.isfinite(fits.train.x).all()
@@ -278,7 +279,7 @@ def test_names_of_sites_are_compared_before_training(sites, tmp_path):
     ):
         assert part in left_out["reason"]
     with pytest.raises(DataError, match=r"Köln/train.csv and 1 more: column 'sex' has 'Female', 'Male'"):
-        load_federation(replace(chosen.data, source="path", path=str(sites)), 0)
+        load(replace(chosen.data, source="path", path=str(sites)), "iid", None, 0)
     options |= {
         "data__categories": {"sex": {"Female": "f", "Male": "m"}},
         "data__labels": {"B": "benign", "Healthy": "healthy", "M": "malignant"},

@@ -78,6 +78,8 @@ class Folder:
 
     def describe(self, experiment: Experiment) -> list[Description]:
         """Return the description of the client, with the classes and columns in its data."""
+        if experiment.shift.used:
+            raise ConfigError("shift changes data of simulations, and clients here have their own: leave it out")
         raw = read_client(self.path, experiment.data, experiment.seed)
         counts, federated, data = self.counts(experiment, self.name), self._named(raw.federated), experiment.data
         check_steps(experiment, raw.columns or ())

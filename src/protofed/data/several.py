@@ -1,0 +1,107 @@
+"""Several data sets of the same classes as one, such as MNIST beside scikit-learn's digits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.compute.seeding import generator
+from protofed.data import checks
+from protofed.data.options import DataOptions
+from protofed.data.pool import Dataset, Listing, Pool, datasets
+from protofed.data.splits import subset
+from protofed.errors import ConfigError
+from protofed.options import Options, option
+
+
+@dataclass(frozen=True)
+class SeveralOptions(Options):
+    """Data sets, which become the natural ids of their samples, and the size of their images."""
+
+    names: tuple[str, ...] = option((), "data sets whose classes have the same names, e.g. mnist,digits")
+    side: int = option(0, "side in pixels to which images are resized (0 = size of the first data set's)", least=0)
+    samples: int = option(0, "most samples of each data set, chosen per class (0 = all)", least=0)
+
+
+def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
+    """Return the samples of several data sets with the name of each as natural id; classes agree by name."""
+    if len(set(options.names)) < max(2, len(options.names)) or "several" in options.names:
+        raise ConfigError(
+            "data.source=several: data.options.names must list two or more different data sets, e.g. mnist,digits"
+        )
+    listings = [_opened(name, data, seed) for name in options.names]
+    for item in listings:
+        if item.columns is not None:
+            raise ConfigError(f"data.source=several is for images and vectors, and {item.where} is a table")
+    labels = [_named(item) for item in listings]
+    rows = [
+        subset(_codes(y), min(options.samples or len(y), len(y)), generator(seed, "subset", name))
+        for name, y in zip(options.names, labels, strict=True)
+    ]
+    size = (options.side, options.side) if options.side else _size(listings[0])
+
+    def read(wanted: Tensor) -> Tensor:
+        return _joined(listings, rows, wanted, size)
+
+    counts = [len(r) for r in rows]
+    y = np.concatenate([names[r.numpy()] for names, r in zip(labels, rows, strict=True)])
+    return Listing(y, read, " and ".join(options.names), ids=np.repeat(options.names, counts))
+
+
+def _opened(name: str, data: DataOptions, seed: int) -> Listing:
+    entry = datasets.get(name)
+    opened = entry.open(data, entry.Options(), seed)
+    return opened.listing(name) if isinstance(opened, Pool) else opened
+
+
+def _named(listing: Listing) -> np.ndarray:
+    """Return the name of each sample's class."""
+    known = dict(enumerate(listing.class_names or ()))
+    values, inverse = np.unique(listing.labels, return_inverse=True)
+    return np.array([str(known.get(value, value)) for value in values.tolist()])[inverse]
+
+
+def _codes(names: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
+
+
+def _size(listing: Listing) -> tuple[int, ...]:
+    """Return rows and columns of images; () of other samples."""
+    x = listing.read(torch.tensor([0]))
+    return tuple(x.shape[2:]) if x.dim() == 4 else ()
+
+
+def _joined(listings: Sequence[Listing], rows: Sequence[Tensor], wanted: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return the features of some samples, images in one size and, if some are in colour, all in colour."""
+    ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    owner = torch.bucketize(wanted, ends[1:], right=True)
+    parts, order = [], []
+    for number, item in enumerate(listings):
+        at = (owner == number).nonzero().flatten()
+        if len(at):
+            x = checks.features(item, rows[number][wanted[at] - ends[number]])
+            parts.append((item.where, _resized(x, size)))
+            order.append(at)
+    x = torch.cat(checks.same_shape(checks.same_mode(parts)[0]))
+    return torch.empty_like(x).index_copy_(0, torch.cat(order), x)
+
+
+def _resized(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    if x.dim() != 4 or x.dtype != torch.uint8 or not size or tuple(x.shape[2:]) == size:
+        return x
+    new = F.interpolate(x.float(), size, mode="bilinear", antialias=True)
+    return new.round().clamp(0, 255).to(torch.uint8)
+
+
+datasets.register("several")(
+    Dataset(
+        "several data sets of the same classes, e.g. mnist,digits: their names are natural ids",
+        several,
+        SeveralOptions,
+    )
+)
