@@ -9,7 +9,7 @@ shrinkage is that of Chen et al., "Shrinkage Algorithms for MMSE Covariance Esti
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -20,7 +20,7 @@ from torch import Tensor
 from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Round, Task, Tensors, Traits, Upload
-from protofed.methods.parts import expert
+from protofed.methods.parts import centring, expert
 from protofed.methods.parts.expert import EXPERT
 from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
 from protofed.methods.parts.prior import over
@@ -139,6 +139,11 @@ class FedLDAOptions(Options):
         "second moment as an upper triangle, which secure aggregation can add; or, of clients with fewer than d/2 "
         "samples, as the factor R of φ = QR: n_i·d numbers",
     )
+    centre: bool = option(
+        False,
+        "subtract from a client's features b_i of μ_ik ≈ a_k + b_i, what sets all of its class means apart from "
+        "everybody's: for clients whose devices or populations differ; answers are then for its own samples",
+    )
     expert: expert.Expert = option(
         "none",
         "a network of each client's own that answers with the closed form, trained alone: plain (cross-entropy) | "
@@ -176,7 +181,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         if task.noise is not None and (self.mixes or not self.declared.sums_only):
             raise ConfigError(
                 "privacy.mode=sample: fedlda sends noisy sums once, and no hits on validation samples: set "
-                "method.kappa=1, method.message=moment and method.shrinkage=oas or a number"
+                "method.kappa=1, method.message=moment, method.centre=false and method.shrinkage=oas or a number"
             )
         if options.shrinkage == "validation" and task.rounds < 2:
             raise ConfigError("method.shrinkage=validation needs a second round for its choice: set rounds=2")
@@ -190,7 +195,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             found,
             down="K·(2·d + 1)",
             rules=(*found.rules, NEAREST, *(() if alone else (EXPERT,))),
-            sums_only=options.message == "moment",
+            sums_only=options.message == "moment" and not options.centre,
             kept=(*found.kept, "sent", *(() if alone else ("trains",))),
             rounds=1 if alone else None,
             choosing=int(chooses),
@@ -317,24 +322,34 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         dtype, K = self.task.dtype, self.task.num_classes
         if not self.mixes and message is not None:
             means = Prototypes.received(message["means"], message["classes"], K)
-            return {**super().receive(local, message), "means": means.rows}
+            shared = Linear.named(super().receive(local, message))
+            by = self.offset(local, means)
+            return {**centring.placed(shared, by).tensors(dtype), "means": means.rows + by.to(means.rows)}
         own = self.own_sums(local)
         total, choice = (own, 0) if message is None else (self.sums_in(message), int(message["choice"]))
         kappa, shrinkage = self.choices[min(choice, len(self.choices) - 1)]
-        shared = discriminant(total, shrinkage, dtype)
-        received = {**shared.tensors(dtype), "means": total.means.rows.to(dtype)}
+        by = self.offset(local, total.means)
+        shared = centring.placed(discriminant(total, shrinkage, dtype), by)
+        received = {**shared.tensors(dtype), "means": (total.means.rows + by).to(dtype)}
         if not self.mixes:
             return received
-        others = (
-            Sums.none(K, self.task.feature_dim, second=True) if message is None else self.others(local, own, total)
-        )
-        mixed = discriminant(own.plus(others, kappa), shrinkage, dtype)
+        own, others = centring.moved(own, by), Sums.none(K, self.task.feature_dim, second=True)
+        if message is not None:
+            others = self.others(local, own, total, by)
+        mixed = centring.placed(discriminant(own.plus(others, kappa), shrinkage, dtype), by)
         received |= mixed.tensors(dtype, "own_")
         if len(self.choices) > 1:
             received["hits"] = torch.zeros(1, len(self.choices), dtype=torch.int64)
             if message is not None:
-                received["hits"][0] = torch.tensor(self.hits(local, own, others), dtype=torch.int64)
+                received["hits"][0] = torch.tensor(self.hits(local, own, others, by), dtype=torch.int64)
         return received
+
+    def offset(self, local: Local, means: Prototypes) -> Tensor:
+        """Return ``b_i`` of what a client reports, ``(d,)`` float64; 0 if features are not centred."""
+        if not self.options.centre:
+            return torch.zeros(self.task.feature_dim, dtype=torch.float64)
+        own = self.own_sums(local, among=self.reported(local) & means.present.cpu())
+        return centring.offset(own, means.rows.double().cpu())
 
     def sums_in(self, message: Payload) -> Sums:
         """Return the sums that a broadcast holds."""
@@ -344,10 +359,15 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             upload["factor"] = upload["means"].new_zeros(0, self.task.feature_dim)
         return self.sums_of(upload)
 
-    def others(self, local: Local, own: Sums, total: Sums) -> Sums:
-        """Return the sums of all other clients."""
-        reported = (local.counts >= max(1, local.least_samples)).cpu()
-        mine = own if bool((reported == (own.counts > 0)).all()) else self.own_sums(local, among=reported)
+    def others(self, local: Local, own: Sums, total: Sums, by: Tensor) -> Sums:
+        """Return the sums of all other clients.
+
+        Args:
+            by: Subtracted from the features of ``own``.
+        """
+        reported, mine = self.reported(local), own
+        if bool((reported != (own.counts > 0)).any()):
+            mine = centring.moved(self.own_sums(local, among=reported), by)
         if not bool(local.state["sent"]) or bool((mine.counts > total.counts).any()):
             return total
         rest = total.plus(mine, -1.0)
@@ -355,13 +375,18 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return rest._replace(sums=rest.sums * known.unsqueeze(-1))
 
     @torch.no_grad()
-    def hits(self, local: Local, own: Sums, others: Sums) -> list[int]:
-        """Count the validation samples of a client that each choice classifies correctly by the rule ``head``."""
+    def hits(self, local: Local, own: Sums, others: Sums, by: Tensor) -> list[int]:
+        """Count the validation samples of a client that each choice classifies correctly by the rule ``head``.
+
+        Args:
+            by: Subtracted from the features of both sums.
+        """
         batches = [(local.model(batch.x).features, batch.y) for batch in local.validation()]
         found = []
         for kappa, shrinkage in self.choices if batches else []:
-            mixed = discriminant(own.plus(others, kappa), shrinkage, self.task.dtype).tensors(self.task.dtype)
-            here = Linear.named({name: tensor.to(batches[0][0].device) for name, tensor in mixed.items()})
+            mixed = centring.placed(discriminant(own.plus(others, kappa), shrinkage, self.task.dtype), by)
+            parts = mixed.tensors(self.task.dtype)
+            here = Linear.named({name: tensor.to(batches[0][0].device) for name, tensor in parts.items()})
             right = (most_likely(self.head(here, f, local.state)) == y for f, y in batches)
             found.append(sum(int(hit.sum()) for hit in right))
         return found or [0] * len(self.choices)
@@ -392,6 +417,20 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return expert.likely(self.options.expert, output.logits, state), closed.log_softmax(-1)
 
     # The server.
+
+    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+        """Return the sums of all features, less their clients' offsets if these are to be centred."""
+        if not self.options.centre:
+            return super().combined(parts)
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def noted() -> Iterator[Sums]:
+            for part in parts:
+                seen.append((part.counts, part.sums.sum(0)))
+                yield part
+
+        total = centring.centred(super().combined(noted())[0], *zip(*seen, strict=True))
+        return total, self.classifier(total)
 
     def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
         """Return the server's state, with the sums of all and the choice if clients need them."""

@@ -356,6 +356,10 @@ class ClosedForm(Method[O]):
         chosen = slice(None) if among is None else among.to(labels.device)[labels]
         return Sums.of(features[chosen], labels[chosen], self.task.num_classes, second=self.second).cpu()
 
+    def reported(self, local: Local) -> Tensor:
+        """Return the classes of which a client has enough samples to report them, ``(K,)`` bool."""
+        return (local.counts >= max(1, local.least_samples)).cpu()
+
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``μ_ik`` and ``n_ik``, and the mean second moment of the samples of reported classes."""
         if self.task.noise is not None:
@@ -364,8 +368,7 @@ class ClosedForm(Method[O]):
                 moment = released["moment"]
                 released["moment"] = triangle(isometric((moment + moment.mT) / 2))
             return released
-        sums = Sums(*(statistics[name] for name in Sums._fields)).cpu()
-        reported = (local.counts >= max(1, local.least_samples)).cpu()
+        sums, reported = Sums(*(statistics[name] for name in Sums._fields)).cpu(), self.reported(local)
         if self.second and bool((reported != (sums.counts > 0)).any()):  # sums of rare classes would tell of them
             sums = self.own_sums(local, among=reported)
         rows, classes = sums.means.to_send()
