@@ -33,11 +33,16 @@ COVERING = [
     ("dirichlet", {"alpha": 0.05, "min_size": 1, "self_balancing": True}),
     ("pathological", {"classes": 3}),
     ("pathological", {"classes": 3, "shares": "unequal"}),
+    ("quantity", {"min_size": 5}),
+    ("quantity", {"sizes": "lognormal", "sigma": 3.0, "min_size": 0}),
+    ("quantity", {"alpha": 1e-9, "min_size": 1}),
+    ("domain", {"domains": 3}),
+    ("domain", {"domains": 4, "within": "dirichlet", "options": {"alpha": 0.3, "min_size": 1}}),
     ("pathological", {"classes": 10, "shares": "unequal", "assignment": "random"}),
 ]
 
 
-@few(("name", "options"), COVERING, 5)
+@few(("name", "options"), COVERING, 10)
 @settings(max_examples=8)
 @given(clients=st.integers(4, 12), seed=st.integers(0, 1000))
 def test_every_sample_is_used_exactly_once(name, options, clients, seed):
@@ -47,7 +52,7 @@ def test_every_sample_is_used_exactly_once(name, options, clients, seed):
     assert torch.equal(torch.cat([s.train for s in shares]).sort().values, torch.arange(len(y)))
 
 
-@few(("name", "options"), [*COVERING, ("nway_kshot", {"n": 3, "k": 5, "test_shots": 2})], 5)
+@few(("name", "options"), [*COVERING, ("nway_kshot", {"n": 3, "k": 5, "test_shots": 2})], 10)
 def test_the_seed_decides(name, options):
     def train(seed):
         return [s.train.tolist() for s in assign(name, balanced(), 5, seed, **options)]
@@ -374,3 +379,86 @@ def test_client_names_have_one_width(count, last):
     shares = assign("iid", balanced(), count)
     assert shares[-1].name == last
     assert len({len(s.name) for s in shares}) == 1
+
+
+@given(st.integers(1, 9), st.integers(0, 6), st.integers(0, 500), st.sampled_from(["dirichlet", "lognormal"]))
+def test_quantities_differ_and_classes_do_not(clients, least, seed, sizes):
+    y = torch.arange(4).repeat_interleave(50)
+    shares = assign("quantity", y, clients, seed, min_size=least, sizes=sizes)
+    assert sum(len(s.train) for s in shares) == len(y)
+    assert all(len(s.train) >= least for s in shares)
+    largest = max(shares, key=lambda s: len(s.train))
+    assert len(largest.train) < 100 or torch.bincount(y[largest.train], minlength=4).min() > 10
+
+
+def test_quantities_follow_alpha_and_sigma():
+    def spread(**options):
+        sizes = torch.tensor(
+            [len(s.train) for s in assign("quantity", balanced(each=200), 10, min_size=0, **options)]
+        )
+        return float(sizes.double().std() / sizes.double().mean())
+
+    assert spread(alpha=0.2) > spread(alpha=2.0) > spread(alpha=1000.0)
+    assert spread(sizes="lognormal", sigma=2.0) > spread(sizes="lognormal", sigma=0.5)
+    assert spread(sizes="lognormal", sigma=0.0) == 0
+    with pytest.raises(ConfigError, match=r"partition.min_size = 50 for 10 clients needs 500 samples"):
+        assign("quantity", balanced(each=40), 10, min_size=50)
+
+
+ORIGIN = torch.arange(400) % 3
+
+
+def from_three(clients, **options):
+    partition = partitions.get("domain")
+    request = Request(balanced(), 10, ORIGIN, clients, 0, ["Uni Köln", "b", "c"])
+    return partition.assign(request, resolve_options(partition.Options, options, "partition"))
+
+
+@few("within", ["iid", "dirichlet"], 2)
+def test_clients_of_a_domain_have_one_origin(within):
+    options = {} if within == "iid" else {"alpha": 0.2, "min_size": 1}
+    shares = from_three(8, within=within, options=options)
+    assert [s.name for s in shares] == [
+        *("Uni Köln-00", "Uni Köln-01", "Uni Köln-02", "b-00", "b-01", "b-02", "c-00", "c-01")
+    ]
+    assert [s.domain for s in shares] == ["Uni Köln"] * 3 + ["b"] * 3 + ["c"] * 2
+    for share in shares:
+        assert ORIGIN[share.train].unique().tolist() == [["Uni Köln", "b", "c"].index(share.domain)]
+    assert torch.cat([s.train for s in shares]).sort().values.tolist() == list(range(400))
+
+
+def test_domains_without_an_origin_are_random_parts():
+    shares = assign("domain", balanced(), 10, domains=4)
+    assert [s.domain for s in shares] == [f"domain-{d}" for d in (0, 0, 0, 1, 1, 1, 2, 2, 3, 3)]
+    assert {len(s.train) for s in shares} == {40}
+    assert all(s.domain == "" for s in assign("iid", balanced(), 4)), "others are domains of their own"
+
+
+def test_held_out_parts_of_the_partition_within_are_kept():
+    shares = from_three(3, within="nway_kshot", options={"n": 3, "n_std": 0, "k": 2, "k_std": 0, "test_shots": 1})
+    for share in shares:
+        assert (len(share.train), len(share.test)) == (6, 3)
+        assert len(ORIGIN[torch.cat([share.train, share.test])].unique()) == 1
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "expected"),
+    [
+        (2, {}, r"3 domains for 2 clients: raise data.clients, or use partition=natural"),
+        (4, {"domains": 5}, r"5 domains for 4 clients: raise data.clients, or lower partition.domains"),
+        (6, {"within": "file"}, r"partition.within=file: its positions refer to all samples"),
+        (6, {"within": "natural"}, r"domain Uni Köln: partition 'natural': these data have no natural ids"),
+        (6, {"within": "iid", "options": {"alpha": 1}}, r"alpha"),
+        (6, {"within": "even"}, r"even"),
+        (6, {"within": "pathological", "options": {"classes": 11}}, r"domain Uni Köln: partition.classes = 11"),
+    ],
+)
+def test_domains_that_cannot_be_are_one_line(clients, options, expected):
+    with pytest.raises(ConfigError, match=expected) as caught:
+        from_three(clients, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_data_without_an_origin_need_a_number_of_domains():
+    with pytest.raises(ConfigError, match=r"no natural ids that say where a sample is from: set partition.domains"):
+        load(DataOptions(), "domain", {}, 0)

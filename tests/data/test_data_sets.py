@@ -359,3 +359,52 @@ def test_a_data_set_can_be_registered():
         Dataset("one sample", lambda data, opts, seed: Pool(torch.ones(1, 2), torch.zeros(1).long(), ("a",)))
     )
     assert mine.get("mine").open(DataOptions(), None, 0).input_shape == (2,)
+
+
+def beside_digits(tmp_path, x, y, **several):
+    path = tmp_path / "other.npz"
+    write_npz(path, x, y)
+    return options("several", path=str(path), options={"names": ["digits", "path"], **several}, clients=4)
+
+
+def test_several_data_sets_are_one_with_their_names_as_origins(tmp_path):
+    """Images in one size, grey ones in colour if some are; classes agree by name."""
+    x = np.zeros((40, 3, 16, 16), dtype=np.uint8)
+    x[:, 0] = 200
+    given = beside_digits(tmp_path, x, np.arange(40) % 10, samples=30)
+    federated = load(given, "domain", {}, 0)
+    assert [c.name for c in federated.clients] == ["digits-00", "digits-01", "path-00", "path-01"]
+    assert federated.class_names == tuple("0123456789")
+    assert federated.input_shape == (3, 8, 8)
+    for client in federated.clients:
+        assert len(client.train) + len(client.test) == 15
+        colours = client.train.x.double().mean((0, 2, 3))
+        red = client.name.startswith("path")
+        assert torch.equal(colours, torch.tensor([200.0, 0, 0])) if red else len(colours.unique()) == 1
+    wide = load_pool(beside_digits(tmp_path, x, np.arange(40) % 10, side=12), 0)
+    assert wide.x.shape == (1797 + 40, 3, 12, 12)
+    own = load_pool(options("digits"), 0)
+    assert torch.equal(load_pool(beside_digits(tmp_path, x[:, :1], np.arange(40) % 10, side=8), 0).x[:1797], own.x)
+    assert torch.equal(wide.y[:1797], own.y)
+    assert wide.ids.bincount().tolist() == [1797, 40]
+
+
+@pytest.mark.parametrize(
+    ("x", "names", "error", "expected"),
+    [
+        (np.zeros((4, 5), np.float32), ["digits", "path"], DataError, "samples are float32"),
+        (None, ["digits"], ConfigError, "two or more different data sets"),
+        (None, ["digits", "digits"], ConfigError, "two or more different data sets"),
+        (None, ["digits", "several"], ConfigError, "two or more different data sets"),
+        (None, ["digits", "breast_cancer"], ConfigError, "for images and vectors, and breast_cancer is a table"),
+        (None, ["digits", "digitz"], ConfigError, "digitz"),
+    ],
+)
+def test_data_sets_that_are_not_alike_are_refused_in_one_line(tmp_path, x, names, error, expected):
+    given = {"options": {"names": names}, "clients": 4}
+    if x is not None:
+        write_npz(tmp_path / "x.npz", x, np.arange(len(x)))
+        given["path"] = str(tmp_path / "x.npz")
+    with pytest.raises(error, match=expected) as caught:
+        load(options("several", **given), "domain", {}, 0)
+    assert "\n" not in str(caught.value)
