@@ -13,7 +13,7 @@ from protofed.compute.seeding import generator
 from protofed.data import checks
 from protofed.data.federation import is_federation, read_federation
 from protofed.data.options import DataOptions, resolve_options
-from protofed.data.partition import Partition, Request, Share, partitions
+from protofed.data.partition import Request, Share, partitions
 from protofed.data.pool import Listing, Pool, datasets
 from protofed.data.preparing import prepare, raw_parts
 from protofed.data.shift import ShiftOptions, shifted
@@ -41,18 +41,17 @@ def load(
     Returns:
         Features in memory: images as uint8 ``(n, C, H, W)``, anything else as float32.
     """
-    partition = partitions.get(partition_name)
-    chosen: Any = resolve_options(partition.Options, partition_options, "partition")
+    chosen: Any = resolve_options(partitions.get(partition_name).Options, partition_options, "partition")
     domains: dict[str, str] = {}
     if is_federation(data):
         federated, columns = read_federation(data, seed)
     else:
-        federated, columns, domains = _divided(data, partition_name, partition, chosen, seed)
+        federated, columns, domains = _divided(data, partition_name, chosen, seed)
     return prepare(shifted(federated, columns, shift, seed, domains), columns, data)
 
 
 def _divided(
-    data: DataOptions, partition_name: str, partition: Partition, chosen: Any, seed: int
+    data: DataOptions, partition_name: str, partition_options: Any, seed: int
 ) -> tuple[FederatedData, tuple[RawColumn, ...] | None, dict[str, str]]:
     """Return the raw samples of all clients, the columns of a table, and the domain of each client."""
     if data.samples and partition_name == "file":
@@ -64,7 +63,10 @@ def _divided(
     ids, id_names = listing.id_codes()
     own = None if ids is None else ids[rows]
     request = Request(y[rows], len(class_names), own, data.clients, seed, id_names)
-    shares = [_split(share, y[rows], data, seed) for share in partition.assign(request, chosen)]
+    shares = [
+        _split(share, y[rows], data, seed)
+        for share in partitions.get(partition_name).assign(request, partition_options)
+    ]
     checks.check_classes([listing], [y])
     # Read only the samples that some client uses, all at once: whether images are grey depends on all of them.
     parts = [part for share in shares for part in share.positions()]
