@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from protofed import run
+from protofed.apps.flower.sources import Folder
 from protofed.compute.seeding import generator
 from protofed.config.schema import apply_overrides, comparison, load_recipe, resolve
 from protofed.data import DataOptions, ShiftOptions, load
@@ -21,7 +22,7 @@ from protofed.data.transforms import rotate
 from protofed.errors import ConfigError, OptionError
 from protofed.experiments.loading import _load_data, load_data
 from protofed.samples import ClientData, FederatedData, Samples
-from support import SMALL_RUN, few
+from support import SMALL_RUN, experiment, few
 
 DIGITS = DataOptions(clients=4, samples=200)
 EVERYTHING = {"rotation": 40.0, "blur": 1.0, "invert": 0.5, "gain": 0.5, "offset": 0.2, "noise": 0.1, "swap": 0.5}
@@ -240,6 +241,11 @@ def test_what_does_not_suit_the_samples_is_one_line(source, options, expected):
     assert "\n" not in str(caught.value)
 
 
+def test_a_node_of_a_network_has_its_own_data(tmp_path):
+    with pytest.raises(ConfigError, match=r"shift changes data of simulations, and clients here have their own"):
+        Folder(tmp_path, "ann").describe(experiment("fedproto", shift__gain=1.0))
+
+
 def test_texts_alone_cannot_be_shifted():
     data = federation(torch.rand(8, 2, dtype=torch.float64), [0, 1] * 4, 2, classes=2)
     texts = [RawColumn("note [1]", "text"), RawColumn("note [2]", "text")]
@@ -302,20 +308,13 @@ SCENARIOS = ("domains", "quantity", "concept")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_recipes_of_scenarios(name):
     recipe = load_recipe(name)
-    chosen = comparison(recipe).methods
-    assert {
-        "local-balanced",
-        "local_lda-fixed",
-        "fedlda-fixed",
-        "fixed_etf",
-        "fedproto",
-        "fedplvm",
-        "beacon",
-    } <= set(chosen)
-    for arm in chosen:
-        experiment = resolve(recipe, method=arm)
-        assert experiment.evaluation.on == "union"
-        assert bool(experiment.shift.used) == (name != "quantity")
+    arms = comparison(recipe).methods
+    assert {"local-balanced", "local_lda-fixed", "fixed_etf", "unshared"} <= set(arms), "controls"
+    assert {"fedlda-fixed", "beacon", "fedproto", "fedavg", "fedplvm"} <= set(arms)
+    for arm in arms:
+        resolved = resolve(recipe, method=arm)
+        assert resolved.evaluation.on == "union"
+        assert bool(resolved.shift.used) == (name != "quantity")
 
 
 @few("name", SCENARIOS, 1)
