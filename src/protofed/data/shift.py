@@ -8,7 +8,7 @@ neither on the order of the clients nor on what computes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -197,7 +197,7 @@ class _Draws:
             place: Client and split, of which noise depends.
         """
         options = self.options
-        images, eight_bit = x.dim() == 4, x.dtype == torch.uint8
+        eight_bit = x.dtype == torch.uint8
         if not len(x) or options.used == ("swap",):
             return x
         value = x.to(torch.float32 if eight_bit else torch.float64)
@@ -211,13 +211,13 @@ class _Draws:
             value = value * factors.to(value.dtype)[:, None, None]
         if domain in self.inverted:
             value = self.scale.ends - value
-        one, unit = self._one(x, images), self.scale.unit
         if options.gain:
-            value = value * (1 + options.gain) ** one("gain", domain).to(value.dtype)
+            value = value * (1 + options.gain) ** self._levels("gain", domain, x).to(value.dtype)
         if options.offset:
-            value = value + (options.offset * unit * one("offset", domain)).to(value.dtype)
+            summand = options.offset * self.scale.unit * self._levels("offset", domain, x)
+            value = value + summand.to(value.dtype)
         if options.noise:
-            deviation = options.noise * unit * float(self._uniform("noise", domain).abs())
+            deviation = options.noise * self.scale.unit * float(self._uniform("noise", domain).abs())
             drawn = torch.randn(x.shape, generator=self._source("noise of samples", *place), dtype=value.dtype)
             value = value + deviation.to(value.dtype) * drawn
         if eight_bit:
@@ -225,15 +225,10 @@ class _Draws:
         numeric = self.scale.numeric.view(-1, *[1] * (x.dim() - 2))
         return torch.where(numeric, value.to(x.dtype), x)
 
-    def _one(self, x: Tensor, images: bool) -> Callable[[str, str], Tensor]:
-        """Return draws of one number for images, or of one for each channel."""
-
-        def drawn(what: str, domain: str) -> Tensor:
-            if images:
-                return self._uniform(what, domain)
-            return self._uniform(what, domain, x.shape[1]).view(-1, *[1] * (x.dim() - 2))
-
-        return drawn
+    def _levels(self, what: str, domain: str, x: Tensor) -> Tensor:
+        """Return numbers in -1 … 1: one for images, or one for each channel of series and column of tables."""
+        shape = () if x.dim() == 4 else (x.shape[1], *[1] * (x.dim() - 2))
+        return self._uniform(what, domain, *shape)
 
 
 def blur(x: Tensor, deviation: float) -> Tensor:
