@@ -21,7 +21,10 @@ from protofed.analysis.paired import difference
 from protofed.text import size
 
 SAVED = Path(__file__).resolve().parents[1] / "docs/study/closed"
-RECIPES = ("quickstart", "scarce", "fed-mnist7k-tuned", "hospital-tables", "sensors", "cifar10-scarce")
+RECIPES = (
+    *("quickstart", "scarce", "fed-mnist7k-tuned", "hospital-tables", "sensors", "cifar10-scarce"),
+    "domains",
+)
 FIRST, DIFFERENT = "first", "different-encoders"
 ARMS = (
     ("own", "", "its own encoder, nothing sent"),
