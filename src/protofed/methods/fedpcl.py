@@ -192,7 +192,7 @@ class FedPCL(Method[FedPCLOptions]):
         for client, payload in seen:
             own = Prototypes.received(payload["prototypes"], payload["classes"], self.task.num_classes)
             state |= {f"{name}.{client}": tensor for name, tensor in own.tensors().items()}
-        sets = last_sent(state)
+        sets = [self.no_rows(), *last_sent(state)]
         held = torch.stack([table.present for table in sets])
         rows = torch.stack([table.rows for table in sets]).double().sum(0)
         mean = (rows / held.sum(0).clamp(min=1).unsqueeze(-1)).to(self.task.dtype)
