@@ -26,7 +26,7 @@ from protofed.compute.seeding import generator
 from protofed.errors import ModelError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Round, Tensors, Traits, Upload
-from protofed.methods.parts.moments import within
+from protofed.methods.parts.moments import LARGEST, within
 from protofed.methods.parts.training import linear_layer, sound, train_linear
 from protofed.methods.parts.weights import load_weights
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
@@ -112,14 +112,15 @@ class FedPFT(Method[FedPFTOptions]):
         ``scales`` hold a standard deviation, ``d`` of them, or the triangle of ``L`` with ``Σ = LLᵀ``, which stands
         for a covariance whatever its numbers are.
         """
-        n, d = self.options.components, self.task.feature_dim
+        n, d, full = self.options.components, self.task.feature_dim, self.options.covariance == "full"
         width = {"spherical": 1, "diag": d, "full": d * (d + 1) // 2}[self.options.covariance]
         fields = {
             "classes": Field(("k",), "label", parameter=False),
             "counts": Field(("k",), "count", parameter=False),
             "weights": Field(("k", n), minimum=0.0),
             "means": Field(("k", n, d)),
-            "scales": Field(("k", n, width)),
+            # Bounded, and so sent in float32 and not compared in length: those of a single sample are tiny.
+            "scales": Field(("k", n, width), limit=LARGEST) if full else Field(("k", n, width), minimum=0.0),
         }
         return Schema(fields, self.task.num_classes, limits={"k": self.task.num_classes})
 
