@@ -47,7 +47,7 @@ CASES = {
     "lg_fedavg-cnn2": Case("fed-mnist7k", {"method.name": "lg_fedavg"}),
     "fml-cnn2": Case("fed-mnist7k", {"method.name": "fml"}),
     "fedmrl-cnn2": Case("fed-mnist7k", {"method.name": "fedmrl"}),
-    "fedl2g-cnn2": Case("fed-mnist7k", {"method.name": "fedl2g"}),
+    "fedl2g-cnn2": Case("fed-mnist7k", {"method.name": "fedl2g", "training.batch_size": 16}),
 }
 
 

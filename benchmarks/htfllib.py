@@ -42,16 +42,19 @@ OPTIONS = {
     "fedmrl": {"auxiliary_d": "-sfd"},
     "fedl2g": {"server_lr": "-slr", "warm_up": "-wu"},
 }
+WIDE = f"{Path(__file__).with_name('wide.py')}:cnn2"
 AS_PEER: dict[str, dict[str, Any]] = {
     "fedproto": {"method.prototypes": "during"},
     "fml": {"method.preset": "htfl"},
     "lg_fedavg": {"method.weighting": "uniform"},
-    "fedmrl": {"method.weighting": "uniform", "method.auxiliary_d": 128},
-    "fedl2g": {"method.server_lr": 0.1, "method.warm_up": 0},
+    "fedmrl": {"method.weighting": "uniform", "method.auxiliary_d": 128, "method.auxiliary": WIDE},
+    "fedl2g": {"method.server_lr": 0.1, "method.warm_up": 0, "method.study": 16, "method.quiz": 16},
 }
 """Options with which our methods do what the peer's do. Its FedProto collects prototypes during training; its
-FedTGP in a pass afterwards, as ours does. Its FedMRL never keeps a trained projector; its FedL2G needs the package
-``higher``, and holds a batch of training samples out."""
+FedTGP in a pass afterwards, as ours does. Its FedMRL never keeps a trained projector. Its FedL2G needs the package
+``higher``, and two whole batches of samples of every client: one, held out, for the quiz, and one to study."""
+HELD_OUT = ("fedl2g",)
+"""Methods whose peer does not train on a client's first batch."""
 DATASET = "federation"
 FAMILY = "HtFE-img-2"
 """A model family that its main.py knows; the models it stands for are replaced."""
@@ -150,7 +153,7 @@ def steps_per_round(experiment: Experiment, federated: FederatedData) -> dict[st
     """
     plans = [(len(c.train), experiment.training.plan(c.settings)) for c in federated.clients]
     return {
-        PEER: sum(n // plan.batch_size * plan.epochs for n, plan in plans),
+        PEER: sum((n // plan.batch_size - (experiment.method in HELD_OUT)) * plan.epochs for n, plan in plans),
         "protofed": sum(-(-n // plan.batch_size) * plan.epochs for n, plan in plans),
     }
 

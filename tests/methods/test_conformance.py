@@ -23,11 +23,12 @@ STAND = ("fedproto", "fedavg", "gfpl")
 NAMES = sorted(methods())
 ALL = [pytest.param(name, marks=[pytest.mark.fast] * (name in STAND)) for name in NAMES]
 GENTLE = {
+    "fedpft": {"method__server_lr": 0.1},
     "fedplvm": {"method__lambda": 1.0},
     "fedsa": {"method__lambda": 1.0},
     "fpl": {"method__temperature": 0.2},
 }
-"""Weights for networks of five features; the papers' let prototypes outweigh the classes."""
+"""For five features, where the papers' weights let prototypes outweigh classes, and for few steps."""
 SENDING = [kind.name for kind in map(methods().get, NAMES) if kind.traits(kind.Options()).exchanges != "nothing"]
 
 

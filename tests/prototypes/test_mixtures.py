@@ -80,24 +80,30 @@ def test_fit_is_as_good_as_sklearns(seed):
     assert float(fitted.weights.sum()) == pytest.approx(1)
 
 
-def test_em_steps_equal_sklearns_from_the_same_start():
+@pytest.mark.parametrize("kind", ["diag", "spherical", "full"])
+def test_em_steps_equal_sklearns_from_the_same_start(kind):
     """Given our result as its start, sklearn finds nothing to improve: it is a fixed point of Eq. 5-6."""
     x = clusters(120, 3)
     x[::7] += 2.0  # overlap, so that responsibilities are soft
-    fitted = fit_mixture(x, 4, generator=generator(1), iterations=500, tolerance=1e-12)
+    fitted = fit_mixture(x, 4, generator=generator(1), iterations=500, tolerance=1e-12, covariance=kind)
+    covariances = {
+        "diag": lambda: fitted.stds**2,
+        "spherical": lambda: fitted.stds[:, 0] ** 2,
+        "full": lambda: fitted.stds @ fitted.stds.mT,
+    }[kind]()
     peer = sklearns(
         len(fitted.weights),
-        covariance_type="diag",
+        covariance_type=kind,
         weights_init=fitted.weights.numpy(),
         means_init=fitted.means.numpy(),
-        precisions_init=fitted.stds.numpy() ** -2,
+        precisions_init=(torch.linalg.inv(covariances) if kind == "full" else 1 / covariances).numpy(),
         reg_covar=0,
         max_iter=5,
         tol=1e-9,
     ).fit(x.numpy())
     np.testing.assert_allclose(peer.means_, fitted.means, atol=1e-4)
     np.testing.assert_allclose(peer.weights_, fitted.weights, atol=1e-4)
-    np.testing.assert_allclose(peer.covariances_, fitted.stds**2, rtol=1e-3)
+    np.testing.assert_allclose(peer.covariances_, covariances, rtol=1e-3, atol=1e-4)
 
 
 def test_one_component_is_the_sample_moments():
@@ -162,6 +168,9 @@ def test_degenerate_features_stay_finite(n, d, components, seed, scale, offset, 
     assert float(fitted.weights.sum()) == pytest.approx(1, abs=1e-5)
     assert log_likelihood(fitted, x).isfinite().all()
     assert sample(fitted, 3, generator()).isfinite().all()
+    for kind in ("spherical", "full"):
+        other = fit_mixture(x, components, generator=generator(seed), covariance=kind)
+        assert all(field.isfinite().all() for field in other)
 
 
 # --- sampling -----------------------------------------------------------------------------------------------

@@ -5,29 +5,21 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from torch import Tensor
 from torch.func import functional_call
 
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Tensors, Terms, Traits, Upload
-from protofed.methods.parts.weights import (
-    WeightedMean,
-    copied,
-    first_model,
-    load_weights,
-    shared_weights,
-    sharing_notes,
-    weight_of,
-    with_samples,
-)
+from protofed.methods.contract import Batch, Local, Method, Tensors, Terms, Traits
+from protofed.methods.parts.averaged import AveragedWeights
+from protofed.methods.parts.weights import copied, load_weights, sharing_notes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import Options, option
-from protofed.wire.schema import Payload, Schema, weight_schema
+from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
@@ -47,7 +39,7 @@ W = TypeVar("W", bound=FedAvgOptions)
 
 
 @register
-class FedAvg(Method[W]):
+class FedAvg(AveragedWeights[W], Method[W]):
     """FederatedAveraging (Algorithm 1): E epochs of cross-entropy from ``w^t``, then the mean of the ``w_i``.
 
     A client keeps its own model, as its last training left it, beside the global model that it received. Both are
@@ -74,31 +66,6 @@ class FedAvg(Method[W]):
             beyond_means="",
         )
 
-    # What crosses the network.
-
-    def shares(self, name: str) -> bool:
-        """Return whether the weight called ``name`` is global; in FedAvg all are."""
-        return True
-
-    def first_model(self) -> SplitModel:
-        """Return the model whose weights are ``w^0``."""
-        return first_model(self.task)
-
-    @cached_property
-    def initial(self) -> Tensors:
-        """``w^0``."""
-        return copied(shared_weights(self.first_model(), self.shares, buffers=self.options.share_buffers))
-
-    @cached_property
-    def broadcast_schema(self) -> Schema:
-        """The global weights."""
-        return weight_schema(self.initial, self.task.num_classes)
-
-    @cached_property
-    def upload_schema(self) -> Schema:
-        """The client's weights, and its number of samples."""
-        return with_samples(self.broadcast_schema, self.options.weighting)
-
     def notes(self) -> tuple[str, ...]:
         """Describe the shared share of the model, and the place of BatchNorm's running statistics."""
         return sharing_notes(self.first_model(), self.shares, self.options.share_buffers)
@@ -109,7 +76,7 @@ class FedAvg(Method[W]):
         """Keep ``w^t`` beside the client's own model; before there is any, its own weights."""
         if message is not None:
             return dict(message)
-        return copied(shared_weights(local.model, self.shares, buffers=self.options.share_buffers))
+        return copied(self.shared(local.model))
 
     def global_weights(self, received: Tensors) -> Tensors:
         """Return ``w^t`` from the received tensors."""
@@ -124,11 +91,6 @@ class FedAvg(Method[W]):
         output = model(batch.x)
         return {"cross_entropy": batch.cross_entropy(output.logits)}, output
 
-    def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Send ``w_i`` and ``n_i``."""
-        weights = shared_weights(local.model, self.shares, buffers=self.options.share_buffers)
-        return {**weights, "samples": local.counts.sum()}
-
     def classify(self, model: Callable[[Tensor], Output], batch: Batch, received: Tensors) -> Tensor:
         """Return the logits ``(B, K)`` of a model."""
         return model(batch.x).logits
@@ -140,31 +102,3 @@ class FedAvg(Method[W]):
             "global_model": self.classify(global_model, batch, received),
             "head": self.classify(model, batch, received),
         }
-
-    # The server.
-
-    def server_state(self) -> Tensors:
-        """Start from ``w^0``."""
-        return dict(self.initial)
-
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
-        """Send ``w^t``."""
-        return {name: server[name] for name in self.broadcast_schema.fields}
-
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """``w^{t+1} = Σ_i (n_i / Σ n)·w_i`` over the clients of this round."""
-        return Aggregate(average(server, uploads, self.options.weighting), {})
-
-
-def average(server: Tensors, uploads: Iterable[Upload], weighting: str) -> Tensors:
-    """Return ``Σ_i (n_i / Σ n)·w_i``.
-
-    Args:
-        server: The present weights ``w^t``, which stay without uploads.
-        uploads: Each with the same weights ``w_i``, and ``samples`` ``n_i``.
-    """
-    mean = WeightedMean()
-    for upload in uploads:
-        weights = {n: w for n, w in upload.payload.items() if n != "samples"}
-        mean.add(weights, weight_of(upload.payload, weighting))
-    return mean.mean(server)

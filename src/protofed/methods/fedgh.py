@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.errors import ModelError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Local, Method, Statistics, Tensors, Traits, Upload
 from protofed.methods.parts.nearest import class_statistics
-from protofed.methods.parts.training import linear_layer, sound
+from protofed.methods.parts.training import linear_layer, sound, train_linear
 from protofed.methods.parts.weights import load_weights
 from protofed.options import Options, option
 from protofed.prototypes.means import class_means
@@ -121,26 +120,9 @@ class FedGH(Method[FedGHOptions]):
         if not len(labels):
             return Aggregate(server, {})
         prototypes = torch.cat([p["prototypes"] for p in payloads])
-        header, losses = self._train(server, prototypes, labels, round)
+        o, order = self.options, generator(self.task.seed, "server training", round)
+        sgd, plan = partial(torch.optim.SGD, lr=o.server_lr), (o.server_epochs, o.server_batch_size)
+        header, losses = train_linear(server, prototypes, labels, sgd, plan, order)
         if not sound(header):
             return Aggregate(server, {"header_diverged": True})
         return Aggregate(header, {"header_loss_first": losses[0], "header_loss_last": losses[-1]} if losses else {})
-
-    def _train(
-        self, header: Tensors, prototypes: Tensor, labels: Tensor, round: int
-    ) -> tuple[Tensors, list[float]]:
-        """Return the trained header, and the mean loss of each epoch, taken before each step."""
-        order = generator(self.task.seed, "server training", round)
-        weight, bias = (header[name].clone().requires_grad_() for name in ("weight", "bias"))
-        losses = []
-        for _ in range(self.options.server_epochs):
-            total = 0.0
-            for rows in torch.randperm(len(labels), generator=order).split(self.options.server_batch_size):
-                loss = F.cross_entropy(F.linear(prototypes[rows], weight, bias), labels[rows])
-                gradients = torch.autograd.grad(loss, (weight, bias))
-                with torch.no_grad():
-                    for parameter, gradient in zip((weight, bias), gradients, strict=True):
-                        parameter.sub_(gradient, alpha=self.options.server_lr)
-                total += float(loss.detach()) * len(rows)
-            losses.append(total / len(labels))
-        return {"weight": weight.detach(), "bias": bias.detach()}, losses

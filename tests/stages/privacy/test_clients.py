@@ -343,6 +343,8 @@ def test_every_method_is_clipped_or_says_why_not(method):
         "fednh",
         "fedorgp",
         "fedpa",
+        "fedpcl",
+        "fedpft",
         "fedplvm",
         "fedtgp",
         "fesem",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from torch import nn
 
 from protofed.errors import ConfigError, ModelError
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Task, Tensors, Traits, Upload
-from protofed.methods.fedavg import average
-from protofed.methods.parts.weights import copied, load_weights, shared_weights, with_samples
+from protofed.methods.contract import Batch, Method, Task, Tensors, Traits
+from protofed.methods.parts.averaged import AveragedWeights
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import Options, option
-from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -38,7 +35,7 @@ class AuxiliaryOptions(Options):
 A = TypeVar("A", bound=AuxiliaryOptions)
 
 
-class AuxiliaryMethod(Method[A]):
+class AuxiliaryMethod(AveragedWeights[A], Method[A]):
     """Client i's own model ``w_i`` stays; the shared ``w_aux`` is trained beside it, sent and averaged.
 
     The shared model is in every client's ``extras`` under the name :attr:`role`. Rules: ``head`` is the client's
@@ -75,10 +72,9 @@ class AuxiliaryMethod(Method[A]):
         except (ConfigError, ModelError) as error:
             raise type(error)(f"method.auxiliary, the {self.role} of {self.name}: {error}") from None
 
-    @cached_property
-    def initial(self) -> Tensors:
-        """The shared weights that the server starts from."""
-        return copied(self.shared(self.network))
+    def first_model(self) -> SplitModel:
+        """Return the shared model."""
+        return self.network
 
     def notes(self) -> tuple[str, ...]:
         """Describe the size of the shared model."""
@@ -90,48 +86,10 @@ class AuxiliaryMethod(Method[A]):
         """Put the shared model beside the client's own."""
         model.extras[self.role] = copy.deepcopy(self.network)
 
-    def shared(self, network: nn.Module) -> Tensors:
-        """Return references to the weights of the shared model that cross the network."""
-        return shared_weights(network, buffers=self.options.share_buffers)
-
-    # What crosses the network.
-
-    @cached_property
-    def broadcast_schema(self) -> Schema:
-        """``w_aux``."""
-        return weight_schema(self.initial, self.task.num_classes)
-
-    @cached_property
-    def upload_schema(self) -> Schema:
-        """``w_aux``, and the client's number of samples."""
-        return with_samples(self.broadcast_schema, self.options.weighting)
-
-    # The client.
-
-    def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Load the shared model."""
-        if message is not None:
-            load_weights(local.model.extras[self.role], message)
-        return {}
-
-    def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Send the trained ``w_aux``, and ``n_i``."""
-        return {**self.shared(local.model.extras[self.role]), "samples": local.counts.sum()}
+    def copy_of(self, model: SplitModel) -> nn.Module:
+        """Return the shared model beside the client's own."""
+        return model.extras[self.role]
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of either classifier."""
         return {"head": model(batch.x).logits, "global_model": model.extras[self.role](batch.x).logits}
-
-    # The server.
-
-    def server_state(self) -> Tensors:
-        """Start from one initial model."""
-        return dict(self.initial)
-
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
-        """Send the shared model."""
-        return dict(server)
-
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """The shared model becomes the mean of the clients'."""
-        return Aggregate(average(server, uploads, self.options.weighting), {})

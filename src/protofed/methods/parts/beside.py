@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods.contract import Aggregate, Batch, Local, Statistics, Tensors, Upload
-from protofed.methods.fedavg import average
+from protofed.methods.parts.averaged import average
 from protofed.methods.parts.nearest import class_statistics
 from protofed.prototypes.finch import finch
 from protofed.prototypes.means import class_means

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from protofed.methods.contract import Tensors
 from protofed.wire.schema import Field
@@ -22,3 +26,38 @@ def linear_layer(inputs: int, outputs: int, generator: torch.Generator, dtype: t
         name: torch.empty(shape, dtype=dtype).uniform_(-bound, bound, generator=generator)
         for name, shape in shapes.items()
     }
+
+
+def train_linear(
+    layer: Tensors,
+    x: Tensor,
+    y: Tensor,
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
+    plan: tuple[int, int],
+    order: torch.Generator,
+) -> tuple[Tensors, list[float]]:
+    """Train ``weight`` and ``bias`` of a linear layer by cross-entropy.
+
+    Args:
+        x: ``(n, d)``.
+        y: ``(n,)`` int64 classes.
+        optimizer: Makes the optimiser of the two.
+        plan: Epochs and batch size.
+        order: Draws the order of every epoch.
+
+    Returns:
+        The trained layer, and the mean loss of each epoch, taken before each step.
+    """
+    trained = {name: layer[name].clone().requires_grad_() for name in ("weight", "bias")}
+    steps, losses = optimizer(trained.values()), []
+    epochs, size = plan
+    for _ in range(epochs):
+        total = 0.0
+        for rows in torch.randperm(len(y), generator=order).split(size):
+            loss = F.cross_entropy(F.linear(x[rows], trained["weight"], trained["bias"]), y[rows])
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+            total += float(loss.detach()) * len(rows)
+        losses.append(total / len(y))
+    return {name: tensor.detach() for name, tensor in trained.items()}, losses

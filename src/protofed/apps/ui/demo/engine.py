@@ -216,7 +216,7 @@ class LiveFederation:
         self.plane.turn(shown)
         return View(
             accuracy=self.accuracy.weighted[rule],
-            head=self.accuracy.weighted[HEAD.name],
+            head=self.accuracy.weighted.get(HEAD.name, self.accuracy.weighted[rule]),
             clients=self.accuracy.clients[rule],
             bytes=self.bytes,
             seconds=self.seconds,

@@ -67,6 +67,7 @@ class Setup:
 
 
 USUAL: dict[str, dict[str, Any]] = {
+    "fedpcl": {"projection_dim": 0},
     "fedproto": {"lambda": 1.0},
     "fedtgp": {"lambda": 1.0, "loss": "hinge", "margin": 0.8},
     "fedtgp_softmax": {"lambda": 1.0, "loss": "softmax"},

@@ -1,0 +1,105 @@
+"""Weights that clients send and get back as their mean: all of a model, a part of it, or a second model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from torch import nn
+
+from protofed.methods.contract import Aggregate, Local, Tensors, Upload
+from protofed.methods.parts.weights import (
+    WeightedMean,
+    copied,
+    first_model,
+    load_weights,
+    shared_weights,
+    weight_of,
+    with_samples,
+)
+from protofed.wire.schema import Payload, Schema, weight_schema
+
+if TYPE_CHECKING:
+    from protofed.methods.contract import Method as Base
+    from protofed.methods.fedavg import FedAvgOptions
+    from protofed.methods.parts.auxiliary import AuxiliaryOptions
+    from protofed.models import SplitModel
+else:
+    Base = Generic
+
+W = TypeVar("W", bound="FedAvgOptions | AuxiliaryOptions")
+
+
+class AveragedWeights(Base[W]):
+    """Mixin before Method: weights of one network go up with ``n_i``, and their mean comes down.
+
+    Server state: those weights, by their names in the network.
+    """
+
+    def shares(self, name: str) -> bool:
+        """Return whether the weight called ``name`` is sent; by default all are."""
+        return True
+
+    def first_model(self) -> SplitModel:
+        """Return the network whose weights open the first round."""
+        return first_model(self.task)
+
+    def copy_of(self, model: SplitModel) -> nn.Module:
+        """Return a client's copy of that network: by default its model."""
+        return model
+
+    def shared(self, network: nn.Module) -> Tensors:
+        """Return references to the weights of a network that are sent."""
+        return shared_weights(network, self.shares, buffers=self.options.share_buffers)
+
+    @cached_property
+    def initial(self) -> Tensors:
+        """The weights ``w^0`` that the server starts from."""
+        return copied(self.shared(self.first_model()))
+
+    @cached_property
+    def broadcast_schema(self) -> Schema:
+        """The weights."""
+        return weight_schema(self.initial, self.task.num_classes)
+
+    @cached_property
+    def upload_schema(self) -> Schema:
+        """The weights, and the client's number of samples."""
+        return with_samples(self.broadcast_schema, self.options.weighting)
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Load the mean."""
+        if message is not None:
+            load_weights(self.copy_of(local.model), message)
+        return {}
+
+    def upload(self, local: Local, statistics: Tensors) -> Payload:
+        """Send ``w_i`` and ``n_i``."""
+        return {**self.shared(self.copy_of(local.model)), "samples": local.counts.sum()}
+
+    def server_state(self) -> Tensors:
+        """Start from ``w^0``."""
+        return dict(self.initial)
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+        """Send ``w^t``."""
+        return {name: server[name] for name in self.broadcast_schema.fields}
+
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+        """``w^{t+1} = Σ_i (n_i / Σ n)·w_i`` over the clients of this round."""
+        return Aggregate(average(server, uploads, self.options.weighting), {})
+
+
+def average(server: Tensors, uploads: Iterable[Upload], weighting: str) -> Tensors:
+    """Return ``Σ_i (n_i / Σ n)·w_i``.
+
+    Args:
+        server: The present weights ``w^t``, which stay without uploads.
+        uploads: Each with the same weights ``w_i``, and ``samples`` ``n_i``.
+    """
+    mean = WeightedMean()
+    for upload in uploads:
+        weights = {n: w for n, w in upload.payload.items() if n != "samples"}
+        mean.add(weights, weight_of(upload.payload, weighting))
+    return mean.mean(server)

@@ -1,0 +1,139 @@
+"""FedPCL: against a naive reference in either reading, and frozen encoders beside each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import naive
+from naive import build, same, same_nets, uneven
+from protofed.errors import ConfigError
+from support import K, few, visited
+
+P, TAU, WEIGHT = 6, 0.3, 0.8
+CHOSEN = {"method__projection_dim": P, "method__temperature": TAU, "method__global_weight": WEIGHT}
+
+
+def net_of(federation, name):
+    """Return the extractor and the projection of a client."""
+    model = visited(federation)[name].model
+    return naive.net(model.extractor) + naive.net(model.extras["projection"])
+
+
+def projected(w, x):
+    f = naive.features(w, x)
+    z = torch.stack([(w[2][i] @ f + w[3][i]).clamp(min=0) for i in range(P)])
+    length = (z @ z).sqrt()
+    return z / length if float(length.detach()) > 1e-12 else z * 0
+
+
+def among_prototypes(z, batch, C):
+    total = []
+    for f, (_, y) in zip(z, batch, strict=True):
+        if y not in C:
+            total.append(torch.zeros((), dtype=torch.float64))
+            continue
+        chances = {c: (f @ C[c] / TAU).exp() for c in C}
+        total.append(-(chances[y] / sum(chances.values())).log())
+    return naive.mean(total)
+
+
+def among_samples(z, batch, C):
+    total = []
+    for i, (_, y) in enumerate(batch):
+        same_class = [j for j, (_, b) in enumerate(batch) if b == y and j != i]
+        if y not in C or not same_class:
+            total.append(torch.zeros((), dtype=torch.float64))
+            continue
+        chances = {j: (C[y] @ z[j] / TAU).exp() for j in range(len(batch)) if j != i}
+        total.append(naive.mean([-(chances[j] / sum(chances.values())).log() for j in same_class]))
+    return naive.mean(total)
+
+
+def loss(w, batch, sets, mean, apart):
+    z = [projected(w, x) for x, _ in batch]
+    if not mean:
+        return sum(f.sum() for f in z) * 0
+    filled = [{c: own.get(c, mean[c]) for c in mean} for own in sets.values()]
+    nothing = sum(f.sum() for f in z) * 0
+    return nothing + WEIGHT * apart(z, batch, mean) + naive.mean([apart(z, batch, C) for C in filled])
+
+
+def nearest(z, C, among):
+    return max(sorted(set(C) & set(among)), key=lambda y: -float((z - C[y]).square().sum()))
+
+
+@few(("reading", "apart"), [("prototypes", among_prototypes), ("samples", among_samples)], 2)
+def test_three_rounds(reading, apart):
+    data = uneven()
+    federation = build("fedpcl", data, rounds=3, method__contrast=reading, **CHOSEN)
+    own = {c.name: net_of(federation, c.name) for c in data.clients}
+    heads = {c.name: naive.own_net(federation, c.name)[2:] for c in data.clients}
+    sets, mean = {}, {}
+    for number, record in enumerate(federation.run(), start=1):
+        new = {}
+        for c in data.clients:
+            for batch in naive.rounds_of(c.train, c.name, number):
+                args = batch, sets, mean, apart
+                (own[c.name],), _ = naive.step([own[c.name]], lambda n, args=args: loss(n[0], *args))
+            z = [projected(own[c.name], x.double()) for x in c.train.x]
+            labels = c.train.y.tolist()
+            new[c.name] = {
+                y: naive.mean([a for a, b in zip(z, labels, strict=True) if b == y]) for y in set(labels)
+            }
+            same_nets(net_of(federation, c.name), own[c.name])
+            same_nets(naive.own_net(federation, c.name)[2:], heads[c.name])
+        sets = new
+        mean = {y: naive.mean([C[y] for C in sets.values() if y in C]) for y in range(K)}
+        for y in range(K):
+            same(federation.server["prototypes"][y], mean[y])
+        hits = {"local": [], "global": [], "global_own": []}
+        for c in data.clients:
+            z, labels = [projected(own[c.name], x.double()) for x in c.test.x], c.test.y.tolist()
+            tables = {
+                "local": (sets[c.name], range(K)),
+                "global": (mean, range(K)),
+                "global_own": (mean, sets[c.name]),
+            }
+            for rule, table in tables.items():
+                right = sum(nearest(f, *table) == y for f, y in zip(z, labels, strict=True))
+                hits[rule].append(right / len(labels))
+        assert record.accuracy.clients == hits
+        held = sum(len(C) for C in sets.values())
+        assert record.parameters["up"] == held * P
+        assert record.parameters["down"] == (0 if number == 1 else 3 * held * P)
+
+
+def test_clients_that_rest_keep_their_prototypes_in_the_broadcast():
+    federation = build("fedpcl", rounds=4, participation__fraction=0.34, **CHOSEN)
+    seen = set()
+    for record in federation.run():
+        seen |= set(record.participants)
+        message = federation.method.broadcast(federation.server, 9)
+        assert int(message["owners"].max()) + 1 == len(seen)
+
+
+def test_without_a_projection_features_are_compared():
+    federation = build("fedpcl", method__projection_dim=0)
+    model = visited(federation)["ann"].model
+    assert "projection" not in model.extras
+    assert federation.method.upload_schema.sizes == {"p": naive.D}
+    *_, record = federation.run()
+    assert record.losses["contrast"] > 0
+
+
+def test_on_frozen_features_only_the_projection_moves():
+    federation = build("fedpcl", model__name="identity", model__options={})
+    before = visited(federation)["ann"].model
+    assert before.fixed
+    list(federation.run())
+    after = visited(federation)["ann"].model
+    moved = {n for n, p in after.named_parameters() if not torch.equal(p, dict(before.named_parameters())[n])}
+    assert moved == {"extras.projection.weight", "extras.projection.bias"}
+
+
+def test_bad_options():
+    with pytest.raises(ConfigError, match="temperature must be greater than 0"):
+        build("fedpcl", method__temperature=0.0)
+    with pytest.raises(ConfigError, match="contrast"):
+        build("fedpcl", method__contrast="pairs")

@@ -1,0 +1,162 @@
+"""FedPFT: against a naive reference, with every covariance, and what a server makes of strange mixtures."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import naive
+from naive import SEED, build, same, uneven
+from protofed.compute.seeding import generator
+from protofed.errors import ModelError
+from protofed.methods import Upload, fedpft
+from protofed.methods.parts.training import linear_layer
+from support import K, few
+
+D, RATE, EPOCHS, SIZE = naive.D, 0.05, 3, 5
+CHOSEN = {"method__server_lr": RATE, "method__server_epochs": EPOCHS, "method__server_batch_size": SIZE}
+FLOOR = 1e-6
+
+
+def moments(rows, kind):
+    """Return the mean of rows and a root of their covariance."""
+    n, mean = len(rows), naive.mean(rows)
+    apart = [r - mean for r in rows]
+    if kind == "full":
+        Σ = sum(torch.outer(a, a) for a in apart) / n
+        mean_variance = float(Σ.diagonal().mean())
+        return mean, torch.linalg.cholesky(Σ + (FLOOR + 1e-12 * mean_variance) * torch.eye(D, dtype=Σ.dtype))
+    variances = [sum(float(a[i]) ** 2 for a in apart) / n for i in range(D)]
+    if kind == "spherical":
+        variances = [sum(variances) / D] * D
+    return mean, torch.diag(torch.tensor([max(v, FLOOR) for v in variances], dtype=mean.dtype).sqrt())
+
+
+def adamw(w, m, v, g, t):
+    """One step with torch's usual settings: decay 0.01, β = 0.9 and 0.999, ε = 1e-8."""
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+    step = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    return w * (1 - RATE * 0.01) - RATE * step, m, v
+
+
+@few("kind", ["spherical", "diag", "full"], 3)
+def test_a_round(kind):
+    data = uneven()
+    federation = build("fedpft", data, method__covariance=kind, **CHOSEN)
+    drawn = []
+    for c in data.clients:
+        f = [naive.features(naive.own_net(federation, c.name), x.double()) for x in c.train.x]
+        source = generator(SEED, "features", c.name)
+        for y in sorted(set(c.train.y.tolist())):
+            own = [a for a, b in zip(f, c.train.y.tolist(), strict=True) if b == y]
+            mean, root = moments(own, kind)
+            torch.rand(len(own), generator=source, dtype=torch.float64)
+            noise = torch.randn(len(own), D, generator=source, dtype=torch.float64)
+            drawn += [(mean + root @ e, y) for e in noise]
+    record, again = federation.run()
+    assert again.accuracy.clients == record.accuracy.clients  # a second round changes nothing
+    start = linear_layer(D, K, generator(SEED, "head"), torch.float64)
+    w = [start["weight"], start["bias"]]
+    m, v, t = [torch.zeros_like(p) for p in w], [torch.zeros_like(p) for p in w], 0
+    order = generator(SEED, "server training")
+    for _ in range(EPOCHS):
+        rows = torch.randperm(len(drawn), generator=order).tolist()
+        for first in range(0, len(rows), SIZE):
+            batch, t = [drawn[i] for i in rows[first : first + SIZE]], t + 1
+            leaf = [p.clone().requires_grad_() for p in w]
+            loss = naive.mean([naive.cross_entropy(naive.head(leaf, f), y) for f, y in batch])
+            slopes = torch.autograd.grad(loss, leaf)
+            w, m, v = zip(*(adamw(*part, t) for part in zip(w, m, v, slopes, strict=True)), strict=True)
+    torch.testing.assert_close(federation.server["weight"], w[0], rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(federation.server["bias"], w[1], rtol=1e-6, atol=1e-8)
+    assert record.diagnostics["drawn_features"] == len(drawn)
+    width = {"spherical": 1, "diag": D, "full": D * (D + 1) // 2}[kind]
+    held = sum(len(set(c.train.y.tolist())) for c in data.clients)
+    assert record.parameters["up"] == held * (1 + D + width)
+    everywhere, among_own = [], []
+    for c in data.clients:
+        own = set(c.train.y.tolist())
+        z = [naive.head(w, naive.features(naive.own_net(federation, c.name), x.double())) for x in c.test.x]
+        labels = c.test.y.tolist()
+        everywhere.append(sum(int(a.argmax()) == y for a, y in zip(z, labels, strict=True)) / len(labels))
+        guesses = [max(own, key=lambda y, a=a: float(a[y])) for a in z]
+        among_own.append(sum(a == b for a, b in zip(guesses, labels, strict=True)) / len(labels))
+    assert record.accuracy.clients["global_model"] == everywhere
+    assert record.accuracy.clients["head"] == among_own
+
+
+@few("kind", ["spherical", "diag", "full"], 3)
+def test_draws_have_the_mixtures_moments(kind):
+    federation = build("fedpft", method__covariance=kind, method__components=2, method__samples=40_000)
+    g = torch.Generator().manual_seed(1)
+    roots = torch.randn(2, D, D, generator=g, dtype=torch.float64).tril()
+    if kind != "full":
+        roots = torch.diag_embed(torch.tensor([1.0, 0.5, 2.0, 0.1, 3.0]).double().expand(2, D))
+    if kind == "spherical":
+        roots = torch.diag_embed(torch.full((2, D), 0.7, dtype=torch.float64))
+    rows, columns = torch.tril_indices(D, D)
+    scales = {"full": roots[:, rows, columns], "diag": roots.diagonal(dim1=1, dim2=2), "spherical": roots[:, 0, :1]}
+    means, weights = 5 * torch.randn(2, D, generator=g, dtype=torch.float64), torch.tensor([0.25, 0.75]).double()
+    sent = {
+        "classes": torch.tensor([2]),
+        "counts": torch.tensor([7]),
+        "weights": weights[None],
+        "means": means[None],
+    }
+    x, y = federation.method.draw("ann", {**sent, "scales": scales[kind][None]})
+    assert x.shape == (40_000, D)
+    assert bool((y == 2).all())
+    mean = weights @ means
+    Σ = sum(p * (L @ L.T + torch.outer(m - mean, m - mean)) for p, m, L in zip(weights, means, roots, strict=True))
+    torch.testing.assert_close(x.mean(0), mean, rtol=0, atol=0.1)
+    torch.testing.assert_close(x.T.cov(correction=0), Σ, rtol=0.05, atol=0.4)
+
+
+def test_counts_draw_no_more_than_a_bound_and_empty_mixtures_nothing(monkeypatch):
+    monkeypatch.setattr(fedpft, "MOST_SAMPLES", 12)
+    federation = build("fedpft")
+    sent = {
+        "classes": torch.tensor([0, 3]),
+        "counts": torch.tensor([4_000_000_000, 4_000_000_000]),
+        "weights": torch.tensor([[1.0], [0.0]]).double(),
+        "means": torch.zeros(2, 1, D, dtype=torch.float64),
+        "scales": torch.ones(2, 1, 1, dtype=torch.float64),
+    }
+    assert federation.method.draw("ann", sent)[1].tolist() == [0] * 12
+
+
+def test_a_head_that_diverges_is_not_kept():
+    federation = build("fedpft", **CHOSEN)
+    sent = {
+        "classes": torch.tensor([0]),
+        "counts": torch.tensor([3]),
+        "weights": torch.ones(1, 1, dtype=torch.float64),
+        "means": torch.full((1, 1, D), math.inf, dtype=torch.float64),
+        "scales": torch.ones(1, 1, 1, dtype=torch.float64),
+    }
+    before = dict(federation.server)
+    state, told = federation.method.aggregate(before, iter([Upload("ann", sent)]), 1)
+    assert told == {"head_diverged": True}
+    assert state is before
+
+
+def test_no_bias():
+    model = build("fedpft").method.task.template()
+    model.head.bias = None
+    with pytest.raises(ModelError, match="fedpft shares a head with a bias, but this model's head has none"):
+        build("fedpft").method.extend(model)
+
+
+def test_more_components_fit_better():
+    """Two far groups in a class: one Gaussian lies between them, two do not."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.randn(60, 3, generator=g) - 8, torch.randn(60, 3, generator=g) + 8]).double()
+    for kind, shape in (("spherical", (1, 2, 3)), ("full", (1, 2, 3, 3))):
+        found = fedpft.fit_mixtures(
+            x, torch.zeros(120).long(), 1, 2, generator=torch.Generator().manual_seed(0), covariance=kind
+        )
+        assert found.stds.shape == shape
+        same(found.weights[0], torch.tensor([0.5, 0.5]).double())
+        assert found.means[0, :, 0].abs().min() > 7
