@@ -36,10 +36,10 @@ GROUPS = {
     "one network, balanced softmax": ("local-balanced", "fixed_etf-balanced"),
     "two networks": ("unshared",),
     "the shared tiny network": (),
-    "closed form": ("local_lda", "local_ncm"),
+    "fixed features": ("local_lda", "local_ncm"),
 }
 """What a client computes, with the arms that send nothing."""
-ONE, BALANCED, TWO, TINY, CLOSED = GROUPS
+ONE, BALANCED, TWO, TINY, FIXED = GROUPS
 UNLIKE = {ONE: (BALANCED, "other loss"), TINY: (TWO, "other networks")}
 """Whose controls stand in where a group's were not run."""
 CONFOUNDED = {"protonorm": "γ 100 against 10"}
@@ -112,8 +112,8 @@ class Arm:
             return TINY
         if self.label.startswith("beacon") or self.label.endswith("-tiny"):
             return TWO
-        if self.label in ("fedlda", "fedncm"):
-            return CLOSED
+        if self.label.partition("-")[0] in ("fedlda", "fedncm", "fed3r", "fedcof", "fedpft", "fedpcl"):
+            return FIXED
         return BALANCED if self.label.endswith("-balanced") else ONE
 
     def values(self, figure: Figure, seeds: Sequence[int] = ()) -> list[float]:
@@ -139,7 +139,7 @@ def arms_of(places: Sequence[Path]) -> list[Arm]:
     found: dict[str, dict[int, Measured]] = {}
     for place in places:
         for label, seed, run in read(place) if place.suffix == ".csv" else finished(place):
-            found.setdefault(label, {})[seed] = run
+            found.setdefault(label.removesuffix("-fixed"), {})[seed] = run
     order: list[str] = load_recipe("scarce")["compare"]["methods"]
     labels = sorted(found, key=lambda label: (order.index(label) if label in order else len(order), label))
     return [Arm(label, found[label]) for label in labels]
@@ -227,9 +227,16 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
-def table(arms: Sequence[Arm]) -> str:
-    """Return one study as a Markdown table, by what clients compute."""
-    names = ("arm", "seeds", "own, %", "against", "points", "verdict", "union", "unseen", "kB a round", "s a round")
+def table(arms: Sequence[Arm], reference: str = "") -> str:
+    """Return one study as a Markdown table, by what clients compute.
+
+    Args:
+        reference: Arm with which every other one is compared, too.
+    """
+    rival = next((arm for arm in arms if arm.label == reference), None)
+    beside = [f"against `{reference}`"] if rival else []
+    figures = ("union", "unseen", "kB a round", "s a round")
+    names = ("arm", "seeds", "own, %", "against", "points", "verdict", *beside, *figures)
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     figure = own(arms)
     for group in GROUPS:
@@ -245,6 +252,8 @@ def table(arms: Sequence[Arm]) -> str:
                 cells = [name, against(arm, control, figure), relation(apart(arm, control, figure))]
             beyond = [spread(arm.values(f)) for f in (union, unseen)]
             head = [arm.label, str(len(arm.runs)), spread(arm.values(figure))]
+            if rival:
+                cells.append("" if arm is rival else against(arm, rival, figure))
             tail = [f"{arm.bytes / 1000:,.0f}", f"{arm.seconds:.2f}"]
             lines.append(f"| {' | '.join([*head, *cells, *beyond, *tail])} |")
     return "\n".join(lines)
@@ -341,7 +350,7 @@ def picture(arms: Sequence[Arm], path: Path) -> None:
     plt.close(figure)
 
 
-COLOURS = {ONE: "#0072B2", BALANCED: "#0072B2", TWO: "#D55E00", TINY: "#E69F00", CLOSED: "#009E73"}
+COLOURS = {ONE: "#0072B2", BALANCED: "#0072B2", TWO: "#D55E00", TINY: "#E69F00", FIXED: "#009E73"}
 """Colour of the arms that exchange, by what their clients compute."""
 
 
