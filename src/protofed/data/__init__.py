@@ -14,6 +14,12 @@ from protofed.data import (  # noqa: F401  (registrations)
     pathological,
     quantity,
     several,
+    keel,
+    local,
+    measured,
+    notes,
+    nway,
+    pathological,
     toys,
 )
 from protofed.data.describe import ClientRow, describe
