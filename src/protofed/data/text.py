@@ -40,6 +40,7 @@ HASHES = 2**24
 LENGTH = 4096
 """Most tokens of a text."""
 TOKENIZER = "tokenizer.json"
+_PART = re.compile(r"\S{1,4096}")
 _WORD = re.compile(r"\w{1,64}|[^\w\s]")
 _MOST = 2**17
 """Most vectors that a process remembers, 128 MiB: every method and seed of a comparison reads the same texts."""
@@ -143,8 +144,9 @@ def _given(
 
 
 def _words(text: str) -> Iterator[int]:
-    for match in _WORD.finditer(unicodedata.normalize("NFKC", text).casefold()):
-        yield _hash(match[0])
+    for part in _PART.finditer(text):  # so that little of a long text is normalised
+        for match in _WORD.finditer(unicodedata.normalize("NFKC", part[0]).casefold()):
+            yield _hash(match[0])
 
 
 @lru_cache(maxsize=2**16)

@@ -56,19 +56,33 @@ def _loaded(folder: Path) -> Any:
     """Return a model of a folder: nothing is downloaded, no code in it is run, and only safetensors are read."""
     try:
         from transformers import AutoModel
+        from transformers.utils import logging
     except ImportError:
         raise ConfigError("transformers needs the package transformers: pip install transformers") from None
+    verbosity, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
-        return AutoModel.from_pretrained(
+        model, told = AutoModel.from_pretrained(
             folder,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             attn_implementation="eager",
+            output_loading_info=True,
         )
     except Exception as error:  # the library raises almost anything
         why = " ".join(str(error).split())[:200]
         raise ModelError(f"transformers: {folder}: holds no model of save_pretrained ({why})") from None
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
+    if missing := sorted(name for name in told["missing_keys"] if not name.startswith("pooler.")):
+        raise ModelError(f"transformers: {folder}: its file of weights lacks {missing[0]}")
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None  # nothing here uses it, and some files lack it
+    return model
 
 
 def pretrained(options: TransformersOptions, input_shape: tuple[int, ...], weights_dir: str = "") -> TextBackbone:
