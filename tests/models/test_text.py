@@ -263,6 +263,6 @@ def test_folders_that_hold_no_model(folder, tmp_path):
 def test_without_the_package(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
-        ConfigError, match=r"^transformers needs the package transformers: pip install transformers$"
+        ConfigError, match=r"^transformers needs the package transformers: pip install 'protofed\[transformers\]'$"
     ):
         build("transformers", input_shape=(6,), num_classes=2, d=4, options={"weights": str(tmp_path)})

@@ -30,6 +30,7 @@ from protofed.data.pool import Dataset, Listing, Pool, datasets
 from protofed.data.shift import ShiftOptions
 from protofed.data.tables import Table
 from protofed.data.text import embed as embed_texts
+from protofed.data.text import tokenize as tokenize_texts
 from protofed.data.transforms import TransformOptions, augmentation, normalisation
 
 __all__ = [
@@ -53,4 +54,5 @@ __all__ = [
     "normalisation",
     "partitions",
     "resolve_options",
+    "tokenize_texts",
 ]

@@ -58,7 +58,9 @@ def _loaded(folder: Path) -> Any:
         from transformers import AutoModel
         from transformers.utils import logging
     except ImportError:
-        raise ConfigError("transformers needs the package transformers: pip install transformers") from None
+        raise ConfigError(
+            "transformers needs the package transformers: pip install 'protofed[transformers]'"
+        ) from None
     verbosity, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
