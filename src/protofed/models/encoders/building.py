@@ -155,7 +155,7 @@ def build_encoder(
             own["weights"] = str(find_weights(name, options.weights, weights_dir))
         body = entry.make(input_shape, build_options(entry.Options, own, "encoder.options"), options.seed)
     elif ":" in name or name in architectures:
-        if ":" not in name:
+        if texts and ":" not in name:
             check_kind(name, input_shape, ("images",), texts)
         body = frozen(name, options, input_shape, weights_dir, pretrained)
     else:
