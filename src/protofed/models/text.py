@@ -154,7 +154,7 @@ class Gated(nn.Module):
         """Return ``(B, hidden)`` features of tokens ``(B, L)``."""
         given = self.inputs(self.words(tokens))
         present = (tokens > 0).to(given.dtype).unsqueeze(-1)
-        state = given.new_zeros(len(tokens), self.hidden)
+        state = torch.zeros_like(given[:, 0, : self.hidden])
         states = []
         for step in range(tokens.shape[1]):
             reset, update, new = given[:, step].chunk(3, 1)
@@ -178,12 +178,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, absent: Tensor) -> Tensor:
         """Return ``(B, L, width)`` for x of this shape; places that are absent ``(B, L)`` are not looked at."""
-        B, L, width = x.shape
-        parts = self.given(self.norm1(x)).reshape(B, L, 3, self.heads, width // self.heads)
+        parts = self.given(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        weights = query @ key.transpose(-1, -2) / math.sqrt(width // self.heads)
+        weights = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         weights = weights.masked_fill(absent[:, None, None, :], torch.finfo(weights.dtype).min / 2).softmax(-1)
-        x = x + self.out((weights @ value).transpose(1, 2).reshape(B, L, width))
+        x = x + self.out((weights @ value).transpose(1, 2).flatten(2))
         result: Tensor = x + self.down(self.up(self.norm2(x)).relu())
         return result
 
