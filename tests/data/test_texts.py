@@ -198,10 +198,10 @@ def test_declared_ranges_are_of_numbers(tmp_path):
 
 
 def test_other_tables_are_refused_by_name(monkeypatch):
-    own = text.columns("note")
+    own = text.Form().columns("note")
     static = text._static()
     monkeypatch.setattr(text, "_static", lambda: static._replace(digest="00000000"))
-    sites = [Site("a", columns=own), Site("b", columns=own), Site("c", columns=text.columns("note"))]
+    sites = [Site("a", columns=own), Site("b", columns=own), Site("c", columns=text.Form().columns("note"))]
     (finding,) = compare(sites, DataOptions(text=("note",)))
     assert finding.site == "c"
     assert "install the version of wordllama that the others have" in told([finding])

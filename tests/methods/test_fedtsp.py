@@ -72,7 +72,9 @@ def test_names_that_are_alike_or_missing():
         list(build("fedtsp", named(uneven(), ("cat", "dog", "cat", "3"))).run())
     federation = build("fedtsp", named(uneven()))
     bare = type(federation.method)(federation.method.options, replace(federation.method.task, classes=()))
-    with pytest.raises(ConfigError, match=r"^fedtsp needs the names of the classes, which these data do not have$"):
+    with pytest.raises(
+        ConfigError, match=r"^fedtsp needs the names of the classes, which these data do not have: give them, e\."
+    ):
         bare.directions(5)
 
 

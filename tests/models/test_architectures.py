@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 import protofed.models
 from protofed.errors import ConfigError, ModelError
-from protofed.models import architectures, assign, build, key_noise, parameter_count
+from protofed.models import TextOptions, architectures, assign, build, key_noise, parameter_count
 from protofed.models.core import make_map
 from support import few
 
@@ -25,7 +25,11 @@ OWN_MAP = {"mlp", "cnn2", "fedproto_cnn", "fedproto_femnist_cnn"}
 VISION = ["resnet18", "mobilenet_v2", "shufflenet_v2_x1_0", "shufflenet_v2_x0_5", "efficientnet_b0", "googlenet"]
 needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="the package timm is missing: protofed[timm]")
 SERIES = {"cnn1d", "fcn1d"}
-IMAGES = [name for name in architectures if name not in SERIES]
+IMAGES = [
+    name
+    for name in architectures
+    if name not in SERIES and not issubclass(architectures.get(name).Options, TextOptions)
+]
 NAMES = [pytest.param(name, marks=needs_timm) if name == "timm" else name for name in IMAGES]
 
 

@@ -285,5 +285,5 @@ def test_keys_tell_encoders_apart():
     assert len(set(keys)) == len(keys)
     assert made("auto", shape).key == made("scattering", shape).key
     assert made("random", (4,)).key == made("random", (9,)).key  # a node knows its own columns alone
-    assert set(encoders) == {"scattering", "random", "both", "identity"}
+    assert set(encoders) == {"scattering", "random", "both", "identity", "hashing", "transformers"}
     assert math.isclose(made("identity", (4,))(torch.ones(1, 4)).sum(), 4)

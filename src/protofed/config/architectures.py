@@ -196,7 +196,7 @@ def _assign(experiment: Experiment, federated: FederatedData) -> list[Architectu
         elif chosen:
             check_trusted(experiment, client.name, chosen)
             own = Architecture(*models.assign(chosen, 1)[0], 0)
-            architecture = with_embeddings(experiment, own, federated.table)
+            architecture = fitted(experiment, own, federated.table)
         turn = number % max(1, len(experiment.encoder.members))
         width = own_width(experiment, architecture.name, taken(experiment, federated, turn).shape)
         if federated.encoding and federated.encoding.parts and experiment.encoder.name:
@@ -275,16 +275,44 @@ def counts_needed(experiment: Experiment) -> str:
 
 def _embedding(experiment: Experiment, group: list[Architecture], table: Table | None) -> list[Architecture]:
     """Return architectures of the recipe with embeddings of categories, if it asks for them."""
-    found = [with_embeddings(experiment, architecture, table) for architecture in group]
-    if experiment.model.categories == "embedding" and found == group:
+    found = [fitted(experiment, architecture, table) for architecture in group]
+    if experiment.model.categories == "embedding" and not any("categories" in a.options for a in found):
         if table is None or not table.blocks:
             raise ConfigError("model.categories=embedding: the data have no columns of categories")
         raise ConfigError(f"model.categories=embedding needs model.name=mlp or mlp4, not {experiment.model.name}")
     return found
 
 
-def with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
-    """Return a client's architecture with embeddings of categories, if it can have them and they are asked for."""
+def fitted(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
+    """Return an architecture with what the columns of a table tell it: its inputs of categories, and its tokens.
+
+    Raises:
+        ConfigError: If it takes no texts and the samples are, or the reverse.
+    """
+    if is_code(architecture.name) or architecture.name == claims.PRIVATE:
+        return architecture
+    encoder = experiment.encoder
+    texts = table.texts if table is not None and (encoder.beside or not encoder.each()) else ()
+    kind = models.architectures.get(architecture.name).Options
+    if texts and not hasattr(kind, "tokens"):
+        raise ConfigError(
+            f"model {architecture.name} takes numbers, and the samples are texts as tokens: choose "
+            "model.name=text4, text_bag, text_cnn, text_gru, text_transformer or transformers, or "
+            "data.text_as=vectors"
+        )
+    if not texts and issubclass(kind, models.TextOptions):
+        raise ConfigError(
+            f"model {architecture.name} takes texts, and the samples are none: name their column, "
+            "data.text=COLUMN, and set data.text_as=tokens"
+        )
+    if texts:
+        places = tuple(number for text in texts for number in text)
+        return replace(architecture, options={**architecture.options, "tokens": places})
+    return _with_embeddings(experiment, architecture, table)
+
+
+def _with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
+    """Return an architecture with embeddings of categories, if it can have them and they are asked for."""
     if experiment.model.categories != "embedding" or table is None or architecture.name != "mlp":
         return architecture
     places = tuple(number for block in table.blocks for number in block)

@@ -8,8 +8,10 @@ from protofed.data import (  # noqa: F401  (registrations)
     given,
     hub,
     iid,
+    keel,
     local,
     measured,
+    notes,
     nway,
     pathological,
     quantity,
@@ -24,6 +26,7 @@ from protofed.data.pool import Dataset, Listing, Pool, datasets
 from protofed.data.shift import ShiftOptions
 from protofed.data.tables import Table
 from protofed.data.text import embed as embed_texts
+from protofed.data.text import tokenize as tokenize_texts
 from protofed.data.transforms import TransformOptions, augmentation, normalisation
 
 __all__ = [
@@ -47,4 +50,5 @@ __all__ = [
     "normalisation",
     "partitions",
     "resolve_options",
+    "tokenize_texts",
 ]

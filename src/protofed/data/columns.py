@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protofed.data.options import DataOptions
+from protofed.data.text import Form
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Columns:
         labelled: The samples have labels; otherwise columns that are not read may be absent too.
         ranged: Have a declared range.
         text: Free text.
+        form: What becomes of free text.
         dates: See :func:`protofed.data.dates.converted`, as ``month_first``.
         unlabelled: Leave out rows without a label.
         rename: Names in place of those that files have.
@@ -44,6 +46,7 @@ class Columns:
     labelled: bool = True
     ranged: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
+    form: Form = field(default_factory=Form)
     dates: Mapping[str, str] = field(default_factory=dict)
     month_first: bool = False
     unlabelled: bool = False
@@ -81,6 +84,7 @@ class Columns:
             fills,
             ranged=ranged,
             text=data.text,
+            form=data.form,
             dates=data.dates,
             month_first=data.month_first,
             unlabelled=data.unlabelled == "drop",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from protofed.data.options import DataOptions
-from protofed.data.tables import Kind, RawColumn
+from protofed.data.tables import TEXTS, Kind, RawColumn
 from protofed.errors import DataError, unknown_name
 from protofed.untrusted import claims, limits
 
@@ -32,7 +32,7 @@ _EMPTY = re.compile(
 )
 """Characters without a meaning of their own; between digits (``5-10``) or at an end (``A-``) they may have one."""
 _ROMAN = re.compile("x{0,3}(ix|iv|v?i{0,3})")
-_WORDS: dict[Kind, str] = {"number": "numbers", "category": "categories", "text": "texts"}
+_WORDS: dict[Kind, str] = {"number": "numbers", "category": "categories", "text": "texts", "token": "texts"}
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,10 @@ def _other_columns(site: Site, own: frozenset[str] | None, usual: frozenset[str]
     odd = sorted(usual - own or own - usual)
     has = ("lacks", "has") if usual - own else ("has", "lacks")
     what = f"{has[0]} the column {_listed(odd)}, which {home} {has[1]}"
-    text = " [wordllama " in odd[0] and any(column.kind == "text" for column in site.columns or ())
-    advice = "install the version of wordllama that the others have" if text else ""
+    text = any(column.kind in TEXTS for column in site.columns or ())
+    vectors, tokens = (text and f" [{how} " in odd[0] for how in ("wordllama", "tokenizer"))
+    advice = "install the version of wordllama that the others have" if vectors else ""
+    advice = "set data.tokenizer to the file that the others have" if tokens else advice
     return Mismatch(
         site.name, odd[0], (), what, advice or "all sites need the same columns (data.drop leaves some out)"
     )
@@ -314,7 +316,7 @@ def merged(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
         held = [table[name] for table in tables]
         union = {value for column in held for value in column.categories}
         kinds = {column.kind for column in held}
-        kind: Kind = "category" if "category" in kinds else "text" if "text" in kinds else "number"
+        kind: Kind = next((k for k in ("category", *TEXTS) if k in kinds), "number")
         columns.append(RawColumn(name, kind, data.declared.get(name) or tuple(sorted(union))))
     return tuple(columns)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from protofed.data.dates import DAY
 from protofed.data.tables import Missing, Standardise, category
+from protofed.data.text import LENGTH, Form
 from protofed.errors import ConfigError
 from protofed.options import Options, build_options, option
 from protofed.untrusted import limits
@@ -45,8 +46,19 @@ class DataOptions(Options):
     keep: tuple[str, ...] = option((), "columns of a table that are used although they look like identifiers")
     text: tuple[str, ...] = option(
         (),
-        "columns of a table that hold free text: each becomes 256 numbers, the mean of its tokens' rows in the "
-        "static table of the package wordllama",
+        "columns of a table that hold free text: each becomes 256 numbers, or tokens (see text_as)",
+    )
+    text_as: Literal["vectors", "tokens"] = option(
+        "vectors",
+        "texts become the mean of their tokens' rows in the static table of the package wordllama | numbers of "
+        "their first words, for networks that learn from texts (model.name=text4) and the encoders hashing and "
+        "transformers",
+    )
+    text_length: int = option(128, "text_as=tokens: tokens of a text that are used", least=1, most=LENGTH)
+    tokenizer: str = option(
+        "",
+        "text_as=tokens: a tokenizer.json of Hugging Face, or a folder with it ('' = hashes of words, which need "
+        "no vocabulary)",
     )
     categories: dict[str, Any] = option(
         {},
@@ -94,6 +106,8 @@ class DataOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tokenizer and self.text_as != "tokens":
+            raise ValueError("tokenizer is for texts as tokens: set data.text_as=tokens")
         for name, values in self.categories.items():
             if isinstance(values, Mapping):
                 _check_renames(values, f"categories.{name}")
@@ -135,6 +149,17 @@ class DataOptions(Options):
             else {}
             for name, values in self.categories.items()
         }
+
+    @property
+    def form(self) -> Form:
+        """What becomes of a column of text."""
+        return Form(self.text_as, self.text_length, self.tokenizer)
+
+    def within(self, folder: str) -> DataOptions:
+        """Return the options with the tokenizer in a folder, by its name; "" to keep the path."""
+        if not (self.tokenizer and folder):
+            return self
+        return dataclasses.replace(self, tokenizer=str(Path(folder, Path(self.tokenizer).name)))
 
     def standardised(self, table: bool) -> Standardise:
         """Return whose training samples standardise the data, given whether they are a table."""

@@ -15,7 +15,7 @@ from protofed.data import checks
 from protofed.data.comparing import Site, check, merged
 from protofed.data.options import DataOptions
 from protofed.data.pool import Listing
-from protofed.data.tables import RawColumn, Table, fit, moments, own, recode
+from protofed.data.tables import TEXTS, RawColumn, Table, fit, moments, own, recode
 from protofed.errors import ConfigError, DataError
 from protofed.samples import ClientData, FederatedData, Samples
 
@@ -50,7 +50,7 @@ def raw_parts(
         converted images.
     """
     named = [(item.where, value) for item, value in zip(listings, x, strict=True)]
-    if data.text and not any(c.kind == "text" for item in listings for c in item.columns or ()):
+    if data.text and not any(c.kind in TEXTS for item in listings for c in item.columns or ()):
         raise ConfigError(f"data.text={','.join(data.text)}: {listings[0].where} has no texts")
     if any(item.columns is not None for item in listings):
         agreed = merged([Site(item.where, columns=item.columns) for item in listings], data)

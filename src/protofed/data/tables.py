@@ -25,7 +25,9 @@ from protofed.untrusted.decoding import ClassName, decoded
 
 Standardise = Literal["none", "site", "federated"]
 Missing = Literal["refuse", "mean", "indicator"]
-Kind = Literal["number", "category", "text", "identifier", "unknown"]
+Kind = Literal["number", "category", "text", "token", "identifier", "unknown"]
+TEXTS: tuple[Kind, ...] = ("text", "token")
+"""Kinds of the numbers of a text."""
 Ranges = Mapping[str, tuple[float, float]]
 """Least and largest value of columns of numbers by name; ``*`` for all others."""
 
@@ -43,8 +45,9 @@ class RawColumn:
     """A column as files hold it.
 
     Attributes:
-        kind: ``number``; ``category``; ``text`` for one of the numbers of a text, which is used as it is;
-            ``identifier`` if its values hardly repeat; ``unknown`` if it has none.
+        kind: ``number``; ``category``; ``text`` for one of the numbers of a text, and ``token`` for one of its
+            tokens, which are used as they are; ``identifier`` if its values hardly repeat; ``unknown`` if it has
+            none.
         categories: In the order of their numbers.
     """
 
@@ -73,7 +76,7 @@ class Column:
     """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for the others.
 
     Attributes:
-        kind: ``number`` or ``category``.
+        kind: ``number``, ``category``, ``text`` or ``token``.
         fill: In place of a missing number; a missing category is none of the categories.
         categories: In the order of their inputs.
         indicator: Another input is 1 where the value is missing, and 0 elsewhere.
@@ -91,8 +94,8 @@ class Column:
 
     def __post_init__(self) -> None:
         _check_categories(self)
-        if self.kind not in ("number", "category", "text"):
-            raise ValueError(f"column {self.name}: must be number, category or text")
+        if self.kind not in ("number", "category", *TEXTS):
+            raise ValueError(f"column {self.name}: must be number, category, text or token")
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -136,6 +139,11 @@ class Table:
             at += len(column.inputs)
         return tuple(found)
 
+    @property
+    def texts(self) -> tuple[tuple[int, int], ...]:
+        """First input and number of inputs of each text that is tokens."""
+        return text_places(self.columns)
+
     def note(self) -> str:
         """Describe the preparation in a sentence for a report."""
         how = {
@@ -143,11 +151,9 @@ class Table:
             "site": "numbers are standardised by the training samples of each site",
             "federated": "numbers are standardised by the training samples of all sites, from sums",
         }
-        names = list(
-            dict.fromkeys(c.name.rpartition(" [")[0] if c.kind == "text" else c.name for c in self.columns)
-        )
+        names = list(dict.fromkeys(_text_of(c) if c.kind in TEXTS else c.name for c in self.columns))
         few = ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
-        texts = "; those of texts are as they are" * any(column.kind == "text" for column in self.columns)
+        texts = "; those of texts are as they are" * any(column.kind in TEXTS for column in self.columns)
         within = sum(column.bounded for column in self.columns)
         ranged = f"; {within} are clamped to declared ranges and map these to [-1, 1]" if within else ""
         return (
@@ -220,6 +226,23 @@ class Table:
         return decoded(value, cls, error=ValueError, exact=True)
 
 
+def text_places(columns: Sequence[Column | RawColumn]) -> tuple[tuple[int, int], ...]:
+    """Return the first input and the number of inputs of each text that is tokens."""
+    found: dict[str, tuple[int, int]] = {}
+    at = 0
+    for column in columns:
+        if column.kind == "token":
+            first, number = found.get(_text_of(column), (at, 0))
+            found[_text_of(column)] = first, number + 1
+        at += len(column.inputs) if isinstance(column, Column) else 1
+    return tuple(found.values())
+
+
+def _text_of(column: Column | RawColumn) -> str:
+    """Return the name of the column of text of which a column of numbers was made."""
+    return column.name.rpartition(" [")[0]
+
+
 class TableInputs(nn.Module):
     """A preparation as a module, which exported models contain.
 
@@ -273,7 +296,7 @@ def _check_categories(column: Column | SiteColumn) -> None:
 def _encoded(
     column: Column, values: list[Any], where: str, unknown: bool, renamed: Mapping[str, str]
 ) -> np.ndarray:
-    if column.kind == "text":
+    if column.kind in TEXTS:
         return np.array(values, dtype=np.float64)
     codes = {category(name): float(code) for code, name in enumerate(column.categories)}
     found = np.full(len(values), np.nan)
@@ -440,7 +463,7 @@ def range_of(column: RawColumn, ranges: Ranges) -> tuple[float, float] | None:
         if column.name in ranges:
             raise DataError(f"data.ranges.{column.name}: the column holds categories: declare data.categories")
         return None
-    return None if column.kind == "text" else ranges.get(column.name, ranges.get("*"))
+    return None if column.kind in TEXTS else ranges.get(column.name, ranges.get("*"))
 
 
 def fit(

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.data import text
 from protofed.data.columns import Columns
 from protofed.data.dates import converted
 from protofed.data.tables import RawColumn, category, is_number
@@ -54,7 +53,7 @@ def read_columns(
         DataError: Names the file, the column and the row of an unsuitable value.
     """
     where = files[0][0]
-    width = len(names) + (text.WIDTH - 1) * len(asked.text)
+    width = len(names) + (asked.form.width - 1) * len(asked.text)
     if width > limits.COLUMNS:
         raise DataError(f"{where}: has more than {limits.COLUMNS} columns with those of texts (data.text)")
     budget.take(16 * len(table) * width, where)
@@ -69,9 +68,9 @@ def read_columns(
             raise DataError(f"{where}: a column cannot be used ({error}): rename it, or set data.drop") from None
         if name in asked.text:
             texts = _strings(table[name], name, files)
-            vectors = text.embed(texts, partial(_at, files, name), empty=asked.missing)
-            raw[:, len(columns) : len(columns) + text.WIDTH] = vectors
-            columns += text.columns(name)
+            numbers = asked.form.read(texts, partial(_at, files, name), empty=asked.missing)
+            raw[:, len(columns) : len(columns) + numbers.shape[1]] = numbers
+            columns += asked.form.columns(name)
             continue
         if name in dates:
             values, column = dates[name], RawColumn(name)

@@ -20,6 +20,7 @@ from protofed.config.architectures import (
     FederationSummary,
     Taken,
     common_architecture,
+    fitted,
     own_width,
     taken,
 )
@@ -184,6 +185,7 @@ class Builder:
         """Build a network that all parties share, from the configuration alone (see methods.Build)."""
         default = Architecture(name, {}, 0) if name else common_architecture(self.experiment)
         architecture = replace(default, options={**default.options, **options}, d=d or self.experiment.model.d)
+        architecture = fitted(self.experiment, architecture, self.federated.table)
         return self._model(architecture, "auxiliary")
 
     def _model(self, architecture: Architecture, scope: str) -> models.SplitModel:

@@ -48,7 +48,8 @@ def encode(
     """
     if not options.each():
         return federated
-    encoders = build_encoders(options, federated.input_shape, weights_dir)
+    texts = federated.table.texts if federated.table else ()
+    encoders = build_encoders(options, federated.input_shape, weights_dir, texts)
     width = sum(encoders.parts)
     parts = [
         (f"{client.name}: {name} samples", part)
@@ -65,7 +66,7 @@ def encode(
     for where, part in parts:
         _check_finite(part.x, where)
     x, folder = [part.x for _, part in parts], cache_folder() if kept else None
-    names = [chosen_name(one, federated.input_shape) for one in options.each()]
+    names = [chosen_name(one, federated.input_shape, texts) for one in options.each()]
     every = [_features(one, x, name, folder) for one, name in zip(encoders.each, names, strict=True)]
     joined = (encoders.joined(samples, features) for samples, *features in zip(x, *every, strict=True))
     encoded = federated.map(lambda samples: Samples(next(joined), samples.y))

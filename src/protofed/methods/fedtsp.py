@@ -63,7 +63,10 @@ class FedTSP(FixedETF):
 
         names = self.task.classes
         if not names:
-            raise ConfigError("fedtsp needs the names of the classes, which these data do not have")
+            raise ConfigError(
+                "fedtsp needs the names of the classes, which these data do not have: give them, e.g. by "
+                "classes = [...] in federation.toml"
+            )
         texts = embed(names, "the name of class {}".format, empty=False).double()
         turned = F.normalize(texts @ turn(self.task.seed, texts.shape[1], d), dim=-1)
         near = (turned @ turned.T).fill_diagonal_(-1.0)

@@ -6,10 +6,10 @@ Example:
     582026
 """
 
-from protofed.models import basic, resnet, series, tiny, vision  # noqa: F401  (each registers its architectures)
+from protofed.models import basic, hugging, resnet, series, text, tiny, vision  # noqa: F401  (each registers its architectures)
 from protofed.models.beside import Beside
 from protofed.models.building import build
-from protofed.models.catalogue import Backbone, NamedArchitecture, architecture, architectures
+from protofed.models.catalogue import Backbone, NamedArchitecture, TextOptions, architecture, architectures
 from protofed.models.classifier import Classifier
 from protofed.models.convolution import reduce_convolutions
 from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
@@ -29,6 +29,7 @@ __all__ = [
     "Output",
     "Preparation",
     "SplitModel",
+    "TextOptions",
     "architecture",
     "architectures",
     "assign",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from protofed.models.catalogue import Backbone, ImageOptions, architecture
+from protofed.models.catalogue import Backbone, ImageOptions, architecture, pairs
 from protofed.models.categories import CategoryEmbeddings
 from protofed.models.checking import flat_width, require
 from protofed.options import Options, option
@@ -30,16 +30,12 @@ class MlpOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ends = [0, *(first + n for first, n in self.blocks)]
-        if len(self.categories) % 2 or any(
-            first < end or n < 1 for (first, n), end in zip(self.blocks, ends, strict=False)
-        ):
-            raise ValueError("categories must be pairs of a first input and a number of inputs, in ascending order")
+        pairs(self.categories, "categories")
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
         """First input and number of inputs of each category."""
-        return tuple(zip(self.categories[::2], self.categories[1::2], strict=False))
+        return pairs(self.categories, "categories")
 
 
 @architecture(
@@ -69,7 +65,7 @@ def _mlp(input_shape: tuple[int, ...], d: int, options: MlpOptions) -> Backbone:
     for units in options.hidden:
         layers += [nn.Linear(width, units), nn.ReLU()]
         width = units
-    return Backbone(nn.Sequential(*layers), _dense(width, d, options.relu_features))
+    return Backbone(nn.Sequential(*layers), dense(width, d, options.relu_features))
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ def _cnn2(input_shape: tuple[int, ...], d: int, options: Cnn2Options) -> Backbon
             flatten=nn.Flatten(),
         )
     )
-    return Backbone(body, _dense(flat_width(body, input_shape, "cnn2"), d, options.relu_features), stem="conv1")
+    return Backbone(body, dense(flat_width(body, input_shape, "cnn2"), d, options.relu_features), stem="conv1")
 
 
 @dataclass(frozen=True)
@@ -159,7 +155,7 @@ def _with_dropout(
         )
     )
     width = flat_width(body, input_shape, name)
-    return Backbone(body, _dense(width, d, relu=True), head_dropout=options.dropout, stem="conv1")
+    return Backbone(body, dense(width, d, relu=True), head_dropout=options.dropout, stem="conv1")
 
 
 @dataclass(frozen=True)
@@ -197,7 +193,8 @@ def _padding(input_shape: tuple[int, ...]) -> int:
     return 0 if min(input_shape[1:]) >= _UNPADDED_SIDE else 2
 
 
-def _dense(width: int, d: int, relu: bool) -> nn.Module:
+def dense(width: int, d: int, relu: bool = True) -> nn.Module:
+    """Return a layer to d features."""
     layers = OrderedDict[str, nn.Module](linear=nn.Linear(width, d))
     if relu:
         layers["relu"] = nn.ReLU()

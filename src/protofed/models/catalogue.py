@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,33 @@ class ImageOptions(Options):
             raise ValueError(
                 f"mean has {len(self.mean)} numbers and std {len(self.std)}: give one per channel in each"
             )
+
+
+def pairs(numbers: Sequence[int], what: str) -> tuple[tuple[int, int], ...]:
+    """Return pairs of a first input and a number of inputs, ascending."""
+    found = tuple(zip(numbers[::2], numbers[1::2], strict=False))
+    ends = [0, *(first + n for first, n in found)]
+    if len(numbers) % 2 or any(first < end or n < 1 for (first, n), end in zip(found, ends, strict=False)):
+        raise ValueError(f"{what} must be pairs of a first input and a number of inputs, in ascending order")
+    return found
+
+
+@dataclass(frozen=True)
+class TextOptions(Options):
+    """Options of all architectures for texts as tokens."""
+
+    tokens: tuple[int, ...] = option(
+        (), "inputs that are tokens: first and number of each text's (none: all); set by data.text", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pairs(self.tokens, "tokens")
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """First input and number of inputs of each text."""
+        return pairs(self.tokens, "tokens")
 
 
 @dataclass(frozen=True)

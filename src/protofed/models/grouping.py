@@ -79,6 +79,12 @@ groups.register("series4")(
         ),
     )
 )
+groups.register("text4")(
+    Group(
+        "four small networks for texts as tokens (data.text_as=tokens)",
+        (("text_bag", {}), ("text_cnn", {}), ("text_gru", {}), ("text_transformer", {})),
+    )
+)
 groups.register("mlp4")(
     Group(
         "four perceptrons for tables and vectors, such as embeddings",

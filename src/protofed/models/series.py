@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from protofed.errors import ModelError
+from protofed.models.basic import dense
 from protofed.models.catalogue import Backbone, architecture
 from protofed.models.checking import show
 from protofed.options import Options, option
@@ -40,8 +41,7 @@ def _cnn1d(input_shape: tuple[int, ...], d: int, options: Cnn1dOptions) -> Backb
         before = channels
     layers["pool"] = nn.AdaptiveAvgPool1d(_CELLS)
     layers["flatten"] = nn.Flatten()
-    dense = nn.Sequential(OrderedDict(linear=nn.Linear(_CELLS * before, d), relu=nn.ReLU()))
-    return Backbone(nn.Sequential(layers), dense, stem="conv1")
+    return Backbone(nn.Sequential(layers), dense(_CELLS * before, d), stem="conv1")
 
 
 @dataclass(frozen=True)

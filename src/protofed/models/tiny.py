@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from torch import nn
 
 from protofed.errors import ModelError
-from protofed.models.catalogue import Backbone, architecture
+from protofed.models.catalogue import Backbone, architecture, pairs
 from protofed.models.checking import show
+from protofed.models.text import Bag, TextBackbone, Texts
 from protofed.options import Options, option
 
+ROWS = 512
+"""Rows of the table of words, of eight numbers each."""
 CELLS = 16
 """Places to which maps are pooled: 4×4 of an image, 16 of a series."""
 
@@ -27,11 +30,15 @@ class TinyOptions(Options):
     hidden: int = option(
         0, "units for vectors (0 = for about as many weights as with convolutions and K = 10)", least=0
     )
+    tokens: tuple[int, ...] = option(
+        (), "inputs that are tokens: first and number of each text's; set by data.text", least=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.channels:
             raise ValueError("channels must name at least one convolution, e.g. 8,16,16")
+        pairs(self.tokens, "tokens")
 
 
 def tiny_width(input_shape: Sequence[int], channels: Sequence[int] = (8, 16, 16), hidden: int = 0) -> int:
@@ -64,12 +71,17 @@ def _tiny(input_shape: tuple[int, ...], d: int, options: TinyOptions) -> Backbon
 
     Images pass 3×3 convolutions, each with GroupNorm (groups of four channels) and ReLU, and are pooled to 4×4. A
     convolution halves its map while at least 4×4 remain. Series pass convolutions of 9 steps, which are as large,
-    and are pooled to 16 steps. Vectors pass one layer.
+    and are pooled to 16 steps. Vectors pass one layer. So do tokens, after a small table of words.
     """
     width = tiny_width(input_shape, options.channels, options.hidden)
     layers = OrderedDict[str, nn.Module]()
     if len(input_shape) == 1:
-        layers["linear"] = nn.Linear(input_shape[0], width)
+        inputs = input_shape[0]
+        if options.tokens:
+            texts = Texts(pairs(options.tokens, "tokens"), input_shape, "tiny")
+            layers["words"] = TextBackbone(texts, Bag(ROWS, CELLS // 2, pairs=False))
+            inputs = CELLS // 2 + texts.numbers
+        layers["linear"] = nn.Linear(inputs, width)
         layers["norm"] = nn.LayerNorm(width)
         layers["relu"] = nn.ReLU()
         return Backbone(nn.Sequential(layers))

@@ -57,7 +57,10 @@ ENCODED: Tree = {"encoder.name": "auto", "encoder.dim": 128}
 """Options of methods that have nothing to train, whose samples become random features."""
 ROUNDS = 20
 """Rounds of methods that train."""
-_READ = ("categories", "dates", "drop", "keep", "missing", "month_first", "nothing", "ranges", "text")
+_READ = (
+    *("categories", "dates", "drop", "keep", "missing", "month_first", "nothing", "ranges"),
+    *("text", "text_as", "text_length", "tokenizer"),
+)
 """Options of data that apply, beside ``standardise``."""
 
 

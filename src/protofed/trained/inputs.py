@@ -27,7 +27,6 @@ from protofed.data.options import DataOptions
 from protofed.data.parquet import parse_parquet
 from protofed.data.pool import Listing
 from protofed.data.tables import Column, Table
-from protofed.data.text import embedded
 from protofed.errors import DataError
 from protofed.models import Classifier
 from protofed.untrusted import limits
@@ -196,7 +195,7 @@ def _from_table(columns: Mapping[str, Sequence[Any]], trained: TrainedClient, wh
     """Return the columns of a table by their names; where the run knows none, all but a label's in their order."""
     if (table := trained.table) is not None:
         empty = trained.data.missing != "refuse"
-        columns = embedded(columns, trained.data.text, table.raw, where, empty=empty)
+        columns = {**trained.data.form.replaced(columns, trained.data.text, table.raw, where, empty=empty)}
         columns |= _dated(columns, trained.data, where)
         raw = table.encode(columns, where, trained.embeds, trained.data.renamed)
         _warn(trained, columns, raw, where)

@@ -268,7 +268,8 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
         )
     if name not in stored.architectures:
         raise CheckpointError(f"{run.directory / 'federation.json'}: does not describe the model of {name}")
-    builder = _builder(run, name, stored, bool(code))
+    table = _table_of(run, name)
+    builder = _builder(run, name, stored, table, bool(code))
     (model,) = builder.models.values()
     path = client_model(run.directory, name)
     if Border(run.directory).signature(path) is None:
@@ -278,14 +279,14 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
     except RuntimeError as error:
         raise CheckpointError(f"{path}: does not fit the model ({str(error).splitlines()[-1].strip()})") from None
     rest = read_client(run.directory, name, read_server(run.directory))
-    table = _table_of(run, name)
     taken = TableInputs(table) if table is not None else None
     encoding, encoder = stored.encoding, None
     shape, eight_bit = stored.input_shape, stored.eight_bit
     if encoding is not None:
         shape, eight_bit = encoding.input_shape, encoding.eight_bit
         execution = builder.experiment.execution
-        encoder = build_encoders(builder.experiment.encoder, shape, execution.weights_dir)
+        texts = table.texts if table else ()
+        encoder = build_encoders(builder.experiment.encoder, shape, execution.weights_dir, texts)
         if encoder.key != encoding.key:
             raise CheckpointError(
                 f"{run.directory}: the encoder is another one now (encoder.weights) than in the run"
@@ -329,7 +330,7 @@ def _table_of(run: Run, name: str) -> Table | None:
         raise CheckpointError(f"{path}: table: {error}") from None
 
 
-def _builder(run: Run, name: str, stored: ModelsDescription, code: bool) -> Builder:
+def _builder(run: Run, name: str, stored: ModelsDescription, table: Table | None, code: bool) -> Builder:
     """Return the parts of a federation of one client without samples."""
     experiment = resolve(run.config)
     # Plain layers on a CPU: the numbers, and what can be exported, do not depend on the machine of the run.
@@ -348,7 +349,7 @@ def _builder(run: Run, name: str, stored: ModelsDescription, code: bool) -> Buil
     nothing = Samples(torch.zeros(0, *stored.input_shape, dtype=kind), torch.zeros(0, dtype=torch.int64))
     client = ClientData(name, nothing, nothing)
     names = tuple(run.class_names)
-    federated = FederatedData((client,), len(names), names, stored.input_shape, encoding=stored.encoding)
+    federated = FederatedData((client,), len(names), names, stored.input_shape, table, encoding=stored.encoding)
     first = next(iter(stored.architectures.values()))
     held = [sum(column) for column in zip(*(c.train for c in run.clients), strict=True)]
     present = [n for n in held if n]

@@ -145,8 +145,8 @@ def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     experiment = resolve(apply_overrides(tree, chosen))
     encoder = experiment.encoder
     if encoder.name and not encoder.dim:
-        shape = load_data(replace(experiment, encoder=EncoderOptions())).input_shape
-        if encoded_width(encoder, shape) > DIM:
+        data = load_data(replace(experiment, encoder=EncoderOptions()))
+        if encoded_width(encoder, data.input_shape, data.table.texts if data.table else ()) > DIM:
             chosen["encoder.dim"] = DIM
     return chosen
 

@@ -320,6 +320,21 @@ def test_one_hostile_site_leaves_out_nobody_but_itself():
 
 
 @pytest.mark.slow
+def test_every_node_reads_its_own_tokens(tmp_path):
+    sites = write_notes(tmp_path / "data", n=14)
+    tokens = {"data__text": ("note",), "data__text_as": "tokens", "data__text_length": 12}
+    closed = {"encoder__name": "hashing", "encoder__dim": 32, "model__name": "identity"}
+    for number, (method, model) in enumerate((("fedlda", closed), ("fedavg", {"model__name": "text_cnn"}))):
+        chosen = wanted(method, sites, **tokens, **model)
+        local = locally(chosen, tmp_path / f"a{number}")
+        remote = over(FakeGrid(nodes_of(sites, tmp_path / f"state{number}")), chosen, tmp_path / f"b{number}")
+        assert local.rounds[-1].accuracy == remote.rounds[-1].accuracy
+    found = describe(sites, "site0", **tokens)
+    assert [c.kind for c in found.table[1:]] == ["token"] * 12
+    assert read_descriptions(description_values([found])) == [found]
+
+
+@pytest.mark.slow
 def test_every_node_embeds_its_own_texts(tmp_path):
     pytest.importorskip("tokenizers", reason="wordllama is not installed: pip install 'protofed[text]'")
     sites = write_notes(tmp_path / "data", n=14)

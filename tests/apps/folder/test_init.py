@@ -245,7 +245,7 @@ def test_a_proposal_that_is_refused_is_a_comment(tmp_path):
     assert load_recipe(path)["data"] == {"source": "path"}
 
 
-@pytest.mark.parametrize("kind", ["table", "vector", "series", "image"])
+@pytest.mark.parametrize("kind", ["table", "text", "vector", "series", "image"])
 def test_every_kind_of_data_has_a_recipe(kind):
     tree = parse_toml(text_of(kind, [], {"data.source": "digits"}))
     for name in tree["compare"]["methods"]:

@@ -18,12 +18,12 @@ from protofed.config.architectures import (
     Architecture,
     FederationSummary,
     counts_needed,
+    fitted,
     is_code,
     one_architecture,
     recipe_names,
     traits_of,
     why_one,
-    with_embeddings,
 )
 from protofed.config.schema import Experiment
 from protofed.data.comparing import Mismatch, Site, compare, majority, told
@@ -262,7 +262,7 @@ def _models(
 def _chosen_architecture(experiment: Experiment, description: Description, table: Table | None) -> str:
     """Return the architecture that a client chooses for itself, or "" if it chooses none."""
     name = description.settings.get("model")
-    return str(with_embeddings(experiment, Architecture(*models.assign(name, 1)[0], 0), table)) if name else ""
+    return str(fitted(experiment, Architecture(*models.assign(name, 1)[0], 0), table)) if name else ""
 
 
 def _differing(

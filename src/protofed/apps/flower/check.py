@@ -114,7 +114,7 @@ class _Node:
         folder = chosen.execution.weights_dir or str(self.request.client_dir or "")
         self.experiment = replace(
             chosen,
-            data=replace(chosen.data, trust_code=True),
+            data=replace(chosen.data.within(folder), trust_code=True),
             execution=replace(chosen.execution, weights_dir=folder),
         )
         return f"{self.experiment.recipe}: {self.experiment.method}"

@@ -152,7 +152,8 @@ class Node:
     def _experiment(self, config: str) -> Experiment:
         experiment = _resolve(config)
         folder = self.weights or experiment.execution.weights_dir
-        return replace(experiment, execution=replace(experiment.execution, device=self.device, weights_dir=folder))
+        execution = replace(experiment.execution, device=self.device, weights_dir=folder)
+        return replace(experiment, data=experiment.data.within(folder), execution=execution)
 
     @contextmanager
     def _open(self, job: Job) -> Iterator[tuple[Builder, Roster, ClientStorage]]:

@@ -15,7 +15,7 @@ from protofed.config.coverage import check_classes, check_steps
 from protofed.config.schema import Experiment
 from protofed.data.federation import client_settings, read_client
 from protofed.data.preparing import Agreed, prepare_alone
-from protofed.data.tables import SiteColumn, moments, stated
+from protofed.data.tables import SiteColumn, moments, stated, text_places
 from protofed.errors import ConfigError, DataError
 from protofed.experiments.encoding import encode
 from protofed.experiments.loading import load_data
@@ -104,7 +104,8 @@ class Folder:
             described = replace(described, train=dealt, counts=claims.EVEN)
         if experiment.encoder.name:
             shape, weights_dir = raw.federated.input_shape, experiment.execution.weights_dir
-            described = replace(described, encoder=build_encoder(experiment.encoder, shape, weights_dir).key)
+            encoder = build_encoder(experiment.encoder, shape, weights_dir, texts=text_places(raw.columns or ()))
+            described = replace(described, encoder=encoder.key)
         return [described]
 
     def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:

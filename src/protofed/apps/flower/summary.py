@@ -113,7 +113,10 @@ def described_federation(
     prepared = table.shape(shape) if table else shape
     encoding = None
     if encoder is not None and descriptions and descriptions[0].encoder:
-        parts = (encoded_width(encoder, prepared), *(math.prod(prepared),) * encoder.beside)
+        parts = (
+            encoded_width(encoder, prepared, table.texts if table else ()),
+            *(math.prod(prepared),) * encoder.beside,
+        )
         encoding = Encoding(descriptions[0].encoder, prepared, parts=parts if encoder.beside else ())
         prepared = (sum(parts),)
     return FederatedData(

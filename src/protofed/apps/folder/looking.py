@@ -53,7 +53,8 @@ class Survey:
         Raises:
             ProtofedError: If it does not run: the data are read as a run would read them.
         """
-        text = text_of(self.kind, taken, self.source)
+        tokens = combined(taken).get("data.text_as") == "tokens"
+        text = text_of("text" if tokens else self.kind, taken, self.source)
         load_data(resolve(parse_toml(text)))
         return text
 

@@ -18,7 +18,7 @@ def text_of(kind: str, notices: Iterable[Notice], source: Mapping[str, Any]) -> 
     """Return a recipe that runs, as TOML.
 
     Args:
-        kind: ``table``, ``vector``, ``series`` or ``image``.
+        kind: ``table``, ``text``, ``vector``, ``series`` or ``image``.
         notices: Those whose proposals are carried out.
         source: Options by which the data are found, by dotted name.
     """

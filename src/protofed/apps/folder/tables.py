@@ -263,9 +263,9 @@ def _words(sheets: Sequence[SiteTable], name: str, columns: Mapping[str, ColumnS
             yield from _spelt(sheets, name, "data.categories", name)
     elif sum(text.count(" ") for text in texts) >= 3 * len(texts):
         known = find_spec("wordllama") is not None
-        use, lack = "use the mean of its words' vectors", "leave it out (pip install 'protofed[text]' to use it)"
-        options = {"data.text" if known else "data.drop": [name]}
-        yield Notice("", name, "free text", use if known else lack, options)
+        use = "use the mean of its words' vectors" if known else "learn from its first words"
+        form = {} if known else {"data.text_as": "tokens"}
+        yield Notice("", name, "free text", use, {"data.text": [name], **form})
     else:
         told = "hardly repeats, like a name" if hardly else f"has {number} different texts"
         yield Notice("", name, told, "leave it out", {"data.drop": [name]})

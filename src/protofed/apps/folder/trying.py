@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from protofed.api import compare
 from protofed.apps.folder.recipe import write
-from protofed.config.schema import load_recipe, resolve
+from protofed.config.schema import Experiment, load_recipe, resolve
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import place_for
 from protofed.experiments.running import Progress
-from protofed.samples import ClientData
+from protofed.models.encoders import EncoderOptions
+from protofed.samples import ClientData, FederatedData
 from protofed.storage.files import write_json
 from protofed.text import size
 from protofed.trained.metrics import answers
@@ -172,7 +173,7 @@ def tried(
     tree = load_recipe(recipe)
     names = tree["compare"]["methods"][:COMPARED]
     plain = resolve({**tree, "encoder": {}})
-    held = [load_data(replace(plain, seed=seed)).clients for seed in seeds]
+    held = [_numbers(replace(plain, seed=seed)).clients for seed in seeds]
     single = {c.name for clients in held for c in clients if len(c.train.y.unique()) < 2 or not len(c.test)}
     kept = tuple(c.name for c in held[0] if c.name not in single)
     if not kept:
@@ -186,6 +187,14 @@ def tried(
     trial = FolderTrial(kept, tuple(sorted(single)), tuple(arms), tuple(seeds), sent[0], directory)
     write_json(directory / "try.json", trial.to_dict())
     return trial
+
+
+def _numbers(experiment: Experiment) -> FederatedData:
+    """Return the samples as numbers from which any classifier can learn: of tokens, hashed counts of words."""
+    found = load_data(experiment)
+    if found.table is None or not found.table.texts:
+        return found
+    return load_data(replace(experiment, encoder=EncoderOptions("auto")))
 
 
 def _sent(run: TrainedRun) -> float:

@@ -1,6 +1,6 @@
 """Encoders: fixed maps from samples to vectors that all clients share and nobody trains."""
 
-from protofed.models.encoders import fixed, scattering  # noqa: F401  (each registers its encoders)
+from protofed.models.encoders import fixed, scattering, text  # noqa: F401  (each registers its encoders)
 from protofed.models.encoders.building import (
     Encoder,
     Encoders,

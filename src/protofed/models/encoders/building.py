@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.catalogue import architectures
-from protofed.models.encoders.contract import EncoderOptions, encoders
+from protofed.models.encoders.contract import EncoderOptions, Places, check_kind, encoders
 from protofed.models.encoders.frozen import frozen
+from protofed.models.hugging import TransformersOptions
+from protofed.models.weights import find_weights
 from protofed.options import build_options, plain
 
 VERSION = 2
@@ -117,46 +120,60 @@ def orthonormal(width: int, dim: int, seed: int) -> Tensor:
     return signed.float()
 
 
-def chosen_name(options: EncoderOptions, input_shape: tuple[int, ...]) -> str:
+def chosen_name(options: EncoderOptions, input_shape: tuple[int, ...], texts: Places = ()) -> str:
     """Return the name of the encoder that ``auto`` stands for."""
-    return options.name if options.name != "auto" else "scattering" if len(input_shape) == 3 else "random"
+    if options.name != "auto":
+        return options.name
+    return "hashing" if texts else "scattering" if len(input_shape) == 3 else "random"
 
 
 def build_encoder(
-    options: EncoderOptions, input_shape: tuple[int, ...], weights_dir: str = "", pretrained: bool = True
+    options: EncoderOptions,
+    input_shape: tuple[int, ...],
+    weights_dir: str = "",
+    pretrained: bool = True,
+    texts: Places = (),
 ) -> Encoder:
     """Return an encoder.
 
     Args:
         weights_dir: Files of weights are found here by name; "" for where the options say.
         pretrained: Read weights; not necessary to know the width.
+        texts: Those of samples with tokens.
     """
-    name = chosen_name(options, input_shape)
+    name = chosen_name(options, input_shape, texts)
     if name in encoders:
-        if options.weights:
+        entry, own = encoders.get(name), dict(options.options)
+        if options.weights and not issubclass(entry.Options, TransformersOptions):
             raise ConfigError(
                 f"encoder.weights={options.weights}: {name} has no weights, only frozen networks have"
             )
-        entry = encoders.get(name)
-        body = entry.make(
-            input_shape, build_options(entry.Options, options.options, "encoder.options"), options.seed
-        )
+        check_kind(name, input_shape, entry.kinds, texts)
+        if texts:
+            own["tokens"] = [number for text in texts for number in text]
+        if options.weights:
+            own["weights"] = str(find_weights(name, options.weights, weights_dir))
+        body = entry.make(input_shape, build_options(entry.Options, own, "encoder.options"), options.seed)
     elif ":" in name or name in architectures:
+        if texts and ":" not in name:
+            check_kind(name, input_shape, ("images",), texts)
         body = frozen(name, options, input_shape, weights_dir, pretrained)
     else:
         raise ConfigError(unknown_name("encoder", name, ["auto", *encoders, *architectures]))
-    return Encoder(body, input_shape, options)
+    return Encoder(body, input_shape, replace(options, name=name))
 
 
-def build_encoders(options: EncoderOptions, input_shape: tuple[int, ...], weights_dir: str = "") -> Encoders:
-    """Return all encoders of the options."""
-    each = [build_encoder(one, input_shape, weights_dir) for one in options.each()]
+def build_encoders(
+    options: EncoderOptions, input_shape: tuple[int, ...], weights_dir: str = "", texts: Places = ()
+) -> Encoders:
+    """Return all encoders of the options; see :func:`build_encoder`."""
+    each = [build_encoder(one, input_shape, weights_dir, texts=texts) for one in options.each()]
     return Encoders(each, options.beside, input_shape)
 
 
-def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...]) -> int:
+def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...], texts: Places = ()) -> int:
     """Return the features per sample of an encoder, without its weights."""
-    return options.dim or build_encoder(options, input_shape, pretrained=False).width
+    return options.dim or build_encoder(options, input_shape, pretrained=False, texts=texts).width
 
 
 def _key(body: nn.Module, input_shape: tuple[int, ...], options: EncoderOptions) -> str:
@@ -164,7 +181,7 @@ def _key(body: nn.Module, input_shape: tuple[int, ...], options: EncoderOptions)
 
     Equal options have equal hashes for samples of any shape, as a node knows its columns alone.
     """
-    told = {**plain(options), "name": chosen_name(options, input_shape), "weights": ""}
+    told = {**plain(options), "weights": ""}
     told = {name: value for name, value in told.items() if name not in ("beside", "members")}
     digest = hashlib.sha256(json.dumps([VERSION, told], sort_keys=True, default=list).encode())
     for name, tensor in body.state_dict().items():

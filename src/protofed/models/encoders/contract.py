@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.models.checking import show
@@ -14,8 +14,10 @@ from protofed.options import NoOptions, Options, build_options, option
 from protofed.registry import Registry
 from protofed.untrusted import limits
 
-Kind = Literal["images", "series", "vectors"]
-"""Kinds of samples: ``(C, H, W)``, ``(C, T)`` and ``(F,)``."""
+Kind = Literal["images", "series", "vectors", "texts"]
+"""Kinds of samples: ``(C, H, W)``, ``(C, T)``, ``(F,)``, and ``(F,)`` with tokens."""
+Places = Sequence[tuple[int, int]]
+"""First input and number of inputs of each text of a sample."""
 KINDS: dict[int, Kind] = {1: "vectors", 2: "series", 3: "images"}
 """Kind of samples by their number of dimensions."""
 
@@ -126,12 +128,14 @@ class NamedEncoder:
 
     Attributes:
         make: ``(input_shape, options, seed) -> Body``.
+        kinds: Of samples.
     """
 
     name: str
     summary: str
     Options: type
     make: Make
+    kinds: tuple[Kind, ...]
 
 
 encoders: Registry[NamedEncoder] = Registry("encoder")
@@ -147,20 +151,29 @@ def encoder(
     """
 
     def register(make: Any) -> Any:
-        def checked(input_shape: tuple[int, ...], options: Any, seed: int) -> nn.Module:
-            check_kind(name, input_shape, kinds)
-            module: nn.Module = make(input_shape, options, seed)
-            return module
-
-        encoders.register(name)(NamedEncoder(name, summary, Options, checked))
+        encoders.register(name)(NamedEncoder(name, summary, Options, make, kinds))
         return make
 
     return register
 
 
-def check_kind(name: str, input_shape: tuple[int, ...], kinds: tuple[Kind, ...]) -> None:
-    """Check that an encoder suits samples of a shape."""
-    if KINDS.get(len(input_shape)) not in kinds:
+def check_kind(name: str, input_shape: tuple[int, ...], kinds: tuple[Kind, ...], texts: Places = ()) -> None:
+    """Check that an encoder suits samples of a shape.
+
+    Args:
+        texts: Those of samples with tokens.
+    """
+    if texts and "texts" not in kinds:
+        raise ConfigError(
+            f"encoder.name={name} is for {' and '.join(kinds)}, and the samples are texts as tokens: use hashing "
+            "or transformers, or data.text_as=vectors"
+        )
+    if kinds == ("texts",) and not texts:
+        raise ConfigError(
+            f"encoder.name={name} is for texts, and the samples are none: name their column, data.text=COLUMN, and "
+            "set data.text_as=tokens"
+        )
+    if not texts and KINDS.get(len(input_shape)) not in kinds:
         raise ConfigError(
             f"encoder.name={name} is for {' and '.join(kinds)}, not for samples of shape {show(input_shape)}: use "
             "random or identity"

@@ -1,0 +1,116 @@
+"""Text models of Hugging Face's transformers from a local folder, trained by clients or as a frozen encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from protofed.errors import ConfigError, ModelError
+from protofed.models.catalogue import Backbone, TextOptions, architecture
+from protofed.models.text import TextBackbone, Texts, averaged
+from protofed.models.weights import find_weights
+from protofed.options import option
+
+
+@dataclass(frozen=True)
+class TransformersOptions(TextOptions):
+    """Options of ``transformers``, which takes tokens of the model's own tokenizer."""
+
+    weights: str = option("", "folder of save_pretrained: config.json and model.safetensors")
+    pooling: Literal["mean", "first"] = option(
+        "mean", "features: the mean over a text's tokens | its first token's"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens and not self.weights:
+            raise ValueError("weights must name a folder with config.json and model.safetensors")
+
+
+class Pretrained(nn.Module):
+    """The last hidden states of a model, pooled; tokens count from 1, as 0 is none.
+
+    Args:
+        folder: From ``save_pretrained``.
+    """
+
+    def __init__(self, folder: Path, pooling: str) -> None:
+        super().__init__()
+        self.model, self.pooling = _loaded(folder), pooling
+        self.vocabulary: int = self.model.get_input_embeddings().num_embeddings
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return ``(B, width)`` features of tokens ``(B, L)``."""
+        ids = (tokens - 1).clamp(0, self.vocabulary - 1)
+        # A text without words is one token, so that attention has something to look at.
+        present = (tokens > 0) | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
+        states: Tensor = self.model(input_ids=ids, attention_mask=present.long()).last_hidden_state
+        return states[:, 0] if self.pooling == "first" else averaged(states, present.long())
+
+
+def _loaded(folder: Path) -> Any:
+    """Return a model of a folder: nothing is downloaded, no code in it is run, and only safetensors are read."""
+    try:
+        from transformers import AutoModel
+        from transformers.utils import logging
+    except ImportError:
+        raise ConfigError(
+            "transformers needs the package transformers: pip install 'protofed[transformers]'"
+        ) from None
+    verbosity, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        model, told = AutoModel.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    except Exception as error:  # the library raises almost anything
+        why = " ".join(str(error).split())[:200]
+        raise ModelError(f"transformers: {folder}: holds no model of save_pretrained ({why})") from None
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
+    if missing := sorted(name for name in told["missing_keys"] if not name.startswith("pooler.")):
+        raise ModelError(f"transformers: {folder}: its file of weights lacks {missing[0]}")
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None  # nothing here uses it, and some files lack it
+    return model
+
+
+def pretrained(options: TransformersOptions, input_shape: tuple[int, ...], weights_dir: str = "") -> TextBackbone:
+    """Return a model for samples of a shape.
+
+    Args:
+        weights_dir: The folder is found here by its name; "" to keep the path.
+    """
+    if not options.weights:
+        raise ConfigError("transformers: set weights to a folder with config.json and model.safetensors")
+    texts = Texts(options.places, input_shape, "transformers")
+    body = Pretrained(find_weights("transformers", options.weights, weights_dir), options.pooling)
+    most = getattr(body.model.config, "max_position_embeddings", texts.length)
+    if texts.length > most:
+        raise ConfigError(
+            f"transformers: the model takes {most} tokens, not {texts.length}: set data.text_length={most}"
+        )
+    return TextBackbone(texts, body)
+
+
+@architecture(
+    "transformers",
+    "a text model of Hugging Face from a local folder: texts as tokens of its tokenizer (data.tokenizer)",
+    TransformersOptions,
+    images=False,
+)
+def _transformers(input_shape: tuple[int, ...], d: int, options: TransformersOptions) -> Backbone:
+    """The model without a head; all of it is trained."""
+    return Backbone(pretrained(options, input_shape))

