@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import options_reference
+from sphinx.domains.python import PythonDomain
 
 import protofed
 
@@ -79,8 +80,19 @@ if _reachable("docs.python.org"):
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+class Names(PythonDomain):
+    """Looks up every name once: most annotations name what is not ours, for which all objects are searched."""
+
+    def find_obj(self, env: object, *name: Any) -> Any:
+        found = self.__dict__.setdefault("found", {})
+        if name not in found:
+            found[name] = super().find_obj(env, *name)
+        return found[name]
+
+
 def setup(app: Sphinx) -> None:
     """Write the pages that are made from declarations before Sphinx looks for pages."""
+    app.add_domain(Names, override=True)
     options_reference.write(Path(__file__).parent / "reference")
     app.connect("autodoc-skip-member", _made_by_scikit_learn)
     app.connect("html-page-context", _one_tree_for_sources, priority=400)  # before the theme asks for it

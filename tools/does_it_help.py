@@ -103,11 +103,20 @@ class Arm:
         self.runs = {seed: runs[seed] for seed in sorted(runs)}
 
     @property
+    def plain(self) -> str:
+        """Its name without where its features come from."""
+        return self.label.removesuffix("-fixed")
+
+    @property
+    def sends_nothing(self) -> bool:
+        """It is a control of some group."""
+        return any(self.plain in controls for controls in GROUPS.values())
+
+    @property
     def group(self) -> str:
         """What its clients compute."""
-        for group, controls in GROUPS.items():
-            if self.label in controls:
-                return group
+        if self.sends_nothing:
+            return next(group for group, controls in GROUPS.items() if self.plain in controls)
         if self.label in ("fedavg-tiny", "fedlc-tiny"):
             return TINY
         if self.label.startswith("beacon") or self.label.endswith("-tiny"):
@@ -139,7 +148,7 @@ def arms_of(places: Sequence[Path]) -> list[Arm]:
     found: dict[str, dict[int, Measured]] = {}
     for place in places:
         for label, seed, run in read(place) if place.suffix == ".csv" else finished(place):
-            found.setdefault(label.removesuffix("-fixed"), {})[seed] = run
+            found.setdefault(label, {})[seed] = run
     order: list[str] = load_recipe("scarce")["compare"]["methods"]
     labels = sorted(found, key=lambda label: (order.index(label) if label in order else len(order), label))
     return [Arm(label, found[label]) for label in labels]
@@ -201,7 +210,7 @@ def control_of(arm: Arm, arms: Sequence[Arm]) -> tuple[Arm | None, str]:
     """Return the best arm that sends nothing and is like another, and in what it is not like it, if so."""
     figure = own(arms)
     for group, unlike in ((arm.group, ""), UNLIKE.get(arm.group, ("", ""))):
-        controls = [other for other in arms if other.label in GROUPS.get(group, ())]
+        controls = [other for other in arms if other.plain in GROUPS.get(group, ())]
         if controls:
             best = max(controls, key=lambda other: statistics.fmean(other.values(figure)))
             return best, unlike or CONFOUNDED.get(arm.label, "") * (best.label == "fixed_etf")
