@@ -84,6 +84,7 @@ class Names(PythonDomain):
     """Looks up every name once: most annotations name what is not ours, for which all objects are searched."""
 
     def find_obj(self, env: object, *name: Any) -> Any:
+        """Return what a name may stand for."""
         found = self.__dict__.setdefault("found", {})
         if name not in found:
             found[name] = super().find_obj(env, *name)

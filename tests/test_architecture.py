@@ -17,8 +17,6 @@ import protofed
 from protofed.methods import Method, methods
 from support import few
 
-pytestmark = pytest.mark.fast
-
 ROOT = Path(protofed.__file__).parent
 CORE = (
     "compute",

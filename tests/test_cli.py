@@ -56,7 +56,6 @@ def inside(monkeypatch, capsys, cwd: Path, *arguments: str, main=cli.main) -> tu
     return int(ended.value.code or 0), printed.out, printed.err
 
 
-@pytest.mark.fast
 def test_run_prints_one_table_and_where_the_report_is(tmp_path):
     result = protofed("run", "quickstart", "method.name=fedproto", *SMALL, "--out", "run", "--full", cwd=tmp_path)
     assert re.search(r"fedproto +[\d.]+ ± [\d.]+ +[\d.]+ kB", result.stdout)
@@ -115,6 +114,7 @@ def test_a_sweep_without_time_is_refused_and_one_with_little_goes_on(tmp_path, m
     assert "Time is up: 2 runs are not finished" in output
 
 
+@pytest.mark.fast
 def test_compare_several_seeds(tmp_path, monkeypatch, capsys):
     chosen = [*SMALL, "--methods", "local,fedproto", "--seeds", "0,1", "--out", "c"]
     status, output, _ = inside(monkeypatch, capsys, tmp_path, "compare", "quickstart", *chosen)

@@ -18,7 +18,6 @@ from protofed.models import build, groups, parameter_count
 from protofed.models.encoders import EncoderOptions, build_encoder, build_encoders, encoded_width
 from protofed.models.text import Bag, Gated
 
-pytestmark = pytest.mark.fast
 LACKS = "transformers is not installed: pip install transformers"
 NAMES = ["text_bag", "text_cnn", "text_gru", "text_transformer"]
 L = 6

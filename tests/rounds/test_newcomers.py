@@ -67,7 +67,7 @@ def test_the_others_do_not_notice_them(method):
         assert not same(snapshot(federation, "cid"), initial)
 
 
-@few("executor", ["workers", "fused"], 1)
+@few("executor", ["fused", "workers"], 1)
 def test_it_is_the_same_on_every_executor(executor):
     expected = [r.to_dict() for r in build("beacon", execution__precision="fp64", wire__codec="float64").run()]
     federation = build(
