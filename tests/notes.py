@@ -6,12 +6,21 @@ import csv
 import random
 from pathlib import Path
 
+from protofed.untrusted import limits
+
 TOPICS = {
     "bone": ("fracture", "knee", "fall", "cast", "joint", "x-ray"),
     "heart": ("chest", "pain", "pulse", "artery", "pressure", "palpitations"),
     "skin": ("rash", "itching", "eczema", "sun", "blister", "cream"),
 }
 FILLERS = ("the", "patient", "reports", "since", "monday", "and")
+NO_TEXTS = [
+    ("a\0b", "text 1 holds a NUL character"),
+    ("a\ud800", "text 1 holds half of a surrogate pair"),
+    ("a" * (limits.TEXT + 1), "text 1 has 262,145 characters: expected at most 262,144"),
+    (7, "text 1 is no text but of type int"),
+]
+"""What is refused where a text is expected, and what is said, of the second of several."""
 
 
 def write_notes(root: Path, sites: int = 3, n: int = 30) -> Path:

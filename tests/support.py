@@ -36,6 +36,15 @@ SMALL_RUN = {
     "execution.executor": "sequential",
 }
 """Options of quickstart for a run of about a second."""
+EXACT = {
+    "model__name": "identity",
+    "model__options": {},
+    "execution__precision": "fp64",
+    "wire__codec": "float64",
+    "robust__weight": 0.0,
+    "rounds": 1,
+}
+"""Options of a closed form of the samples themselves, in float64, whose sums are not capped."""
 
 
 def few(names: str | tuple[str, ...], cases: Iterable[Any], ordinary: int, **options: Any) -> pytest.MarkDecorator:

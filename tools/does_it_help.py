@@ -12,10 +12,11 @@ import csv
 import statistics
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from protofed.analysis.paired import difference, relation
 from protofed.config.schema import load_recipe
@@ -172,22 +173,31 @@ def save(arms: Sequence[Arm], path: Path) -> None:
         out.writeheader()
         for arm in arms:
             for seed, run in arm.runs.items():
-                common = {"arm": arm.label, "seed": seed, "bytes": run.bytes, "seconds": round(run.seconds, 3)}
-                out.writerows({**common, "rule": rule, **asdict(scores)} for rule, scores in run.rules.items())
+                out.writerows({"arm": arm.label, "seed": seed, **line} for line in written(run))
+
+
+def written(run: Measured) -> Iterator[dict[str, Any]]:
+    """Yield the figures of a run by each rule, as files have them."""
+    for rule, scores in run.rules.items():
+        yield {"bytes": run.bytes, "seconds": round(run.seconds, 3), "rule": rule, **asdict(scores)}
+
+
+def measured(lines: Iterable[Mapping[str, str]], *names: str) -> dict[tuple[str, ...], Measured]:
+    """Return the figures of every run in the lines of a file, by what they have under the names given."""
+    runs: dict[tuple[str, ...], tuple[dict[str, Scores], float, float]] = {}
+    for line in lines:
+        place = tuple(line[name] for name in names)
+        rules, _, _ = runs.setdefault(place, ({}, float(line["bytes"]), float(line["seconds"])))
+        values = (line[field.name] for field in fields(Scores))
+        rules[line["rule"]] = Scores(*(float(value) if value else None for value in values))
+    return {place: Measured(*figures) for place, figures in runs.items()}
 
 
 def read(path: Path) -> Iterator[tuple[str, int, Measured]]:
     """Yield arm, seed and figures of every run of a file that :func:`save` wrote."""
-    runs: dict[tuple[str, int], tuple[dict[str, Scores], float, float]] = {}
     with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            rules, _, _ = runs.setdefault(
-                (row["arm"], int(row["seed"])), ({}, float(row["bytes"]), float(row["seconds"]))
-            )
-            values = (row[field.name] for field in fields(Scores))
-            rules[row["rule"]] = Scores(*(float(value) if value else None for value in values))
-    for (label, seed), figures in runs.items():
-        yield label, seed, Measured(*figures)
+        for (label, seed), run in measured(csv.DictReader(file), "arm", "seed").items():
+            yield label, int(seed), run
 
 
 def studies() -> dict[str, dict[str, str]]:

@@ -12,13 +12,13 @@ import csv
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from does_it_help import DOCS, STUDY, Arm, Measured, Scores, apart, control_of, final, table
+from does_it_help import DOCS, STUDY, Arm, Measured, Scores, apart, control_of, final, measured, table, written
 
 from protofed.analysis.paired import BETTER, WORSE, relation
 from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
@@ -61,14 +61,9 @@ def expected(tree: Tree, scenario: str, arm: str, seed: int) -> str:
 
 def read() -> Runs:
     """Return the figures of every run."""
-    found: dict[tuple[str, str, int], tuple[str, float, float, dict[str, Scores]]] = {}
     with FIGURES.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            place = row["scenario"], row["arm"], int(row["seed"])
-            _, _, _, rules = found.setdefault(place, (row["key"], float(row["bytes"]), float(row["seconds"]), {}))
-            values = (row[field.name] for field in fields(Scores))
-            rules[row["rule"]] = Scores(*(float(value) if value else None for value in values))
-    return {place: (key, Measured(rules, sent, seconds)) for place, (key, sent, seconds, rules) in found.items()}
+        found = measured(csv.DictReader(file), "scenario", "arm", "seed", "key")
+    return {(scenario, arm, int(seed)): (key, run) for (scenario, arm, seed, key), run in found.items()}
 
 
 def finished(directory: Path) -> Iterator[tuple[tuple[str, str, int], tuple[str, Measured]]]:
@@ -108,9 +103,8 @@ def write(runs: Runs) -> None:
         out.writeheader()
         for scenario, arm, seed in sorted(runs, key=place):
             key, run = runs[scenario, arm, seed]
-            common = {"scenario": scenario, "arm": arm, "seed": seed, "key": key, "bytes": run.bytes}
-            common["seconds"] = round(run.seconds, 3)
-            out.writerows({**common, "rule": rule, **asdict(scores)} for rule, scores in run.rules.items())
+            place_of = {"scenario": scenario, "arm": arm, "seed": seed, "key": key}
+            out.writerows({**place_of, **line} for line in written(run))
 
 
 def arms(runs: Runs, scenario: str) -> list[Arm]:
@@ -146,9 +140,7 @@ def _cell(arm: Arm, members: Sequence[Arm]) -> str:
 
 def page(runs: Runs) -> str:
     """Return the page."""
-    tree = recipe()
-    about = tree["compare"]["axes"][AXIS]
-    found = {scenario: arms(runs, scenario) for scenario in about}
+    found = {scenario: arms(runs, scenario) for scenario in scenarios(recipe())}
     found = {scenario: members for scenario, members in found.items() if members}
     parts = [(STUDY / "leaderboard.txt").read_text(encoding="utf-8").strip(), overview(found)]
     for scenario, members in found.items():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tokenizers", reason="wordllama is not installed: pip install 'protofed[text]'")
 
-from notes import write_notes
+from notes import NO_TEXTS, write_notes
 from protofed.data import DataOptions, embed_texts, load, text
 from protofed.data.comparing import Site, compare, told
 from protofed.data.tables import RawColumn
@@ -65,15 +65,7 @@ def test_absent_texts_are_zeros():
     assert not embed_texts([None, "", float("nan")]).any()
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ("a\0b", "text 1 holds a NUL character"),
-        ("a\ud800", "text 1 holds half of a surrogate pair"),
-        ("a" * (limits.TEXT + 1), "text 1 has 262,145 characters: expected at most 262,144"),
-        (7, "text 1 is no text but of type int"),
-    ],
-)
+@pytest.mark.parametrize(("given", "reason"), NO_TEXTS)
 def test_what_is_no_text_is_refused(given, reason):
     with pytest.raises(DataError, match=reason):
         embed_texts(["fine", given])

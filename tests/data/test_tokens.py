@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notes import write_notes
+from notes import NO_TEXTS, write_notes
 from protofed.data import DataOptions, load
 from protofed.data.comparing import Site, compare, told
 from protofed.data.tables import Column, RawColumn, Table, text_places
@@ -67,15 +67,7 @@ def test_absent_texts_have_no_tokens():
     assert not tokenize([None, "", float("nan"), " \n"], 3).any()
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ("a\0b", "text 1 holds a NUL character"),
-        ("a\ud800", "text 1 holds half of a surrogate pair"),
-        ("a" * (limits.TEXT + 1), "text 1 has 262,145 characters: expected at most 262,144"),
-        (7, "text 1 is no text but of type int"),
-    ],
-)
+@pytest.mark.parametrize(("given", "reason"), NO_TEXTS)
 def test_what_is_no_text_is_refused(given, reason):
     with pytest.raises(DataError, match=reason):
         tokenize(["fine", given], 3)

@@ -15,17 +15,9 @@ from protofed.methods.parts.centring import PSEUDO, centred, means_apart, moved,
 from protofed.methods.parts.moments import Sums
 from protofed.rounds.loop import Federation
 from protofed.samples import ClientData, FederatedData, Samples
-from support import experiment, few
+from support import EXACT, experiment, few
 
 K, D = 3, 4
-EXACT = {
-    "model__name": "identity",
-    "model__options": {},
-    "execution__precision": "fp64",
-    "wire__codec": "float64",
-    "robust__weight": 0.0,
-    "rounds": 1,
-}
 
 
 def site(seed: int, labels: list[int], apart: float) -> Samples:

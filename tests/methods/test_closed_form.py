@@ -23,17 +23,9 @@ from protofed.methods.contract import Upload, predict
 from protofed.methods.fedlda import oracle, pivoted, told
 from protofed.rounds.loop import Federation
 from protofed.samples import ClientData, FederatedData, Samples
-from support import BASE, command, experiment, few
+from support import BASE, EXACT, command, experiment, few
 
 K, D = 3, 5
-EXACT = {
-    "model__name": "identity",
-    "model__options": {},
-    "execution__precision": "fp64",
-    "wire__codec": "float64",
-    "robust__weight": 0.0,
-    "rounds": 1,
-}
 CLOSED = ["fedncm", "fed3r", "fedcof", "fedlda", "local_ncm", "local_lda"]
 
 

@@ -80,6 +80,12 @@ class Words(nn.Module):
         return rows * (tokens > 0).unsqueeze(-1)
 
 
+def with_pairs(tokens: Tensor) -> Tensor:
+    """Return tokens ``(B, L)``, and after them the pairs in succession, ``(B, 2L - 1)`` in all; 0 for none."""
+    first, second = tokens[:, :-1], tokens[:, 1:]
+    return torch.cat([tokens, (first * PAIR + second) * (second > 0)], 1)
+
+
 class TextBackbone(nn.Module):
     """A network for tokens, with the other inputs of a sample beside its features."""
 
@@ -113,10 +119,7 @@ class Bag(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return ``(B, width)`` features of tokens ``(B, L)``."""
-        if self.pairs:
-            first, second = tokens[:, :-1], tokens[:, 1:]
-            pairs = (first * PAIR + second) * (second > 0)
-            tokens = torch.cat([tokens, pairs], 1)
+        tokens = with_pairs(tokens) if self.pairs else tokens
         number = (tokens > 0).sum(1, keepdim=True).clamp(min=1)
         rows = self.words(tokens)
         features: Tensor = rows.sum(1) / number.to(rows.dtype).sqrt()

@@ -12,7 +12,7 @@ from protofed.compute.seeding import derive
 from protofed.models.catalogue import TextOptions
 from protofed.models.encoders.contract import encoder
 from protofed.models.hugging import TransformersOptions, pretrained
-from protofed.models.text import PAIR, Texts
+from protofed.models.text import Texts, with_pairs
 from protofed.options import option
 
 FACTOR = 0x9E3779B97F4A7C15 - 2**64
@@ -49,9 +49,7 @@ class Hashing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(n, width)`` features of samples ``(n, F)``."""
         tokens, numbers = self.texts(x)
-        if self.pairs:
-            pairs = (tokens[:, :-1] * PAIR + tokens[:, 1:]) * (tokens[:, 1:] > 0)
-            tokens = torch.cat([tokens, pairs], 1)
+        tokens = with_pairs(tokens) if self.pairs else tokens
         mixed = (tokens ^ self.start) * FACTOR
         mixed = (mixed ^ (mixed >> 29)) * FACTOR
         sign = ((mixed >> 40) & 1) * 2 - 1
