@@ -17,6 +17,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
+from protofed import __version__
 from protofed.apps.flower.client_app import app
 from protofed.apps.flower.messages import Job
 from protofed.apps.flower.node import Node, _built, _company, experiment_key
@@ -254,7 +255,7 @@ def elsewhere(node: int, message: Message, reply: Message) -> Message:
 
 
 def reply_with(to: Message, values: Mapping[str, Any]) -> Message:
-    return Message(RecordDict({RECORD: ConfigRecord(dict(values))}), reply_to=to)
+    return Message(RecordDict({RECORD: ConfigRecord({"version": __version__, **values})}), reply_to=to)
 
 
 def job_of(root: Path, method: str = "fedproto", **options: Any) -> Job:

@@ -6,6 +6,7 @@ import doctest
 import importlib
 
 import pytest
+
 from conftest import REPOSITORY
 
 SOURCE = REPOSITORY / "src"

@@ -79,7 +79,7 @@ def answers(text: Any):
 
     def tamper(node: int, message: Message, reply: Message) -> Message:
         if node == HOSTILE and message.metadata.message_type == "query":
-            return reply_with(message, {"clients": text})
+            return reply_with(message, {**reply.content[RECORD], "clients": text})
         return reply
 
     return tamper

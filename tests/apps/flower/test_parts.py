@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from protofed.apps.flower.client_app import _answer
@@ -19,7 +19,10 @@ def task() -> None:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 
-def act(values):
+CONTEXT = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
+
+
+def act(node, values):
     if values.get("client") == "eve":
         raise PayloadError("state: damaged")
     return {"client": values["client"], "seconds": 1.0}
@@ -28,7 +31,7 @@ def act(values):
 def test_a_part_that_fails_costs_only_its_client():
     asked = message([{"client": name} for name in ("ann", "eve", "cid")], 1, TRAIN)
     assert len({asked.content[part(n)]["nonce"] for n in range(3)}) == 1
-    reply = _answer(asked, act)
+    reply = _answer(asked, CONTEXT, act)
     assert values_of(reply, 0)["client"] == "ann"
     assert values_of(reply, 2)["client"] == "cid"
     with pytest.raises(PayloadError, match="node: state: damaged"):
@@ -40,14 +43,13 @@ def test_a_part_that_fails_costs_only_its_client():
 def test_a_message_of_one_visit_has_the_form_it_always_had():
     asked = message({"client": "ann"}, 1, TRAIN)
     assert list(asked.content) == ["protofed"]
-    assert list(_answer(asked, act).content) == ["protofed"]
+    assert list(_answer(asked, CONTEXT, act).content) == ["protofed"]
 
 
 def test_other_records_are_no_parts():
-    content = RecordDict({"protofed": ConfigRecord({"client": "ann"}), "other": ConfigRecord({"client": "bob"})})
-    reply = _answer(
-        Message(content, dst_node_id=1, message_type=TRAIN), lambda values: dict(values) or {"error": "x"}
-    )
+    asked = message({"client": "ann"}, 1, TRAIN)
+    asked.content["other"] = ConfigRecord({"client": "bob"})
+    reply = _answer(asked, CONTEXT, act)
     assert values_of(reply)["client"] == "ann"
-    with pytest.raises(PayloadError, match="node: x"):
+    with pytest.raises(PayloadError, match="the server runs protofed of an older version"):
         values_of(reply, 1)

@@ -66,7 +66,7 @@ def test_a_node_that_requires_more_tells_nothing_and_the_others_go_on(settings, 
     assert reason in left_out["reason"]
     assert "\n" not in left_out["reason"]
     assert len(run.rounds) == 2
-    assert not (tmp_path / "state" / "ann").exists()
+    assert [path.name for path in (tmp_path / "state" / "ann").iterdir()] == ["ledger.jsonl"]  # of the refusal
 
 
 @few(

@@ -132,6 +132,44 @@ def check(
     raise typer.Exit(1 if problems else 0)
 
 
+def ledger(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A node's ledger.jsonl, or the node's state-dir.")],
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="The server's run directory, or its received.jsonl, to lay beside it."),
+    ] = None,
+    entries: Annotated[bool, typer.Option(help="Print every message, or only whether the chain holds.")] = True,
+) -> None:
+    """Print what has left a node, and verify the ledger; exit status 1 if something is wrong."""
+    from protofed.apps.flower import ledger as records
+    from protofed.text import size
+
+    path = file / records.NAME if file.is_dir() else file
+    known: dict[str, records.LedgerEntry] = {}
+    problems, total = [], 0
+    for number, digest, found in records.read_ledger(path):
+        if isinstance(found, str):
+            problems.append(f"line {number} {found}")
+            continue
+        known[digest] = found
+        total += found.bytes
+        if entries:
+            cost = "" if found.epsilon is None else f", ε {found.epsilon:.3g}"
+            where = f"run {found.run or '-'} round {found.round}"
+            text = (
+                f"{found.time} {found.client} {where}: {found.content} ({found.bytes} B{cost}, {found.sha256[:12]})"
+            )
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if against is not None:
+        problems += records.compare(known, against / records.RECEIVED if against.is_dir() else against)
+    for problem in problems:
+        console.print(Text(f"{path}: {problem}", style="bold red"), soft_wrap=True)
+    beside = ", and has all that the server received" if against is not None else ""
+    verdict = f"{len(problems)} problems" if problems else f"the chain holds{beside}"
+    console.print(f"{path}: {len(known)} messages, {size(total)}; {verdict}", markup=False, soft_wrap=True)
+    raise typer.Exit(1 if problems else 0)
+
+
 def _need_cryptography() -> None:
     """Exit with status 2 if cryptography is missing; echoed here because main would take brackets as markup."""
     if importlib.util.find_spec("cryptography") is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,9 @@ from protofed.errors import ConfigError, PayloadError, ProtofedError
 
 numerics.prepare()
 with uncollected():  # each message is answered by a new process
+    from protofed import __version__
     from protofed.apps.flower import held
+    from protofed.apps.flower.ledger import NAME, NodeLedger
     from protofed.apps.flower.messages import (
         Job,
         Values,
@@ -29,10 +33,13 @@ with uncollected():  # each message is answered by a new process
     from protofed.apps.flower.node import Node
     from protofed.apps.flower.nodes import part
     from protofed.apps.flower.policy import Policy
+    from protofed.apps.flower.settings import node_settings
     from protofed.apps.flower.sources import source_of
     from protofed.apps.flower.state import RUNS
     from protofed.config.schema import check_device
+    from protofed.untrusted import claims
 
+log = logging.getLogger("protofed")
 app = ClientApp()
 """The ClientApp for any method, in simulations and deployments."""
 
@@ -45,9 +52,9 @@ def query(message: Message, context: Context) -> Message:
         message: A job if it is about one client, else the experiment's configuration.
     """
 
-    def act(values: Values) -> Values:
+    def act(node: Node, values: Values) -> Values:
         if "client" in values:
-            node, job = _node(context), Job.of(values)
+            job = Job.of(values)
             if not job.after:
                 return sizes_values(node.fit(job))
             node.check_held(job)
@@ -55,12 +62,12 @@ def query(message: Message, context: Context) -> Message:
         config = values.get("config")
         if not isinstance(config, str):
             raise PayloadError("config: missing")
-        found = (node := _node(context)).describe(config)
+        found = node.describe(config)
         for client in found:
-            held.check_agreement(context.node_config, client.name, node.keeps_uploads(config))
-        return description_values(found)
+            held.check_agreement(node.settings, client.name, node.keeps_uploads(config))
+        return {**description_values(found), "config": node.reads(config), "time": time.time()}
 
-    return _answer(message, act)
+    return _answer(message, context, act)
 
 
 @app.train()
@@ -76,8 +83,11 @@ def secure(message: Message, context: Context) -> Message:
     Args:
         context: The client's secrets rest here between the stages of a round.
     """
-    known = partial(held.peers_of, context.node_config)
-    return _answer(message, lambda values: held.answer(context.state, values, _node(context).state, known))
+
+    def act(node: Node, values: Values) -> Values:
+        return held.answer(context.state, values, node.state, partial(held.peers_of, node.settings))
+
+    return _answer(message, context, act)
 
 
 @app.evaluate()
@@ -99,7 +109,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def _train(context: Context, node: Node, job: Job) -> Values:
     """Train one client; with secure aggregation, its upload stays in the context."""
     secure = node.keeps_uploads(job.config)
-    held.check_agreement(context.node_config, job.client, secure)
+    held.check_agreement(node.settings, job.client, secure)
     if secure:
         held.check(node.state, job)
     result, left = node.train(job)
@@ -111,28 +121,54 @@ def _train(context: Context, node: Node, job: Job) -> Values:
 def _visit(message: Message, context: Context, work: Callable[[Node, Job], Values]) -> Message:
     """Answer a message that carries a job."""
 
-    def act(values: Values) -> Values:
-        return work(_node(context), Job.of(values))
+    def act(node: Node, values: Values) -> Values:
+        return work(node, Job.of(values))
 
-    return _answer(message, act)
+    return _answer(message, context, act)
 
 
-def _answer(message: Message, act: Callable[[Values], Values]) -> Message:
-    """Answer each part of a message with the result of ``act``, or with a one-line error."""
+def _answer(message: Message, context: Context, act: Callable[[Node, Values], Values]) -> Message:
+    """Answer each part of a message with the result of ``act``, or with a one-line error; note it in the ledger."""
     content: dict[str, Any] = {}
     for number in range(max(1, len(message.content))):
         given = message.content.get(part(number))
         values = dict(given) if isinstance(given, ConfigRecord) else {}
+        node = None
         try:
-            answer = act(values)
+            node = _node(context.node_config)
+            if (theirs := values.get("version")) != __version__:
+                raise ConfigError(
+                    f"the server runs protofed {claims.clean(theirs or 'of an older version', 40)}, this node "
+                    f"{__version__}: install one version on both"
+                )
+            answer = act(node, values)
         except ProtofedError as error:
-            answer = {"error": str(error), "client": str(values.get("client", ""))}
-        content[part(number)] = ConfigRecord(answer)
+            answer = _refusal(values, error)
+        try:
+            answer = {**answer, **_entered(node, values, answer)}
+        except ProtofedError as error:  # nothing leaves that is not in the ledger
+            answer = _refusal(values, error)
+        content[part(number)] = ConfigRecord({**answer, "version": __version__})
     return Message(RecordDict(content), reply_to=message)
 
 
-def _node(context: Context) -> Node:
-    config = context.node_config
+def _refusal(values: Values, error: ProtofedError) -> Values:
+    """Return a refusal for the server, and log it for the node's operator."""
+    client = str(values.get("client", ""))
+    log.warning("%s", error)
+    return {"error": str(error), "client": client}
+
+
+def _entered(node: Node | None, request: Values, answer: Values) -> Values:
+    """Enter an answer in the node's ledger, if it has one; return the hash of its line."""
+    if node is None or node.state is None:
+        return {}
+    ledger = NodeLedger(Path(str(node.settings.get("ledger", node.state / NAME))).expanduser())
+    return {"ledger": ledger.record(request, answer, node.told)}
+
+
+def _node(given: Mapping[str, Any]) -> Node:
+    config = node_settings(given)
     device, fresh = config.get("device", "auto"), config.get("fresh", False)
     check_device(str(device), "device in --node-config")
     if not isinstance(fresh, bool):
@@ -145,4 +181,5 @@ def _node(context: Context) -> Node:
         raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
     weights = Path(str(config.get("weights-dir", config.get("client-dir", "")))).expanduser()
     folder = str(weights) if {"weights-dir", "client-dir"} & config.keys() else ""
-    return Node(source_of(config), place, str(device), fresh, folder, runs, Policy.of(config))
+    policy = Policy.of(config)
+    return Node(source_of(config), place, str(device), fresh, folder, runs, policy, config)

@@ -176,13 +176,14 @@ class GridExecutor:
         for number, reply in self.nodes.exchange(messages, seconds, self._at_once()):
             for place, sender in enumerate(groups[number]):
                 name = sender.client
+                keep = self.nodes.received(self.nodes.node_of.get(name, 0), name)
                 if sender.trains:
                     with suppress(Exception):  # the client is asked again, and what is wrong is reported then
-                        values = values_of(reply, place)
+                        values = values_of(reply, place, keep)
                         self.early[name] = sender, self._read_trained(values, name), self._left(sender, values)[0]
                     continue
                 try:
-                    values = values_of(reply, place)
+                    values = values_of(reply, place, keep)
                     result, left = read(values, name), self._left(sender, values)
                 except Exception as error:  # no answer of a node may end the run
                     answers[name] = Missing(name, reason_of(error))

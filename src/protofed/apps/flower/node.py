@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from protofed.apps.flower import own
 from protofed.apps.flower.messages import Description, Job, VisitOutcome
 from protofed.apps.flower.pins import check_pins, check_weights, pins
-from protofed.apps.flower.policy import ANY, Policy
+from protofed.apps.flower.policy import ANY, TRAINED, Policy, releases_of
 from protofed.apps.flower.sources import Source, check_counts
 from protofed.apps.flower.state import RUNS, ClientFolder, locked
 from protofed.apps.flower.summary import read_summary
@@ -31,6 +33,7 @@ from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.description import sizes_of
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.stages import secure_stage
+from protofed.stages.privacy.accounting import epsilon
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import decoded, parsed
@@ -57,6 +60,8 @@ class Node:
             which takes that path.
         runs: Runs of which it keeps a client.
         policy: Required of a run.
+        settings: All settings of the node, by name.
+        told: What the ledger says of the answer besides its values: ``shapes`` of arrays, ``epsilon``.
     """
 
     source: Source
@@ -66,6 +71,8 @@ class Node:
     weights: str = ""
     runs: int = RUNS
     policy: Policy = ANY
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
 
     def describe(self, config: str) -> list[Description]:
         """Return descriptions of the node's clients, given the experiment's configuration as JSON."""
@@ -73,10 +80,14 @@ class Node:
         self.policy.check(experiment)
         return self.source.describe(experiment)
 
+    def reads(self, config: str) -> str:
+        """Return the hash of an experiment's configuration as this node reads it."""
+        return sha256(experiment_key(_resolve(config)).encode()).hexdigest()
+
     def fit(self, job: Job) -> dict[str, Any]:
         """Return the sizes of a client's model, as :func:`~protofed.experiments.description.sizes_of` does."""
         experiment = self._experiment(job.config)
-        check_counts(experiment, job.client, self.counts(job))
+        self._check(experiment, job)
         _, roster, _ = _built(self.source, experiment_key(experiment), job.summary, job.client)
         return sizes_of(roster.models[roster[job.client].kind])
 
@@ -106,7 +117,11 @@ class Node:
                 place.enter(training=True)
                 messages = {job.client: job.message}
                 (result,) = Sequential(builder.trainer, roster).train([job.client], messages, job.round)
+                if isinstance(place, Kept) and self.policy.allowed is not None:
+                    self.policy.allowed.count(place.folder.notes, job.client, len(result.message or b""))
                 answered = result, place.trained(result)
+            if isinstance(place, Kept):
+                self.told.update(_told(builder, answered[0].message, job.round, place.folder.notes))
             return self._masked(job, builder.trainer, answered[0]), answered[1]
 
     def keeps_uploads(self, config: str) -> bool:
@@ -155,6 +170,14 @@ class Node:
         execution = replace(experiment.execution, device=self.device, weights_dir=folder)
         return replace(experiment, data=experiment.data.within(folder), execution=execution)
 
+    def _check(self, experiment: Experiment, job: Job) -> None:
+        """Refuse a run, or a model in it, that the node's operator does not allow."""
+        self.policy.check(experiment)
+        (architecture,) = read_summary(job.summary).architectures
+        if self.policy.allowed is not None and architecture.name != claims.PRIVATE:
+            self.policy.allowed.check_model(architecture.name)
+        check_counts(experiment, job.client, self.counts(job))
+
     @contextmanager
     def _open(self, job: Job) -> Iterator[tuple[Builder, Roster, ClientStorage]]:
         """Open the builder, the roster and the storage for a visit; a node never gives a stored client away."""
@@ -163,8 +186,7 @@ class Node:
         if job.state is not None and self.state is not None:
             raise ConfigError("the server sent the client's state, but this node stores its clients itself")
         experiment = self._experiment(job.config)
-        self.policy.check(experiment)
-        check_counts(experiment, job.client, self.counts(job))
+        self._check(experiment, job)
         config = experiment_key(experiment)
         if self.state is None:
             (client,) = self.source.load(experiment, job.client, read_summary(job.summary)).clients
@@ -190,6 +212,20 @@ class Node:
                     folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
                 roster.compute_in_bfloat16(folder.notes[BFLOAT16])
             yield builder, roster, Kept(job, roster, folder, self.fresh)
+
+
+def _told(builder: Builder, upload: bytes | None, round: int, notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the ledger says of an upload: the shapes of its arrays, and ε so far at the run's δ."""
+    method, privacy = builder.method, builder.experiment.privacy
+    told: dict[str, Any] = {}
+    if upload and method.upload_schema is not None:
+        found = builder.trainer.codec.decode(upload, method.upload_schema)
+        told["shapes"] = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    repeated = max(0, notes.get(TRAINED, [0])[0] - round)
+    if privacy.mode != "none" and (releases := releases_of(builder, round, repeated)):
+        spent = epsilon(releases, privacy.delta)
+        told["epsilon"] = spent if math.isfinite(spent) else None
+    return told
 
 
 def _check_broadcast(trainer: LocalTrainer, roster: Roster, client: str, message: bytes) -> None:

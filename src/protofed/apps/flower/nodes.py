@@ -12,16 +12,20 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import httpx
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from protofed import __version__
 from protofed.apps.flower.identity import Bindings, fingerprint
+from protofed.apps.flower.ledger import Receipts
 from protofed.apps.flower.messages import Description, Values, read_descriptions
 from protofed.errors import FederationError, PayloadError
 from protofed.untrusted import claims
+from protofed.untrusted.decoding import take
 
 RECORD = "protofed"
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
@@ -32,6 +36,8 @@ RETRY = 30.0
 """Seconds until a node is asked again after an unusable answer, while too few clients are connected."""
 UNREADABLE = 700
 """Error code for an answer that Flower could not parse."""
+CLOCK = 600.0
+"""Seconds by which a node's clock may differ, the time of the answer included."""
 log = logging.getLogger("protofed")
 
 
@@ -46,6 +52,7 @@ class Nodes:
         left_out: Reasons by node or client.
         asked: Connected nodes that need not be asked for their clients.
         waiting: Of each open question, by Flower's message number.
+        receipts: Record of all answers; None for none.
         members: Clients of the run; None before it has begun.
         excluded: Called with each node or client that is left out, and the reason; None until the run has begun.
     """
@@ -60,6 +67,7 @@ class Nodes:
     asked: set[int] = field(default_factory=set)
     waiting: dict[str, int] = field(default_factory=dict)
     members: Collection[str] | None = None
+    receipts: Receipts | None = None
     excluded: Callable[[str, str], None] | None = None
 
     def refresh(self) -> None:
@@ -128,11 +136,16 @@ class Nodes:
             name = names[number]
             del waiting[name]
             try:
-                answer: Values | str = values_of(reply)
+                answer: Values | str = values_of(reply, 0, self.received(self.node_of.get(name, 0), name))
             except Exception as error:  # no answer of a node may end the run
                 answer = reason_of(error)
             yield name, answer
         yield from waiting.items()
+
+    def received(self, node: int, client: str) -> Callable[[Values], None] | None:
+        """Return what keeps a record of an answer, if this is asked for."""
+        receipts = self.receipts
+        return None if receipts is None else lambda values: receipts.add(node, client, values)
 
     def wait(self, number: int, seconds: float, least: int = 1) -> None:
         """Wait until ``number`` clients are connected; too few are a FederationError.
@@ -192,7 +205,9 @@ class Nodes:
     def _hear(self, node: int, reply: Message, key: str) -> None:
         """Process a node's answer to the question for its clients."""
         try:
-            descriptions = read_descriptions(values_of(reply), self.bindings.per_key)
+            values = values_of(reply, 0, self.received(node, ", ".join(self.bindings.names(key) if key else [])))
+            self._check_node(node, values)
+            descriptions = read_descriptions(values, self.bindings.per_key)
         except Unreachable as error:
             log.warning("node %s: %s", node, error)
             self.asked.discard(node)
@@ -204,6 +219,19 @@ class Nodes:
             self.left_out.pop(f"node {node}", None)
             for description in descriptions:
                 self._welcome(description, node, key)
+
+    def _check_node(self, node: int, values: Values) -> None:
+        """Refuse a node that reads the run's configuration as another one; warn of a wrong clock."""
+        if (theirs := values.get("config")) != (own := sha256(self.config.encode()).hexdigest()):
+            theirs = claims.clean(str(theirs)[:12], 12)
+            raise PayloadError(
+                f"config: the node reads another configuration (hash {theirs}, here {own[:12]}): "
+                "its installation of protofed was changed: install the same one"
+            )
+        ahead = take(values, "time", float) - time.time()
+        if not abs(ahead) < CLOCK:
+            what = f"{abs(ahead) / 3600:.3g} h {'ahead of' if ahead > 0 else 'behind'} this server's"
+            log.warning("node %s: its clock is %s: correct one of them, or its ledger has wrong times", node, what)
 
     def _welcome(self, description: Description, node: int, key: str) -> None:
         name = description.name
@@ -281,16 +309,19 @@ def message(values: Values | Sequence[Values], node: int, kind: str) -> Message:
         kind: ``query``, ``query.secure``, ``train`` or ``evaluate``.
     """
     parts = [values] if isinstance(values, Mapping) else values
-    nonce = {"nonce": secrets.token_hex(16)}
+    nonce = {"nonce": secrets.token_hex(16), "version": __version__}
     content: dict[str, Any] = {part(n): ConfigRecord({**own, **nonce}) for n, own in enumerate(parts)}
     return Message(RecordDict(content), dst_node_id=node, message_type=kind)
 
 
-def values_of(reply: Message, number: int = 0) -> Values:
+def values_of(reply: Message, number: int = 0, receive: Callable[[Values], None] | None = None) -> Values:
     """Return the contents of a reply's part, from 0.
 
+    Args:
+        receive: Called with what has arrived, before it is looked at.
+
     Raises:
-        PayloadError: If the reply reports an error of Flower or of the node.
+        PayloadError: If the reply reports an error of Flower or of the node, or is of another version.
     """
     if reply.has_error():
         kind = PayloadError if reply.error.code == UNREADABLE else Unreachable
@@ -298,10 +329,15 @@ def values_of(reply: Message, number: int = 0) -> Values:
         raise kind(f"node: {reason} (Flower's error {reply.error.code})")
     if not reply.has_content() or not isinstance(reply.content.get(part(number)), ConfigRecord):
         raise PayloadError("message: not an answer of protofed")
-    values: Mapping[str, Any] = dict(reply.content[part(number)])
+    values: Values = dict(reply.content[part(number)])
+    if receive is not None:
+        receive(values)
     if "error" in values:
         raise PayloadError(f"node: {claims.clean(values['error'])}")
-    return dict(values)
+    if (theirs := values.get("version")) != __version__:
+        theirs = claims.clean(theirs or "of an older version", 40)
+        raise PayloadError(f"node: runs protofed {theirs}, this server {__version__}: install one version on both")
+    return values
 
 
 def reason_of(error: Exception) -> str:

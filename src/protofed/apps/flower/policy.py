@@ -1,4 +1,4 @@
-"""The protection that a node requires, whatever a server asks for: ``privacy``, ``epsilon`` and ``delta``."""
+"""A node's requirements of a run, whatever a server asks for: ``privacy``, ``epsilon``, ``delta``, ``[allow]``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from protofed.apps.flower.allow import Allowed
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
 from protofed.experiments.builder import Builder
@@ -23,15 +24,17 @@ TRAINED = "trained"
 
 @dataclass(frozen=True)
 class Policy:
-    """The least protection with which a node takes part in a run.
+    """The least protection with which a node takes part in a run, and what the run may do.
 
     Attributes:
         mode: ``privacy.mode``; ``none`` for any.
+        allowed: None for everything.
     """
 
     mode: Literal["none", "client", "sample"] = "none"
     epsilon: float = math.inf
     delta: float = 1e-5
+    allowed: Allowed | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Policy:
@@ -39,17 +42,19 @@ class Policy:
         if "privacy" not in config:
             if lone := next((name for name in ("epsilon", "delta") if name in config), ""):
                 raise ConfigError(f'{lone} in --node-config needs privacy="sample" or privacy="client"')
-            return cls()
+            return cls(allowed=Allowed.of(config))
         if "epsilon" not in config:
             raise ConfigError("privacy in --node-config needs epsilon, the largest ε of a run, e.g. epsilon=8")
         try:
             found = decoded(dict(config), _Asked, error=ValueError)
         except ValueError as error:
             raise ConfigError(f"{error} (in --node-config)") from None
-        return cls(found.privacy, found.epsilon, found.delta)
+        return cls(found.privacy, found.epsilon, found.delta, Allowed.of(config))
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse a run that protects something else, before anything is told about the data."""
+        """Refuse a run that protects or does something else, before anything is told about the data."""
+        if self.allowed is not None:
+            self.allowed.check(experiment)
         if self.mode == "none":
             return
         if experiment.privacy.mode != self.mode:
@@ -77,24 +82,29 @@ class Policy:
             raise ConfigError(f"{member.name}: round {round} of a run of {rounds}: ε is counted over these")
         trained = notes.setdefault(TRAINED, [0])[0] + 1
         repeated = max(0, trained - round)
-        if member.plan.private is not None:
-            private = member.plan.private
-            training = Training.of(method, member.plan, len(member.train))
-            releases = training.releases(rounds, private.noise, private.means, repeated)
-        else:
-            stage = secure_stage(builder.experiment, builder.trainer)
-            assert stage is not None
-            assert stage.noisy is not None
-            noise = stage.noisy.noise.deviation / (builder.experiment.privacy.clip * stage.noisy.unit)
-            sending = sum(method.sends(number) for number in range(1, rounds + 1))
-            releases = [Release(noise, 1.0, sending + repeated)]
-        if (found := epsilon(releases, self.delta, "pld")) > self.epsilon:
+        releases = releases_of(builder, rounds, repeated)
+        if (found := epsilon(releases, self.delta, "pld") if releases else math.inf) > self.epsilon:
             again = f", {repeated} repeated" if repeated else ""
             raise ConfigError(
                 f"{member.name}: ε would be {found:.3g} at δ = {self.delta:g} after {rounds} rounds{again}, but "
                 f"this node allows {self.epsilon:g} (epsilon in its --node-config)"
             )
         notes[TRAINED] = [trained]
+
+
+def releases_of(builder: Builder, rounds: int, repeated: int = 0) -> list[Release]:
+    """Return what a client's uploads of some rounds cost; nothing where it adds no noise itself."""
+    method, (member,) = builder.method, builder.members
+    if member.plan.private is not None:
+        private = member.plan.private
+        training = Training.of(method, member.plan, len(member.train))
+        return list(training.releases(rounds, private.noise, private.means, repeated))
+    stage = secure_stage(builder.experiment, builder.trainer)
+    if stage is None or stage.noisy is None:
+        return []
+    noise = stage.noisy.noise.deviation / (builder.experiment.privacy.clip * stage.noisy.unit)
+    sending = sum(method.sends(number) for number in range(1, rounds + 1))
+    return [Release(noise, 1.0, sending + repeated)]
 
 
 class _Asked(Struct):

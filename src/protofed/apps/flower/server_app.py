@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from protofed.analysis.report import write_report
 from protofed.apps.flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed.apps.flower.grid import GridExecutor, Nodes
+from protofed.apps.flower.ledger import Receipts
 from protofed.apps.flower.node import experiment_key
 from protofed.apps.flower.summary import client_summaries, described_federation, scored
 from protofed.config.architectures import FederationSummary
@@ -106,7 +107,8 @@ def _federation(
     local = _as_server(experiment)
     if simulated:  # all nodes belong to this run
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
-    nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings())
+    receipts = None if simulated else Receipts(files.path)
+    nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings(), receipts=receipts)
     admitted = gathering.admitted(local.robust.admitted)
     local = without(replace(local, robust=replace(local.robust, admitted=admitted)), forgotten(files.path))
     record = files.path / NODES
