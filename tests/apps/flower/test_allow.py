@@ -96,11 +96,11 @@ def test_uploads_beyond_the_bytes_allowed_do_not_leave(root, tmp_path):
 def test_bytes_are_counted_over_a_run():
     allowed = Allowed(("fedproto",), bytes=10)
     notes: dict = {}
-    allowed.count(notes, "ann", b"12345678")
-    allowed.count(notes, "ann", None)
+    allowed.count(notes, "ann", 8)
+    allowed.count(notes, "ann", 0)
     assert notes == {SENT: [8]}
     with pytest.raises(ConfigError, match="would be 11 bytes, but this node allows 10"):
-        allowed.count(notes, "ann", b"123")
+        allowed.count(notes, "ann", 3)
     assert notes == {SENT: [8]}
 
 
