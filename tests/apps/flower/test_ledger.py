@@ -108,7 +108,7 @@ def test_missing_last_lines_are_found_with_the_servers_record_only(tmp_path):
     receipts = ledger.Receipts(tmp_path)
     for _ in range(3):
         head = NodeLedger(path).record(REQUEST, VALUES)
-        receipts.add(1, "ann", {**VALUES, "ledger": head, "version": "x"})
+        receipts.add(2**64 - 1, "ann", {**VALUES, "ledger": head, "version": "x"})
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     known = {digest: found for _, digest, found in read_ledger(path) if isinstance(found, LedgerEntry)}
     assert len(known) == 2

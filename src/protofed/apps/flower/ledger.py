@@ -198,7 +198,7 @@ class Receipt:
     """
 
     time: Line
-    node: Count
+    node: Line
     client: Line
     bytes: Count
     sha256: Hash
@@ -216,7 +216,7 @@ class Receipts:
         packed, head = canonical(values), values.get("ledger", "")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         said = claims.clean(head, 64) if isinstance(head, str) else ""
-        receipt = Receipt(now, node, claims.clean(client, 64), len(packed), sha256(packed).hexdigest(), said)
+        receipt = Receipt(now, str(node), claims.clean(client, 64), len(packed), sha256(packed).hexdigest(), said)
         with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(receipt), ensure_ascii=False) + "\n")
 
