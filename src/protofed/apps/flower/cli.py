@@ -132,6 +132,38 @@ def check(
     raise typer.Exit(1 if problems else 0)
 
 
+@deploy.command(no_args_is_help=True)
+def status(
+    place: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run directory at the server, or the state-dir of a node.")
+    ],
+    serve: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve /health, /metrics (Prometheus) and /status (JSON) there."),
+    ] = None,
+) -> None:
+    """Print how a run or a node fares, or serve it; exit status 1 if something is wrong."""
+    from protofed.apps.flower import status as states
+    from protofed.apps.flower.trust import split_address
+
+    found = states.status(place)
+    if serve is not None:
+        host, port = split_address(serve)
+        server = states.server(place, host, port)
+        console.print(Text(f"http://{serve}/health, /metrics and /status; Ctrl+C ends it"), soft_wrap=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            server.server_close()
+        return
+    for line in found.lines:
+        console.print(Text(line), soft_wrap=True)
+    console.print(
+        Text("healthy" if found.healthy else "not healthy"), style="green" if found.healthy else "bold red"
+    )
+    raise typer.Exit(0 if found.healthy else 1)
+
+
 def ledger(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A node's ledger.jsonl, or the node's state-dir.")],
     against: Annotated[

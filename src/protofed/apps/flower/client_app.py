@@ -22,6 +22,7 @@ with uncollected():  # each message is answered by a new process
     from protofed import __version__
     from protofed.apps.flower import held
     from protofed.apps.flower.ledger import NAME, NodeLedger
+    from protofed.apps.flower.logs import format_as_asked
     from protofed.apps.flower.messages import (
         Job,
         Values,
@@ -168,6 +169,7 @@ def _entered(node: Node | None, request: Values, answer: Values) -> Values:
 
 
 def _node(given: Mapping[str, Any]) -> Node:
+    format_as_asked()
     config = node_settings(given)
     device, fresh = config.get("device", "auto"), config.get("fresh", False)
     check_device(str(device), "device in --node-config")

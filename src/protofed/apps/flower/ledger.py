@@ -221,6 +221,21 @@ class Receipts:
             file.write(json.dumps(asdict(receipt), ensure_ascii=False) + "\n")
 
 
+def read_receipts(path: Path) -> Iterator[Receipt]:
+    """Yield the answers on a server's record; one that is still being written is left out.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+    """
+    try:
+        with open_ordinary(path) as file:
+            for number, raw in enumerate(lines(file, LINE), start=1):
+                if raw.endswith(b"\n"):
+                    yield decoded(parse_json(raw), Receipt, f"line {number}", ValueError, exact=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+
+
 def compare(entries: Mapping[str, LedgerEntry], path: Path) -> Iterator[str]:
     """Lay a server's record beside a ledger; yield in words each of its answers that the ledger lacks.
 
@@ -228,17 +243,12 @@ def compare(entries: Mapping[str, LedgerEntry], path: Path) -> Iterator[str]:
         entries: By the hash of their lines. Answers of other clients are left out.
     """
     clients = {entry.client for entry in entries.values()}
-    try:
-        with open_ordinary(path) as file:
-            for number, raw in enumerate(lines(file, LINE), start=1):
-                receipt = decoded(parse_json(raw), Receipt, f"line {number}", ValueError, exact=True)
-                if receipt.client not in clients:
-                    continue
-                entry = entries.get(receipt.ledger)
-                who = f"{receipt.time} {receipt.client}"
-                if entry is None:
-                    yield f"{who}: {receipt.bytes} bytes were received that the ledger lacks"
-                elif entry.sha256 != receipt.sha256:
-                    yield f"{who}: what was received is not what the ledger says had left"
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+    for receipt in read_receipts(path):
+        if receipt.client not in clients:
+            continue
+        entry = entries.get(receipt.ledger)
+        who = f"{receipt.time} {receipt.client}"
+        if entry is None:
+            yield f"{who}: {receipt.bytes} bytes were received that the ledger lacks"
+        elif entry.sha256 != receipt.sha256:
+            yield f"{who}: what was received is not what the ledger says had left"

@@ -18,6 +18,7 @@ from protofed.analysis.report import write_report
 from protofed.apps.flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed.apps.flower.grid import GridExecutor, Nodes
 from protofed.apps.flower.ledger import Receipts
+from protofed.apps.flower.logs import format_as_asked
 from protofed.apps.flower.node import experiment_key
 from protofed.apps.flower.summary import client_summaries, described_federation, scored
 from protofed.config.architectures import FederationSummary
@@ -277,6 +278,7 @@ def main(grid: Grid, context: Context) -> None:
     log.handlers, log.level, log.propagate = flower.handlers, logging.INFO, False
     config = dict(context.run_config)
     try:
+        format_as_asked()
         overrides = parse_overrides(shlex.split(str(config.get("overrides", ""))))
         # Flower's own simulation; its module moves between releases.
         simulated = type(grid).__name__ == "InMemoryGrid"
