@@ -31,7 +31,7 @@ Numbers = dict[str, dict[tuple[str, ...], float]]
 
 
 @dataclass
-class Status:
+class Health:
     """The state of one side.
 
     Attributes:
@@ -62,7 +62,7 @@ HELP = {
 """Description and labels of each number."""
 
 
-def status(place: Path, now: datetime | None = None) -> Status:
+def status(place: Path, now: datetime | None = None) -> Health:
     """Return the state of a run directory of a server, or of a node's state folder or ledger.
 
     Raises:
@@ -84,7 +84,7 @@ def _age(text: str, now: datetime) -> float:
         raise CheckpointError(f"{text!r} is no time in UTC: expected e.g. 2026-01-31T12:00:00+00:00") from None
 
 
-def _server(folder: Path, now: datetime) -> Status:
+def _server(folder: Path, now: datetime) -> Health:
     heard: dict[str, float] = {}
     if (folder / RECEIVED).is_file():
         for receipt in read_receipts(folder / RECEIVED):
@@ -93,7 +93,7 @@ def _server(folder: Path, now: datetime) -> Status:
     numbers: Numbers = {"last_message_age_seconds": {(name,): age for name, age in heard.items()}}
     seen = [f"{name}: last message {duration(age)} ago" for name, age in heard.items()]
     if not (folder / "rounds.jsonl").is_file():
-        return Status("server", quiet < QUIET, ["no round is complete yet", *seen], numbers)
+        return Health("server", quiet < QUIET, ["no round is complete yet", *seen], numbers)
     run = load_run(folder)
     last = run.rounds[-1] if run.rounds else None
     pace = statistics.median(record.seconds["total"] for record in run.rounds[-5:]) if last else 0.0
@@ -107,7 +107,7 @@ def _server(folder: Path, now: datetime) -> Status:
         "clients_left_out": len(run.federation.left_out),
     }
     numbers |= {name: {(): float(value)} for name, value in single.items()}
-    return Status("server", healthy, [*_told(run, pace, healthy), *seen], numbers)
+    return Health("server", healthy, [*_told(run, pace, healthy), *seen], numbers)
 
 
 def _told(run: Run, pace: float, healthy: bool) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _told(run: Run, pace: float, healthy: bool) -> Iterator[str]:
     yield from (f"left out: {who}: {why}" for who, why in run.federation.left_out.items())
 
 
-def _node(ledger: Path, now: datetime) -> Status:
+def _node(ledger: Path, now: datetime) -> Health:
     found = list(read_ledger(ledger))
     faults = [f"line {number} {fault}" for number, _, fault in found if isinstance(fault, str)]
     entries = [entry for _, _, entry in found if isinstance(entry, LedgerEntry)]
@@ -148,13 +148,13 @@ def _node(ledger: Path, now: datetime) -> Status:
         "last_message_age_seconds": {(name,): age for name, age in ages.items()},
         "epsilon": {(name,): cost for name, cost in spent.items()},
     }
-    return Status("node", not faults and not refused, [*lines, *faults], numbers)
+    return Health("node", not faults and not refused, [*lines, *faults], numbers)
 
 
 class _Numbers(Collector):
     """The numbers of a status in the form of Prometheus."""
 
-    def __init__(self, found: Status) -> None:
+    def __init__(self, found: Health) -> None:
         self.found = found
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -167,7 +167,7 @@ class _Numbers(Collector):
             yield family
 
 
-def metrics(found: Status) -> bytes:
+def metrics(found: Health) -> bytes:
     """Return a status as a page that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Numbers(found))
@@ -188,7 +188,7 @@ def server(place: Path, host: str, port: int) -> ThreadingHTTPServer:
             try:
                 found = status(place)
             except ProtofedError as error:
-                found = Status("server", False, [str(error)])
+                found = Health("server", False, [str(error)])
             shown: dict[str, Any] = {name: value for name, value in asdict(found).items() if name != "numbers"}
             pages = {
                 "/health": ("text/plain", b"ok\n" if found.healthy else b"not healthy\n"),
