@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, PayloadError, unknown_name
-from protofed.methods.contract import Local
+from protofed.methods.contract import Local, Upload
 from protofed.rounds.stage import Opened, Stage
 from protofed.runs.records import Accuracy, Attack, RoundRecord
 from protofed.stages.attack import backdoor
 from protofed.stages.attack.attacks import ATTACKS, AttackOptions, Knowledge, inflated
+from protofed.stages.attack.colluding import COLLUDING, crafted
 from protofed.stages.robust.believed import scaled
 from protofed.stages.robust.vectors import Counts, parts_of
 from protofed.visits.contract import Evaluated, Trained
@@ -76,10 +78,32 @@ class Attackers(Stage):
     def __call__(self, uploads: Iterator[Trained], opened: Opened, record: RoundRecord) -> Iterator[Trained]:
         """Yield the results of the visits, with other messages of hostile clients."""
         schema = self.trainer.method.upload_schema
+        if self.options.kind in COLLUDING and schema is not None:
+            yield from self._together(list(uploads), schema)
+            return
         for result in uploads:
             if result.client in self.names and schema is not None and result.message is not None:
                 message = self._message(result, opened.messages[result.client], schema, opened.round)
                 result = replace(result, message=message)
+            yield result
+
+    def _together(self, results: Sequence[Trained], schema: Schema) -> Iterator[Trained]:
+        """Yield the results with messages of hostile clients that were made from those of all others."""
+        codec, method = self.trainer.codec, self.trainer.method
+        honest: list[Upload] = []
+        for result in results:
+            with suppress(PayloadError):  # a diverged model; it sends what it has
+                if result.message is not None:
+                    payload = cast(codec.decode(result.message, schema), method.task.dtype)
+                    honest.append(Upload(result.client, payload))
+        counts = {u.client: self.clients[u.client].train.counts(method.task.num_classes).cpu() for u in honest}
+        made = crafted(self.options.kind, honest, self.names, parts_of(schema), counts, self.options.strength)
+        for result in results:
+            if result.client in made:
+                payload, samples = made[result.client].payload, len(self.clients[result.client].train)
+                if self.options.samples:
+                    payload = inflated(payload, schema, self.options.samples / samples)
+                result = replace(result, message=self._encoded(payload, schema))
             yield result
 
     def scored(self, results: Sequence[Evaluated], names: Sequence[str], record: RoundRecord) -> None:
@@ -103,10 +127,13 @@ class Attackers(Stage):
             return result.message
         if self.options.samples:
             payload = inflated(payload, schema, self.options.samples / len(self.clients[result.client].train))
+        return self._encoded(payload, schema)
+
+    def _encoded(self, payload: Payload, schema: Schema) -> bytes:
         try:
-            return codec.encode(payload, schema)
+            return self.trainer.codec.encode(payload, schema)
         except PayloadError:
-            return codec.encode(_finite(payload, schema), schema)
+            return self.trainer.codec.encode(_finite(payload, schema), schema)
 
     def _knowledge(self, client: str, opening: bytes | None, schema: Schema, round: int) -> Knowledge:
         method, broadcast = self.trainer.method, None

@@ -19,8 +19,21 @@ from protofed.untrusted import limits
 from protofed.wire.schema import Payload, Schema
 from protofed.wire.validate import COUNT_LIMIT
 
-Kind = Literal["none", "sign_flip", "random", "swapped_labels", "huge", "counts", "backdoor", "free_rider"]
-SCALES: dict[str, float] = {"sign_flip": 100.0, "random": 3.0, "huge": 1e9, "backdoor": 1.0}
+Kind = Literal[
+    "none",
+    "sign_flip",
+    "random",
+    "swapped_labels",
+    "huge",
+    "counts",
+    "backdoor",
+    "free_rider",
+    "alie",
+    "inner_product",
+    "min_max",
+    "limit",
+]
+SCALES: dict[str, float] = {"sign_flip": 100.0, "random": 3.0, "huge": 1e9, "limit": 2.0}
 
 
 @dataclass(frozen=True)
@@ -32,13 +45,18 @@ class AttackOptions(Options):
         "sign_flip: vectors times -scale; random: Gaussian noise of scale standard deviations; swapped_labels: "
         "each class gets the vector of another; huge: ± scale everywhere; counts: the largest sample counts; "
         "backdoor: prototypes or weights that serve a trigger (BAPFL, arXiv 2509.12964); free_rider: the broadcast "
-        "is sent back",
+        "is sent back. From all honest uploads of the round, to look like them: alie: mean - z standard deviations "
+        "(Baruch et al., 2019); inner_product: -scale times the mean; min_max: as far from the mean as honest ones "
+        "are apart; limit: against the mean, scale times the median length",
     )
     clients: int | tuple[str, ...] = option(
         1, "how many hostile clients, drawn by the seed, or their names", least=0
     )
     scale: float | None = option(
-        None, "strength (none = 100 for sign_flip, 3 for random, 1e9 for huge, 1 else)", above=0, most=10**9
+        None,
+        "strength (none = 1, but 100 for sign_flip, 3 for random, 1e9 for huge, 2 for limit)",
+        above=0,
+        most=10**9,
     )
     samples: int = option(
         0,
