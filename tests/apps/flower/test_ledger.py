@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
+from hypothesis import given
+from hypothesis import strategies as st
 from typer import Exit
 
 from network import FakeGrid, nodes_of, over, wanted
@@ -167,3 +169,22 @@ def test_the_command_prints_each_message_and_the_verdict(finished, capsys):
     assert end.value.exit_code == 0
     assert "upload of classes 3, prototypes 3×5" in out
     assert "the chain holds, and has all that the server received" in out
+
+
+@pytest.fixture(scope="module")
+def three_lines(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lines") / "ledger.jsonl"
+    for _ in range(3):
+        NodeLedger(path).record(REQUEST, VALUES)
+    return path.read_bytes()
+
+
+@given(place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
+def test_any_changed_byte_of_an_earlier_line_is_found(place, byte, three_lines, tmp_path_factory):
+    earlier = three_lines.rstrip(b"\n").rfind(b"\n") + 1
+    at = int(place * earlier)
+    path = tmp_path_factory.getbasetemp() / "changed.jsonl"
+    path.write_bytes(three_lines[:at] + bytes([byte]) + three_lines[at + 1 :])
+    wrong = [found for found in entries(path) if isinstance(found, str)]
+    assert bool(wrong) == (three_lines[at] != byte)
+    assert all("\n" not in text and len(text) < 400 for text in wrong)
