@@ -23,7 +23,7 @@ WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 COMMANDS = {"pipx", "uv", "uvx", "grep"}
 """Commands of the runner, or installed by the step before."""
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-PAPER = (REPOSITORY / "paper/paper.md").read_text()
+PAPER = path.read_text() if (path := REPOSITORY / "paper/paper.md").is_file() else ""
 
 
 def load(path):
