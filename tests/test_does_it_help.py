@@ -16,7 +16,7 @@ from support import script
 
 PAGES = ("README.md", "docs/does-it-help.md")
 INTERVAL = re.compile(r"[+-]\d+\.\d+ \([+-]\d+\.\d+ … [+-]\d+\.\d+\)")
-LINK = re.compile(r"\((?:docs/)?((?:study|reproduction)/[\w-]+)\.md\)")
+LINK = re.compile(r"\((?:\.\./)?(?:docs/)?((?:study|reproduction)/[\w-]+)\.md\)")
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +32,15 @@ def test_the_pages_are_made_of_the_committed_figures(tool, monkeypatch):
 
 def statements() -> list[tuple[str, str]]:
     """Return page and text of every paragraph, item and table row that quotes an interval or a study."""
-    found = []
-    for page in PAGES:
-        text = (REPOSITORY / page).read_text().replace("−", "-")
-        text = re.sub(r"<!-- overview.*end of overview -->|```.*?```", "", text, flags=re.S)
-        for part in re.split(r"\n\s*\n|\n(?=- |\d\. |\|)", text):
-            own = " ".join(part.split())
-            if INTERVAL.search(own) or LINK.search(own):
-                found.append((page, own))
-    return found
+    return [(page, own) for page in PAGES for own in statements_of(page)]
+
+
+def statements_of(page: str) -> list[str]:
+    """Return the text of every paragraph, item and table row of a page that quotes an interval or a study."""
+    text = (REPOSITORY / page).read_text().replace("−", "-")
+    text = re.sub(r"<!-- overview.*end of overview -->|```.*?```", "", text, flags=re.S)
+    parts = (" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=- |\d\. |\|)", text))
+    return [own for own in parts if INTERVAL.search(own) or LINK.search(own)]
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,11 @@
 """What the docs say of the papers' tables and claims: ``python tools/reproduction_pages.py [--check]``.
 
-Tables and claims with their verdicts in docs/reproduction, and gains over controls in its README.md, come
-from the results in ``src/protofed/apps/reproduction/results``, at the scales and rounds of ``verdicts.json``
-there. What lies between two marks of a page is replaced; a test runs this with ``--check``. After further runs,
-``--add FILE`` takes in the ``results.csv`` of a folder in which ``protofed reproduce`` ran, and ``--verdicts``
-writes the verdicts on the results into ``verdicts.json``: look at what it changes.
+Tables and claims with their verdicts in docs/reproduction and in the baseline of hub/, and gains over controls
+in the former's README.md, come from the results in ``src/protofed/apps/reproduction/results``, at the scales
+and rounds of ``verdicts.json`` there. What lies between two marks of a page is replaced; a test runs this with
+``--check``. After further runs, ``--add FILE`` takes in the ``results.csv`` of a folder in which ``protofed
+reproduce`` ran, and ``--verdicts`` writes the verdicts on the results into ``verdicts.json``: look at what it
+changes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from protofed.apps.reproduction.papers import ACCURACY, CODED, Claim, Paper, pap
 from protofed.apps.reproduction.results import FOLDER, Result, committed, read_results, write_results
 from protofed.apps.reproduction.verdicts import CONTRADICTED, NOT_RUN
 
-PAGES = Path(__file__).parent.parent / "docs" / "reproduction"
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "reproduction"
+BASELINE = ROOT / "hub" / "baseline-fedproto" / "README.md"
 RESULTS = dict(committed())
 OTHER_RULE = "head"
 """Inference rule that nearly all methods have, by which tables are shown once more."""
@@ -84,6 +87,16 @@ def results(paper: Paper) -> Iterator[str]:
             yield as_markdown(sheet, facts_of(sheet, command))
             if any(result.rule != OTHER_RULE and result.others.get(OTHER_RULE) for result in sheet.results()):
                 yield as_markdown(by_head, facts_of(by_head, f"{command} --rule {OTHER_RULE}"), known=True)
+
+
+def baseline(paper: Paper) -> Iterator[str]:
+    """Yield a paper's first table at the largest scale, as its text describes the methods."""
+    yield JPEG
+    scope = next(iter(committed_scopes().values()))
+    sheet = Sheet(paper, replace(paper.table(1), coded={}), scope, find)
+    seeds = ",".join(map(str, scope.seeds))
+    command = f"protofed reproduce {paper.name}/table1{_only(sheet)} --scale {scope.scale} --seeds {seeds}"
+    yield as_markdown(sheet, facts_of(sheet, command))
 
 
 def _only(sheet: Sheet) -> str:
@@ -233,6 +246,7 @@ def main() -> None:
         keep_verdicts()
     parts = {PAGES / f"{p.name}.md": {"claims": claims(p), "results": results(p)} for p in papers().values()}
     parts[PAGES / "README.md"] = {"gains": gains()}
+    parts[BASELINE] = {"claims": claims(paper := papers()["fedproto"]), "baseline": baseline(paper)}
     for path, made in parts.items():
         page = text = path.read_text(encoding="utf-8")
         for name, lines in made.items():

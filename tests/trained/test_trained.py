@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -544,8 +545,12 @@ def test_export_on_the_command_line(run, tmp_path, monkeypatch, capsys):
     tests = run.clients[1].test
     assert out == (
         f"Written: client-01.pt2, by the rule global; equal to predict on {sum(tests)} test samples of client-01 "
-        "and 200 random samples\n"
+        "and 200 random samples. Card: client-01.pt2.model-card.md\n"
     )
+    card = Path("client-01.pt2.model-card.md").read_text()
+    assert "\n# client-01 by fedproto\n" in card
+    assert "- File: client-01.pt2;" in card
+    assert f"The file is equal to predict on {sum(tests)} test samples of client-01 and 200 random" in card
     status, _, error = command(monkeypatch, capsys, *arguments[:-1], "tflite")
     assert status == 2
     assert "unknown format 'tflite'" in error

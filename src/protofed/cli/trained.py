@@ -115,7 +115,7 @@ def export(
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write a client's model with its preprocessing, a rule and class names, and check it against predict."""
+    """Write a client's model with preprocessing, a rule, class names and a card; check it against predict."""
     with uncollected():
         from protofed.api import load_run
         from protofed.trained import exporting
@@ -123,7 +123,7 @@ def export(
     suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == format), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
     written = exporting.export(run, run.client(client), path, format, rule, samples or (), trust_code)
-    typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}")
+    typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Card: {written.card}")
 
 
 @app.command()

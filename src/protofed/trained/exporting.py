@@ -21,7 +21,8 @@ from protofed.compute.seeding import generator
 from protofed.errors import ConfigError, ModelError, ProtofedError, unknown_name
 from protofed.models import SplitModel
 from protofed.runs.run import Run
-from protofed.storage.files import write_bytes
+from protofed.storage.files import write_bytes, write_text
+from protofed.trained import cards
 from protofed.trained.inputs import from_files
 from protofed.trained.metrics import data_of
 from protofed.trained.opening import BATCH, Ruled, TrainedClient
@@ -71,11 +72,13 @@ class Written(NamedTuple):
     Attributes:
         rule: By which it classifies.
         checked: Samples on which it was compared with the client, in words.
+        card: The model card beside it.
     """
 
     path: Path
     rule: str
     checked: str
+    card: Path
 
 
 def export(
@@ -89,7 +92,8 @@ def export(
 ) -> Written:
     """Write a client's model with its preprocessing, an inference rule and the names of the classes.
 
-    The file is read back and compared with the client's predictions of real samples and of random ones.
+    The file is read back and compared with the client's predictions of real samples and of random ones. A model
+    card is written beside it.
 
     Args:
         run: If its data are at hand, the real samples are the client's own test samples.
@@ -108,7 +112,8 @@ def export(
     rule, random = trained.rule(rule), _samples(trained)
     real, name = _real(run, trained, files, trust_code)
     try:
-        content, opened = _written(chosen, _traced(trained, rule, random[:2]), random[:2], described(trained, rule))
+        facts = described(trained, rule)
+        content, opened = _written(chosen, _traced(trained, rule, random[:2]), random[:2], facts)
     except ModelError as error:
         others = [each for each in trained.rules if each != rule and _traces(trained, each, random[:2])]
         raise ModelError(
@@ -119,13 +124,17 @@ def export(
     for samples in (real, random):
         if read is not None and len(samples):
             _compare(trained, rule, path, read, samples)
-    write_bytes(path, content)
     told = (
         f"{len(real)} {name} and {SAMPLES} random samples"
         if len(real)
         else f"{SAMPLES} random samples alone ({name})"
     )
-    return Written(path, rule, f"equal to predict on {told}" if read else "not checked without onnxruntime")
+    checked = f"equal to predict on {told}" if read else "not checked without onnxruntime"
+    card = cards.model_card(run, trained, path.name, facts, checked)
+    write_bytes(path, content)
+    beside = path.with_name(path.name + cards.SUFFIX)
+    write_text(beside, card)
+    return Written(path, rule, checked, beside)
 
 
 def _real(run: Run, trained: TrainedClient, files: Sequence[Path], trust_code: bool) -> tuple[Tensor, str]:

@@ -71,7 +71,7 @@ class TrainedRun(Run):
     def export(
         self, client: str, path: str | Path, format: str = "", rule: str = "", samples: Sequence[str | Path] = ()
     ) -> Path:
-        """Write a client's model with its preprocessing, a rule and the names of the classes, and check the file.
+        """Write a client's model with its preprocessing, a rule and class names, check the file, add a model card.
 
         Args:
             format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
