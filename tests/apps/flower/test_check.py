@@ -182,7 +182,7 @@ def test_the_state_folder(north, tmp_path):
     request = {"state_dir": state, "client_dir": north, "recipe": "quickstart"}
     request["overrides"] = ("method.name=fedproto", *SMALL)
     assert findings(**request)["state-dir"].text == f"{state}: does not exist yet, can be created"
-    state.mkdir()
+    state.mkdir(mode=0o700)
     assert findings(**request)["state-dir"].text == f"{state}: writable, holds 0 runs"
     client = ClientFolder(state / "north", "run1")  # as a node writes it
     client.commit(client.write(Snapshot(model(), {}, {}), 1), None, 1, set())

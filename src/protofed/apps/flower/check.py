@@ -1,6 +1,7 @@
 """Checks of a node's data, model, certificates and key, for its operator to run before the first round.
 
-Every check ends in one line: ok; a problem and its remedy; or skipped, because its option is not given.
+Every check ends in one line: ok; a warning of an end that is near; a problem and its remedy; or skipped, because
+its option is not given.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -16,6 +18,7 @@ from cryptography import x509
 
 from protofed import models
 from protofed.apps.flower import trust
+from protofed.apps.flower.folder import check_private
 from protofed.apps.flower.roster import read_signed
 from protofed.apps.flower.sources import check_counts
 from protofed.apps.flower.state import INDEX
@@ -63,12 +66,16 @@ class CheckResult(NamedTuple):
     """The outcome of one check."""
 
     name: str
-    state: Literal["ok", "problem", "skipped"]
+    state: Literal["ok", "warning", "problem", "skipped"]
     text: str
 
 
 class _SkippedError(Exception):
     """Raised by a check that cannot be carried out."""
+
+
+class _WarningError(Exception):
+    """Raised by a check that finds nothing wrong but an end that is near."""
 
 
 def check_node(request: CheckRequest) -> Iterator[CheckResult]:
@@ -90,6 +97,8 @@ def check_node(request: CheckRequest) -> Iterator[CheckResult]:
             yield CheckResult(name, "ok", step())
         except _SkippedError as reason:
             yield CheckResult(name, "skipped", str(reason))
+        except _WarningError as warning:
+            yield CheckResult(name, "warning", str(warning))
         except ProtofedError as error:
             yield CheckResult(name, "problem", str(error))
         except OSError as error:  # e.g. no permission to list a folder or to read a file
@@ -163,6 +172,7 @@ class _Node:
             ) from None
         if not folder.exists():
             return f"{folder}: does not exist yet, can be created"
+        check_private(folder)
         runs = sum(1 for _ in folder.glob(f"*/*/{INDEX}"))  # STATE-DIR/CLIENT/RUN
         older = next(folder.glob(f"*/{INDEX}"), None)
         left = f"; {older.parent} is of an older version: its files stay, and are not read" if older else ""
@@ -178,7 +188,7 @@ class _Node:
         path = _given(self.request.root_certificates, "--root-certificates").expanduser()
         self.authorities = trust.read_authorities(path)
         until = min(authority.not_valid_after_utc for authority in self.authorities)
-        return f"{path}: {trust.full_name(self.authorities[0].subject)}, valid until {until:%Y-%m-%d}"
+        return _until(f"{path}: {trust.full_name(self.authorities[0].subject)}", until)
 
     def check_tls(self) -> str:
         _given(self.request.superlink, "--superlink")
@@ -186,10 +196,15 @@ class _Node:
         if self.address is None or not self.authorities:
             raise _SkippedError("needs a SuperLink that answers and root certificates without problems")
         shown = trust.handshake(*self.address, path, self.authorities)
-        return f"certificate for {trust.host_names(shown)}, valid until {shown.not_valid_after_utc:%Y-%m-%d}"
+        return _until(f"certificate for {trust.host_names(shown)}", shown.not_valid_after_utc)
 
     def check_key(self) -> str:
-        return trust.check_key(_given(self.request.key, "--key").expanduser())
+        key = _given(self.request.key, "--key").expanduser()
+        text, certificate = trust.check_key(key), key.with_name(f"{key.name}.crt")
+        if self.request.authority is None or not certificate.exists():
+            return text
+        until = trust.check_issued(certificate, key, self.request.authority.expanduser())
+        return _until(f"{text}; {certificate.name} is the authority's", until)
 
     def check_roster(self) -> str:
         path = _given(self.request.roster, "--roster").expanduser()
@@ -204,14 +219,22 @@ class _Node:
                 f"{path}: lists {name} with another key than {key}, which is that of {own}: correct one"
             )
         hint = f', which needs client="{own}" in --node-config' if name != own else ""
-        until = f"valid until {found.until:%Y-%m-%d}"
-        return f"{path}: {len(found.keys)} clients of {found.federation}, {until}; this node is {own}{hint}"
+        text = f"{path}: {len(found.keys)} clients of {found.federation}"
+        return _until(text, found.until, f"; this node is {own}{hint}")
 
 
 def _given(value: T | None, option: str) -> T:
     if value is None:
         raise _SkippedError(f"no {option} given")
     return value
+
+
+def _until(text: str, end: datetime, more: str = "") -> str:
+    """Return a text with the end of something valid; raise it as a warning if that is near."""
+    text = f"{text}, valid until {end:%Y-%m-%d}"
+    if warning := trust.remaining(end):
+        raise _WarningError(f"{text}, {warning}{more}")
+    return text + more
 
 
 def _read_client(folder: Path, experiment: Experiment | None, classes: tuple[str, ...]) -> FederatedData:
