@@ -177,10 +177,8 @@ def read_request(path: Path) -> Request:
             request = x509.load_pem_x509_csr(content)
             subject = list(request.subject)
             key, valid = request.public_key(), request.is_signature_valid
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            raise ValueError(
-                "not a certificate request such as `protofed deploy request` makes, or damaged"
-            ) from None
+        except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
+            raise ValueError("not a certificate request, such as `protofed deploy request` makes") from None
         if not valid:
             raise ValueError("its signature fails: it was changed, or whoever made it does not have the key")
         if [attribute.oid for attribute in subject] != [NameOID.COMMON_NAME]:
@@ -199,7 +197,7 @@ def read_request(path: Path) -> Request:
 def _opened(folder: Path) -> Iterator[Authority]:
     """Open an authority's folder for a change; nobody else changes it meanwhile."""
     key, (certificate, *more) = trust.load_signer(folder / KEY), trust.read_authorities(folder / CERTIFICATE)
-    if more or certificate.public_key() != key.public_key():
+    if more or trust.public_key(certificate) != key.public_key():
         raise ConfigError(f"{folder / CERTIFICATE}: is not the certificate of {KEY} beside it alone: restore it")
     with (folder / KEY).open("rb") as file:
         if not lock(file.fileno()):
@@ -219,10 +217,7 @@ def _read_revoked(path: Path) -> dict[str, Revoked]:
 
 
 def _renewed_server(path: Path, authority: Signed, start: datetime, end: datetime) -> bytes:
-    try:
-        old = x509.load_pem_x509_certificate(read_bytes(path, limits.PEM_BYTES))
-        if not trust.issued(old, authority.certificate):
-            raise ValueError("not of this authority")
-        return renewed_certificate(authority, old, start, end)
-    except (OSError, ValueError, x509.ExtensionNotFound) as error:
-        raise ConfigError(f"{path}: {reason(error)}: restore it, or move it away") from None
+    old = trust.load_certificate(path)
+    if not trust.issued(old, authority.certificate):
+        raise ConfigError(f"{path}: not of this authority: restore it, or move it away")
+    return renewed_certificate(authority, old, start, end)

@@ -155,7 +155,7 @@ def _statement(fields: Mapping[str, Any]) -> bytes:
 
 def _signed(fields: Mapping[str, Any], authority: x509.Certificate) -> bool:
     """Return whether an authority signed a roster."""
-    key = authority.public_key()
+    key = trust.public_key(authority)
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return False
     try:

@@ -62,10 +62,7 @@ def read_authorities(path: Path) -> list[x509.Certificate]:
     content = _read(path)
     if b"PRIVATE KEY-----" in content:
         raise ConfigError(f"{path}: holds a private key: give the authority's certificate, e.g. ca.crt")
-    try:
-        certificates = x509.load_pem_x509_certificates(content)
-    except ValueError:
-        raise ConfigError(f"{path}: not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+    certificates = _certificates(path, content)
     for certificate in certificates:
         if certificate.issuer != certificate.subject and not _may_sign(certificate):
             raise ConfigError(
@@ -119,11 +116,8 @@ def check_key(path: Path) -> str:
 
 def check_issued(path: Path, key: Path, authority: Path) -> datetime:
     """Check that an authority issued a node's certificate for its key; return the end of the certificate."""
-    try:
-        certificate = x509.load_pem_x509_certificate(_read(path))
-    except ValueError:
-        raise ConfigError(f"{path}: not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
-    if certificate.public_key() != load_key(key).public_key():
+    certificate = load_certificate(path)
+    if public_key(certificate) != load_key(key).public_key():
         raise ConfigError(f"{path}: is for another key than {key}: ask the authority for the one of this key")
     if not any(issued(certificate, other) for other in read_authorities(authority)):
         raise ConfigError(
@@ -132,6 +126,19 @@ def check_issued(path: Path, key: Path, authority: Path) -> datetime:
         )
     check_dates(certificate, path, "the authority")
     return certificate.not_valid_after_utc
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    """Return the first certificate in a PEM file."""
+    return _certificates(path, _read(path))[0]
+
+
+def public_key(certificate: x509.Certificate) -> object:
+    """Return the public key in a certificate; None if it is of an unknown kind or damaged."""
+    try:
+        return certificate.public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
 
 
 def issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -155,6 +162,17 @@ def host_names(certificate: x509.Certificate) -> str:
 def full_name(name: x509.Name) -> str:
     """Return the name of an authority or server."""
     return repr(name.rfc4514_string())
+
+
+def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
+    try:
+        found = x509.load_pem_x509_certificates(content)
+        for certificate in found:  # parsed when first read
+            _ = certificate.issuer, certificate.subject, certificate.extensions
+            _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        raise ConfigError(f"{path}: not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+    return found
 
 
 def _may_sign(certificate: x509.Certificate) -> bool:
@@ -201,13 +219,11 @@ def log_end(path: Path, end: datetime) -> None:
 def log_certificates(path: Path) -> None:
     """Warn in the log of certificates in a PEM file that end soon or are not valid."""
     try:
-        for certificate in x509.load_pem_x509_certificates(_read(path)):
+        for certificate in _certificates(path, _read(path)):
             check_dates(certificate, path)
             log_end(path, certificate.not_valid_after_utc)
     except ConfigError as error:
         log.warning("%s", error)
-    except ValueError:
-        log.warning("%s: not a certificate in PEM form (-----BEGIN CERTIFICATE-----)", path)
 
 
 def _shown(host: str, port: int, context: ssl.SSLContext) -> x509.Certificate:
