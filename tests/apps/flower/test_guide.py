@@ -95,12 +95,15 @@ def test_the_guide_has_all_steps_and_installs_what_there_is():
 def test_the_commands_between_organisations(tmp_path):
     kit, unpack, approve, check, request, renew, again, revoke = Guide.read().sections[7][1:]
     with Terminals(tmp_path) as terminals:
+        terminals.run(Guide.read().sections[1][0])
         terminals.run(Guide.read().sections[7][0])
         terminals.run(kit)
         fingerprint = re.search("SHA256:\\S+(?=:)", terminals.run(unpack)).group()
         assert f"north: {fingerprint}: hand on nothing" in terminals.run(approve)
         findings = terminals.run(check)
         assert [line.split()[1] for line in findings.splitlines() if line.startswith("ok")] == [
+            "config",
+            "client-dir",
             "state-dir",
             "root-certificates",
             "key",

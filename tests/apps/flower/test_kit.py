@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import tarfile
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,12 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 import protofed
+from protofed.apps.flower.allow import Allowed
 from protofed.apps.flower.authority import approve
 from protofed.apps.flower.keys import create_keys
 from protofed.apps.flower.kit import create_kit
+from protofed.apps.flower.policy import Policy
+from protofed.apps.flower.settings import node_settings
 from protofed.errors import ConfigError
 from protofed.methods import methods
 from protofed.models import architectures
@@ -66,14 +68,24 @@ def test_the_same_bytes_and_no_secret(fed, tmp_path):
 
 
 def test_the_settings_of_the_node(kit):
-    found = tomllib.loads((kit / "node.toml").read_text())
-    assert found["client"] == "Köln 2"
-    assert found["key"] == "keys/Köln 2"
-    assert (kit / found["authority"]).is_file()
-    allowed = found["allow"]
-    for names, registry in (("methods", methods()), ("models", architectures), ("codecs", codecs)):
-        assert all(registry.get(name) for name in allowed[names])
-    assert all(type(allowed[limit]) is int for limit in ("rounds", "bytes"))
+    found = node_settings({"config": str(kit / "node.toml")})
+    assert (found["client"], found["key"]) == ("Köln 2", str(kit / "keys" / "Köln 2"))
+    assert found["authority"] == str(kit / "ca.crt")
+    allowed = Allowed.of(found)
+    assert allowed is not None
+    for names, registry in (
+        (allowed.methods, methods()),
+        (allowed.models, architectures),
+        (allowed.codecs, codecs),
+    ):
+        assert all(registry.get(name) for name in names)
+
+
+def test_every_commented_setting_is_known(kit):
+    text = re.sub(r"^# (?=[a-z-]+ = )", "", (kit / "node.toml").read_text(), flags=re.MULTILINE)
+    (kit / "node.toml").write_text(text.replace("epsilon = 8.0", "epsilon = 4.0"))
+    found = Policy.of(node_settings({"config": str(kit / "node.toml")}))
+    assert (found.mode, found.epsilon) == ("sample", 4.0)
 
 
 def service(kit: Path) -> dict[str, str]:
@@ -129,7 +141,9 @@ def test_the_commands_of_the_readme(kit, fed, tmp_path, monkeypatch, capsys):
     lines = [
         line.split("/opt/protofed/bin/protofed ")[1] for line in blocks.splitlines() if "bin/protofed " in line
     ]
-    request, check = (shlex.split(line.replace("/var/lib/protofed", str(tmp_path / "var"))) for line in lines)
+    request, check = map(shlex.split, lines)
+    settings = (kit / "node.toml").read_text()
+    (kit / "node.toml").write_text(settings.replace("/var/lib/protofed", str(tmp_path / "var")))
     monkeypatch.chdir(kit)
     assert command(monkeypatch, capsys, *request)[0] == 0
     approve(tmp_path / "fed", [kit / "keys" / "Köln 2.request"], 365)
@@ -139,7 +153,7 @@ def test_the_commands_of_the_readme(kit, fed, tmp_path, monkeypatch, capsys):
     states = {line.split()[1]: line.split()[0] for line in out.splitlines()}
     assert status == 1
     assert {name for name, state in states.items() if state == "problem"} == {"client-dir", "superlink"}
-    assert states["key"] == states["roster"] == states["root-certificates"] == states["state-dir"] == "ok"
+    assert {states[name] for name in ("config", "key", "roster", "root-certificates", "state-dir")} == {"ok"}
     assert "this node is Köln 2" in out
 
 

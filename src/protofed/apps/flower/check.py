@@ -19,8 +19,10 @@ from cryptography import x509
 from protofed import models
 from protofed.apps.flower import trust
 from protofed.apps.flower.folder import check_private
+from protofed.apps.flower.policy import ANY, Policy
 from protofed.apps.flower.roster import read_signed
-from protofed.apps.flower.sources import check_counts
+from protofed.apps.flower.settings import node_settings
+from protofed.apps.flower.sources import check_counts, source_of
 from protofed.apps.flower.state import INDEX
 from protofed.config.architectures import FederationSummary, turns
 from protofed.config.schema import apply_overrides, parse_overrides
@@ -35,6 +37,8 @@ from protofed.samples import ClientData, FederatedData, Samples
 from protofed.visits.batches import batches
 
 T = TypeVar("T")
+FILES = ("client_dir", "state_dir", "key", "roster", "authority")
+"""Fields of a request that a node's own settings also state."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class CheckRequest:
     Attributes:
         client_dir: With ``train``, ``test`` and optionally ``client.toml``.
         classes: Of the federation in order; may be empty.
+        config: The node's ``node.toml``, for what is None.
         state_dir: Keeps the node's model between rounds.
         superlink: As ``HOST:PORT``.
         root_certificates: The certificate of the authority that signed the SuperLink's.
@@ -52,6 +57,7 @@ class CheckRequest:
 
     client_dir: Path | None = None
     classes: Sequence[str] = ()
+    config: Path | None = None
     recipe: str | None = None
     overrides: Sequence[str] = ()
     state_dir: Path | None = None
@@ -82,6 +88,7 @@ def check_node(request: CheckRequest) -> Iterator[CheckResult]:
     """Yield the outcome of every check, in the order in which an operator would fix problems."""
     node = _Node(request)
     steps: list[tuple[str, Callable[[], str]]] = [
+        ("config", node.check_config),
         ("recipe", node.check_recipe),
         ("client-dir", node.check_data),
         ("model", node.check_model),
@@ -111,10 +118,22 @@ class _Node:
 
     def __init__(self, request: CheckRequest) -> None:
         self.request = request
+        self.client = ""
+        self.policy = ANY
         self.experiment: Experiment | None = None
         self.federated: FederatedData | None = None
         self.address: tuple[str, int] | None = None
         self.authorities: list[x509.Certificate] = []
+
+    def check_config(self) -> str:
+        path = _given(self.request.config, "--config")
+        found = node_settings({"config": str(path)})
+        source_of(found)
+        self.client, self.policy = str(found.get("client", "")), Policy.of(found)
+        given = {name: Path(found[name.replace("_", "-")]) for name in FILES if name.replace("_", "-") in found}
+        self.request = replace(self.request, **{n: p for n, p in given.items() if getattr(self.request, n) is None})
+        allowed = self.policy.allowed
+        return f"{path}: allows {', '.join(allowed.methods) if allowed else 'every method'}"
 
     def check_recipe(self) -> str:
         recipe = _given(self.request.recipe, "RECIPE")
@@ -126,6 +145,7 @@ class _Node:
             data=replace(chosen.data.within(folder), trust_code=True),
             execution=replace(chosen.execution, weights_dir=folder),
         )
+        self.policy.check(self.experiment)
         return f"{self.experiment.recipe}: {self.experiment.method}"
 
     def check_data(self) -> str:
@@ -213,7 +233,7 @@ class _Node:
         own = found.name(trust.load_key(key).public_key())
         if not own:
             raise ConfigError(f"{path}: lists no client with the key {key}: ask the authority for one that does")
-        name = self.federated.clients[0].name if self.federated is not None else own
+        name = self.client or (self.federated.clients[0].name if self.federated is not None else own)
         if name != own and name in found.keys:
             raise ConfigError(
                 f"{path}: lists {name} with another key than {key}, which is that of {own}: correct one"

@@ -199,6 +199,7 @@ def check(
             help="The experiment, as in `protofed run` (default with NAME=VALUE: quickstart); its model is tested.",
         ),
     ] = None,
+    config: Annotated[Path | None, typer.Option(help="The node's node.toml, in place of options left out.")] = None,
     client_dir: Annotated[Path | None, typer.Option(help="One client's folder: train, test, client.toml.")] = None,
     classes: Annotated[str, typer.Option(help="All classes of the federation in order, separated by commas.")] = "",
     state_dir: Annotated[Path | None, typer.Option(help="Where the node keeps its model between rounds.")] = None,
@@ -216,7 +217,7 @@ def check(
     recipe = (items.pop(0) if "=" not in items[0] else "quickstart") if items else None
     names = [name.strip() for name in classes.split(",") if name.strip()]
     request = CheckRequest(
-        client_dir, names, recipe, items, state_dir, superlink, root_certificates, key, roster, authority
+        client_dir, names, config, recipe, items, state_dir, superlink, root_certificates, key, roster, authority
     )
     problems = 0
     for finding in check_node(request):
