@@ -35,7 +35,7 @@ SITES = "sites"
 """Folder of the sites' public files, whose names are any."""
 
 
-class Request(NamedTuple):
+class SiteRequest(NamedTuple):
     """A site's request: its name and the key of its node, which it has shown to have."""
 
     name: str
@@ -167,7 +167,7 @@ def revoke(folder: Path, name: str, days: int) -> str:
     return print_
 
 
-def read_request(path: Path) -> Request:
+def read_request(path: Path) -> SiteRequest:
     """Read a site's certificate request, and check that whoever made it has the key."""
     try:
         content = read_bytes(path, limits.REQUEST_BYTES)
@@ -190,7 +190,7 @@ def read_request(path: Path) -> Request:
             raise ValueError(f"its key is not one that Flower takes: ECDSA on {', '.join(CURVES)}")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {reason(error)}") from None
-    return Request(name, key)
+    return SiteRequest(name, key)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from cryptography import x509
@@ -130,7 +130,9 @@ class _Node:
         found = node_settings({"config": str(path)})
         source_of(found)
         self.client, self.policy = str(found.get("client", "")), Policy.of(found)
-        given = {name: Path(found[name.replace("_", "-")]) for name in FILES if name.replace("_", "-") in found}
+        given: dict[str, Any] = {
+            name: Path(found[name.replace("_", "-")]) for name in FILES if name.replace("_", "-") in found
+        }
         self.request = replace(self.request, **{n: p for n, p in given.items() if getattr(self.request, n) is None})
         allowed = self.policy.allowed
         return f"{path}: allows {', '.join(allowed.methods) if allowed else 'every method'}"
