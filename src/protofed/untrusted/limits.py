@@ -96,6 +96,10 @@ METADATA_BYTES = 16 * MiB
 """Bytes of the metadata of a parquet file."""
 DEPTH = 64
 """Nesting depth of tables and lists in JSON or TOML."""
+PEM_BYTES = 4 * MiB
+"""Bytes of a file with keys or certificates."""
+REQUEST_BYTES = 2**14
+"""Bytes of a site's certificate request."""
 
 # Run directories.
 RUN_FILE_BYTES = GiB

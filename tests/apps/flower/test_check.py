@@ -113,6 +113,31 @@ def test_a_folder_that_may_not_be_read(north, monkeypatch):
     assert "train: Permission denied" in problem("client-dir", client_dir=north)
 
 
+def test_the_settings_of_a_node(north, tmp_path):
+    path = tmp_path / "node.toml"
+    path.write_text(
+        'client = "ann"\nclient-dir = "north"\nstate-dir = "state"\n'
+        '[allow]\nmethods = ["fedproto"]\nmodels = ["mlp"]\n'
+    )
+    found = findings(config=path, recipe="quickstart", overrides=("method.name=fedproto", *SMALL))
+    assert {name for name, f in found.items() if f.state == "ok"} >= {"config", "client-dir", "model", "state-dir"}
+    assert found["config"].text == f"{path}: allows fedproto"
+    assert found["state-dir"].text == f"{tmp_path / 'state'}: does not exist yet, can be created"
+    text = problem("recipe", config=path, recipe="quickstart", overrides=("method.name=fedavg", *SMALL))
+    assert text.startswith("method.name=fedavg, but this node allows fedproto")
+    other = findings(config=path, state_dir=tmp_path / "other")["state-dir"].text
+    assert other.startswith(str(tmp_path / "other")), "an option goes before the file"
+    for content, expected in (
+        ("", "the node has no data"),
+        ("nothing = 1", "unknown setting 'nothing'"),
+        ("client-dir = ", "not valid TOML"),
+        ('client-dir = "north"\n[allow]\nmethods = []', "[allow] allows nothing"),
+        ('client-dir = "north"\nclient = "../x"', "use letters"),
+    ):
+        path.write_text(content)
+        assert expected in problem("config", config=path)
+
+
 # The model.
 
 
@@ -182,7 +207,7 @@ def test_the_state_folder(north, tmp_path):
     request = {"state_dir": state, "client_dir": north, "recipe": "quickstart"}
     request["overrides"] = ("method.name=fedproto", *SMALL)
     assert findings(**request)["state-dir"].text == f"{state}: does not exist yet, can be created"
-    state.mkdir()
+    state.mkdir(mode=0o700)
     assert findings(**request)["state-dir"].text == f"{state}: writable, holds 0 runs"
     client = ClientFolder(state / "north", "run1")  # as a node writes it
     client.commit(client.write(Snapshot(model(), {}, {}), 1), None, 1, set())
@@ -434,6 +459,7 @@ def test_the_command_prints_one_line_per_check(north, made, monkeypatch, capsys)
     assert status == 0
     lines = [line.split()[:2] for line in printed.splitlines()]
     assert lines == [
+        ["skipped", "config"],
         ["ok", "recipe"],
         ["ok", "client-dir"],
         ["ok", "model"],
@@ -449,4 +475,4 @@ def test_the_command_prints_one_line_per_check(north, made, monkeypatch, capsys)
     assert "unknown class 'cat': did you mean 'ant'? Valid: [bold], ant" in printed
     status, printed = command(monkeypatch, capsys, "--key", made / "none")
     assert status == 1
-    assert printed.startswith("skipped  recipe             no RECIPE given\n")
+    assert "skipped  recipe             no RECIPE given\n" in printed

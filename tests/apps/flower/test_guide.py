@@ -83,12 +83,39 @@ class Terminals(Programs):
 
 def test_the_guide_has_all_steps_and_installs_what_there_is():
     guide = Guide.read()
-    assert list(guide.sections) == list(range(7))
+    assert list(guide.sections) == list(range(8))
     assert guide.sections[0] == [f"{INSTALLS}\n"]
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert "flower" in project["optional-dependencies"]
     text = "".join(block for blocks in guide.sections.values() for block in blocks)
     assert "flwr run ." not in text, "an app that holds the trial would be sent to all nodes"
+
+
+@pytest.mark.slow
+def test_the_commands_between_organisations(tmp_path):
+    kit, unpack, approve, check, request, renew, again, revoke = Guide.read().sections[7][1:]
+    with Terminals(tmp_path) as terminals:
+        terminals.run(Guide.read().sections[1][0])
+        terminals.run(Guide.read().sections[7][0])
+        terminals.run(kit)
+        fingerprint = re.search("SHA256:\\S+(?=:)", terminals.run(unpack)).group()
+        assert f"north: {fingerprint}: hand on nothing" in terminals.run(approve)
+        findings = terminals.run(check)
+        assert [line.split()[1] for line in findings.splitlines() if line.startswith("ok")] == [
+            "config",
+            "client-dir",
+            "state-dir",
+            "root-certificates",
+            "key",
+            "roster",
+        ]
+        assert "north.crt is the authority's" in findings
+        new = re.search("SHA256:\\S+(?=:)", terminals.run(request)).group()
+        assert f"the key {fingerprint} is replaced" in terminals.run(renew)
+        assert "server.pem: for the SuperLink, anew" in terminals.run(again)
+        assert f"the key {new} is revoked" in terminals.run(revoke)
+    record = json.loads((tmp_path / "federation" / "revoked.json").read_text())
+    assert {key: entry["why"] for key, entry in record.items()} == {fingerprint: "replaced", new: "revoked"}
 
 
 @pytest.mark.slow

@@ -154,16 +154,24 @@ def key_of(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-@pytest.mark.parametrize(("start", "end"), [(-9, -2), (2, 9)])
-def test_a_roster_out_of_its_time(start, end, made, tmp_path):
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (-9, -2, "late.json: expired on {1:%Y-%m-%d %H:%M} UTC, and this machine's clock says {2:%Y-%m-%d}"),
+        (1, 9, "late.json: not valid before {0:%Y-%m-%d %H:%M} UTC, and this machine's clock says {2:%Y-%m-%d}"),
+    ],
+)
+def test_a_roster_out_of_its_time(start, end, expected, made, tmp_path):
     now = datetime.now(UTC)
     keys = {n: (made / f"node{i}.pub").read_text() for i, n in enumerate(CLIENTS, start=1)}
     path = tmp_path / "late.json"
     dates = now + timedelta(days=start), now + timedelta(days=end)
     path.write_bytes(sign_roster(keys, key_of(made / "ca.key"), "trial", *dates))
-    assert f"late.json: valid from {dates[0]:%Y-%m-%d %H:%M} to {dates[1]:%Y-%m-%d %H:%M} UTC" in refusal(
-        made, roster=str(path)
-    )
+    text = refusal(made, roster=str(path))
+    assert expected.format(*dates, now) in text
+    assert ("compare the clocks of the two machines" in text) == (start > 0)
+    with pytest.raises(ConfigError, match=r"late.json: (expired on|not valid before)"):
+        read_roster(path)  # nor does the server take it
 
 
 def test_the_server_certificate_cannot_sign_a_roster(made, tmp_path):

@@ -1,6 +1,7 @@
 """Checks of a node's data, model, certificates and key, for its operator to run before the first round.
 
-Every check ends in one line: ok; a problem and its remedy; or skipped, because its option is not given.
+Every check ends in one line: ok; a warning of an end that is near; a problem and its remedy; or skipped, because
+its option is not given.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from cryptography import x509
 
 from protofed import models
 from protofed.apps.flower import trust
+from protofed.apps.flower.folder import check_private
+from protofed.apps.flower.policy import ANY, Policy
 from protofed.apps.flower.roster import read_signed
-from protofed.apps.flower.sources import check_counts
+from protofed.apps.flower.settings import node_settings
+from protofed.apps.flower.sources import check_counts, source_of
 from protofed.apps.flower.state import INDEX
 from protofed.config.architectures import FederationSummary, turns
 from protofed.config.schema import apply_overrides, parse_overrides
@@ -32,6 +37,8 @@ from protofed.samples import ClientData, FederatedData, Samples
 from protofed.visits.batches import batches
 
 T = TypeVar("T")
+FILES = ("client_dir", "state_dir", "key", "roster", "authority")
+"""Fields of a request that a node's own settings also state."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class CheckRequest:
     Attributes:
         client_dir: With ``train``, ``test`` and optionally ``client.toml``.
         classes: Of the federation in order; may be empty.
+        config: The node's ``node.toml``, for what is None.
         state_dir: Keeps the node's model between rounds.
         superlink: As ``HOST:PORT``.
         root_certificates: The certificate of the authority that signed the SuperLink's.
@@ -49,6 +57,7 @@ class CheckRequest:
 
     client_dir: Path | None = None
     classes: Sequence[str] = ()
+    config: Path | None = None
     recipe: str | None = None
     overrides: Sequence[str] = ()
     state_dir: Path | None = None
@@ -63,7 +72,7 @@ class CheckResult(NamedTuple):
     """The outcome of one check."""
 
     name: str
-    state: Literal["ok", "problem", "skipped"]
+    state: Literal["ok", "warning", "problem", "skipped"]
     text: str
 
 
@@ -71,10 +80,15 @@ class _SkippedError(Exception):
     """Raised by a check that cannot be carried out."""
 
 
+class _WarningError(Exception):
+    """Raised by a check that finds nothing wrong but an end that is near."""
+
+
 def check_node(request: CheckRequest) -> Iterator[CheckResult]:
     """Yield the outcome of every check, in the order in which an operator would fix problems."""
     node = _Node(request)
     steps: list[tuple[str, Callable[[], str]]] = [
+        ("config", node.check_config),
         ("recipe", node.check_recipe),
         ("client-dir", node.check_data),
         ("model", node.check_model),
@@ -90,6 +104,8 @@ def check_node(request: CheckRequest) -> Iterator[CheckResult]:
             yield CheckResult(name, "ok", step())
         except _SkippedError as reason:
             yield CheckResult(name, "skipped", str(reason))
+        except _WarningError as warning:
+            yield CheckResult(name, "warning", str(warning))
         except ProtofedError as error:
             yield CheckResult(name, "problem", str(error))
         except OSError as error:  # e.g. no permission to list a folder or to read a file
@@ -102,10 +118,24 @@ class _Node:
 
     def __init__(self, request: CheckRequest) -> None:
         self.request = request
+        self.client = ""
+        self.policy = ANY
         self.experiment: Experiment | None = None
         self.federated: FederatedData | None = None
         self.address: tuple[str, int] | None = None
         self.authorities: list[x509.Certificate] = []
+
+    def check_config(self) -> str:
+        path = _given(self.request.config, "--config")
+        found = node_settings({"config": str(path)})
+        source_of(found)
+        self.client, self.policy = str(found.get("client", "")), Policy.of(found)
+        given: dict[str, Any] = {
+            name: Path(found[name.replace("_", "-")]) for name in FILES if name.replace("_", "-") in found
+        }
+        self.request = replace(self.request, **{n: p for n, p in given.items() if getattr(self.request, n) is None})
+        allowed = self.policy.allowed
+        return f"{path}: allows {', '.join(allowed.methods) if allowed else 'every method'}"
 
     def check_recipe(self) -> str:
         recipe = _given(self.request.recipe, "RECIPE")
@@ -117,6 +147,7 @@ class _Node:
             data=replace(chosen.data.within(folder), trust_code=True),
             execution=replace(chosen.execution, weights_dir=folder),
         )
+        self.policy.check(self.experiment)
         return f"{self.experiment.recipe}: {self.experiment.method}"
 
     def check_data(self) -> str:
@@ -163,6 +194,7 @@ class _Node:
             ) from None
         if not folder.exists():
             return f"{folder}: does not exist yet, can be created"
+        check_private(folder)
         runs = sum(1 for _ in folder.glob(f"*/*/{INDEX}"))  # STATE-DIR/CLIENT/RUN
         older = next(folder.glob(f"*/{INDEX}"), None)
         left = f"; {older.parent} is of an older version: its files stay, and are not read" if older else ""
@@ -178,7 +210,7 @@ class _Node:
         path = _given(self.request.root_certificates, "--root-certificates").expanduser()
         self.authorities = trust.read_authorities(path)
         until = min(authority.not_valid_after_utc for authority in self.authorities)
-        return f"{path}: {trust.full_name(self.authorities[0].subject)}, valid until {until:%Y-%m-%d}"
+        return _until(f"{path}: {trust.full_name(self.authorities[0].subject)}", until)
 
     def check_tls(self) -> str:
         _given(self.request.superlink, "--superlink")
@@ -186,10 +218,15 @@ class _Node:
         if self.address is None or not self.authorities:
             raise _SkippedError("needs a SuperLink that answers and root certificates without problems")
         shown = trust.handshake(*self.address, path, self.authorities)
-        return f"certificate for {trust.host_names(shown)}, valid until {shown.not_valid_after_utc:%Y-%m-%d}"
+        return _until(f"certificate for {trust.host_names(shown)}", shown.not_valid_after_utc)
 
     def check_key(self) -> str:
-        return trust.check_key(_given(self.request.key, "--key").expanduser())
+        key = _given(self.request.key, "--key").expanduser()
+        text, certificate = trust.check_key(key), key.with_name(f"{key.name}.crt")
+        if self.request.authority is None or not certificate.exists():
+            return text
+        until = trust.check_issued(certificate, key, self.request.authority.expanduser())
+        return _until(f"{text}; {certificate.name} is the authority's", until)
 
     def check_roster(self) -> str:
         path = _given(self.request.roster, "--roster").expanduser()
@@ -198,20 +235,28 @@ class _Node:
         own = found.name(trust.load_key(key).public_key())
         if not own:
             raise ConfigError(f"{path}: lists no client with the key {key}: ask the authority for one that does")
-        name = self.federated.clients[0].name if self.federated is not None else own
+        name = self.client or (self.federated.clients[0].name if self.federated is not None else own)
         if name != own and name in found.keys:
             raise ConfigError(
                 f"{path}: lists {name} with another key than {key}, which is that of {own}: correct one"
             )
         hint = f', which needs client="{own}" in --node-config' if name != own else ""
-        until = f"valid until {found.until:%Y-%m-%d}"
-        return f"{path}: {len(found.keys)} clients of {found.federation}, {until}; this node is {own}{hint}"
+        text = f"{path}: {len(found.keys)} clients of {found.federation}"
+        return _until(text, found.until, f"; this node is {own}{hint}")
 
 
 def _given(value: T | None, option: str) -> T:
     if value is None:
         raise _SkippedError(f"no {option} given")
     return value
+
+
+def _until(text: str, end: datetime, more: str = "") -> str:
+    """Return a text with the end of something valid; raise it as a warning if that is near."""
+    text = f"{text}, valid until {end:%Y-%m-%d}"
+    if warning := trust.remaining(end):
+        raise _WarningError(f"{text}, {warning}{more}")
+    return text + more
 
 
 def _read_client(folder: Path, experiment: Experiment | None, classes: tuple[str, ...]) -> FederatedData:

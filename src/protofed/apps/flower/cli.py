@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +14,15 @@ from rich.text import Text
 deploy = typer.Typer(no_args_is_help=True, help="Help for operators of a federation over Flower.")
 console = Console()
 
-COLOURS = {"ok": "green", "problem": "bold red", "skipped": "dim"}
+COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red", "skipped": "dim"}
 
 
 @deploy.command()
 def keys(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
-    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Number of SuperNodes.")],
+    nodes: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Number of SuperNodes; 0 where each site makes its own key.")
+    ],
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -33,13 +36,17 @@ def keys(
             metavar="NAME", help="Name of a node's client, in the order of the nodes, for the roster; repeated."
         ),
     ] = None,
+    federation: Annotated[str, typer.Option(help="Name of the federation.")] = "trial",
 ) -> None:
-    """Make certificates and node keys for a trial: TLS, and SuperNodes that authenticate themselves."""
+    """Make certificates and node keys: TLS, and SuperNodes that authenticate themselves.
+
+    With --nodes 0, those of the authority and the server only; see `request` and `approve` for the sites.
+    """
     _need_cryptography()
     from protofed.apps.flower.keys import HOSTS, create_keys
 
     hosts = host or list(HOSTS)
-    create_keys(directory, nodes, hosts, days, client or ())
+    create_keys(directory, nodes, hosts, days, client or (), federation)
     which = "node1, node1.pub" if nodes == 1 else f"node1 … node{nodes}, each with .pub"
     for files, use in (
         ("ca.crt", "for all: SuperLink (--ssl-ca-certfile), nodes and users (--root-certificates)"),
@@ -48,9 +55,96 @@ def keys(
         ("roster.json", f"for nodes, with secure aggregation: the clients and their keys; valid for {days} days"),
         ("ca.key", "signs further certificates and rosters: keep it away from all machines of the federation"),
     ):
-        console.print(Text(f"{directory / files}: {use}"), soft_wrap=True)
+        if nodes or files != which:
+            _say(f"{directory / files}: {use}")
     note = "For trials only: this directory holds the keys of all nodes. In production, each node makes its own."
-    console.print(Text(note, style="yellow"), soft_wrap=True)
+    if nodes:
+        console.print(Text(note, style="yellow"), soft_wrap=True)
+
+
+DAYS = Annotated[int, typer.Option(min=1, max=36_500, help="Validity of what is signed, in days.")]
+KEYS = Annotated[Path, typer.Argument(metavar="KEYS", help="The authority's directory, as `keys` made it.")]
+SITE = Annotated[str, typer.Option(help="Name of the site, which is that of its client.")]
+UNREGISTER = "flwr supernode unregister NODE-ID"
+
+
+@deploy.command(no_args_is_help=True)
+def request(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
+    site: SITE,
+) -> None:
+    """Make a node's private key, at the node, and the request that goes to the authority."""
+    _need_cryptography()
+    from protofed.apps.flower.keys import create_request
+
+    print_ = create_request(directory, site)
+    _say(f"{directory / site}: the node's private key, which stays here")
+    _say(f"{directory / site}.request: for the authority (`protofed deploy approve`)")
+    _say(f"{print_}: the key's fingerprint; read it to the authority over another channel, e.g. by telephone")
+
+
+@deploy.command(no_args_is_help=True)
+def approve(
+    keys: KEYS,
+    requests: Annotated[list[Path] | None, typer.Argument(metavar="REQUEST...", help="Requests of sites.")] = None,
+    days: DAYS = 365,
+    renew: Annotated[bool, typer.Option(help="Replace the keys of sites that are in the roster.")] = False,
+) -> None:
+    """Add sites to the federation: sign their certificates, and the roster anew.
+
+    Without requests, the roster and the server's certificate are signed for another period.
+    """
+    _need_cryptography()
+    from protofed.apps.flower.authority import ROSTER, SERVER, SITES
+    from protofed.apps.flower.authority import approve as approve_requests
+
+    approved, end = approve_requests(keys, requests or (), days, renew)
+    for name, print_, replaced in approved:
+        public = keys / SITES / f"{name}.pub"
+        _say(f"{name}: {print_}: hand on nothing before {name} has read you this fingerprint over another channel")
+        _say(f"{public}: for the server: flwr supernode register {shlex.quote(str(public))}")
+        _say(f"{public.with_suffix('.crt')}: for {name}, beside its key")
+        if replaced:
+            _say(f"{name}: the key {replaced} is replaced; at the server: {UNREGISTER} ({_NUMBER})")
+    if not approved and (keys / SERVER).exists():
+        _say(f"{keys / SERVER}: for the SuperLink, anew; its key stays")
+    _say(f"{keys / ROSTER}: for all nodes and the server (roster=); valid until {end:%Y-%m-%d}")
+
+
+@deploy.command(no_args_is_help=True)
+def revoke(
+    keys: KEYS,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the site.")],
+    days: DAYS = 365,
+) -> None:
+    """Take a site out of the federation: sign the roster without it, and never admit its key again."""
+    _need_cryptography()
+    from protofed.apps.flower.authority import REVOKED, ROSTER
+    from protofed.apps.flower.authority import revoke as revoke_site
+
+    print_ = revoke_site(keys, name, days)
+    _say(f"{name}: the key {print_} is revoked, as {keys / REVOKED} records")
+    _say(f"at the server: {UNREGISTER} ({_NUMBER})")
+    _say(f"{keys / ROSTER}: for all nodes and the server (roster=), which know {name} until they have it")
+
+
+_NUMBER = "the number that `flwr supernode register` printed, and the node's log states as SuperNode ID"
+
+
+@deploy.command(no_args_is_help=True)
+def kit(
+    keys: KEYS,
+    site: SITE,
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="By which nodes reach the SuperLink.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file (default: SITE.tar.gz).")] = None,
+) -> None:
+    """Write a site's archive: settings, certificate, service and container of its node, and a README."""
+    _need_cryptography()
+    from protofed.apps.flower.kit import create_kit
+
+    out = out or Path(f"{site}.tar.gz")
+    create_kit(keys, site, superlink, out)
+    _say(f"{out}: for the administrator of {site}, who begins with README.txt; it holds no secret")
 
 
 @deploy.command(no_args_is_help=True)
@@ -71,7 +165,7 @@ def roster(
     from protofed.apps.flower.roster import create_roster
 
     create_roster(file, client, authority_key, federation, days)
-    console.print(Text(f"{file}: {len(client)} clients of {federation}, valid for {days} days"), soft_wrap=True)
+    _say(f"{file}: {len(client)} clients of {federation}, valid for {days} days")
 
 
 @deploy.command()
@@ -82,7 +176,7 @@ def app(
     from protofed.apps.flower.app import create_app
 
     settings, _ = create_app(directory)
-    console.print(Text(f"{settings}: the app, with the defaults of a run"), soft_wrap=True)
+    _say(f"{settings}: the app, with the defaults of a run")
 
 
 @deploy.command()
@@ -93,7 +187,7 @@ def example(
     from protofed.apps.flower.example import create_example
 
     for line in create_example(directory):
-        console.print(Text(line), soft_wrap=True)
+        _say(line)
 
 
 @deploy.command(no_args_is_help=True)
@@ -105,6 +199,7 @@ def check(
             help="The experiment, as in `protofed run` (default with NAME=VALUE: quickstart); its model is tested.",
         ),
     ] = None,
+    config: Annotated[Path | None, typer.Option(help="The node's node.toml, in place of options left out.")] = None,
     client_dir: Annotated[Path | None, typer.Option(help="One client's folder: train, test, client.toml.")] = None,
     classes: Annotated[str, typer.Option(help="All classes of the federation in order, separated by commas.")] = "",
     state_dir: Annotated[Path | None, typer.Option(help="Where the node keeps its model between rounds.")] = None,
@@ -122,7 +217,7 @@ def check(
     recipe = (items.pop(0) if "=" not in items[0] else "quickstart") if items else None
     names = [name.strip() for name in classes.split(",") if name.strip()]
     request = CheckRequest(
-        client_dir, names, recipe, items, state_dir, superlink, root_certificates, key, roster, authority
+        client_dir, names, config, recipe, items, state_dir, superlink, root_certificates, key, roster, authority
     )
     problems = 0
     for finding in check_node(request):
@@ -200,6 +295,10 @@ def ledger(
     verdict = f"{len(problems)} problems" if problems else f"the chain holds{beside}"
     console.print(f"{path}: {len(known)} messages, {size(total)}; {verdict}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if problems else 0)
+
+
+def _say(line: str) -> None:
+    console.print(Text(line), soft_wrap=True)
 
 
 def _need_cryptography() -> None:

@@ -21,6 +21,7 @@ numerics.prepare()
 with uncollected():  # each message is answered by a new process
     from protofed import __version__
     from protofed.apps.flower import held
+    from protofed.apps.flower.folder import check_private
     from protofed.apps.flower.ledger import NAME, NodeLedger
     from protofed.apps.flower.logs import format_as_asked
     from protofed.apps.flower.messages import (
@@ -66,6 +67,7 @@ def query(message: Message, context: Context) -> Message:
         found = node.describe(config)
         for client in found:
             held.check_agreement(node.settings, client.name, node.keeps_uploads(config))
+        held.log_ends(node.settings)
         return {**description_values(found), "config": node.reads(config), "time": time.time()}
 
     return _answer(message, context, act)
@@ -179,6 +181,8 @@ def _node(given: Mapping[str, Any]) -> Node:
     if type(runs) is not int or runs < 1:
         raise ConfigError(f"runs={runs!r} in --node-config: must be a whole number, at least 1")
     place = Path(str(config["state-dir"])).expanduser() if "state-dir" in config else None
+    if place is not None and place.exists():
+        check_private(place)
     if place is None and "client-dir" in config:
         raise ConfigError('the node has no folder for its model: add state-dir="FOLDER" to --node-config')
     weights = Path(str(config.get("weights-dir", config.get("client-dir", "")))).expanduser()

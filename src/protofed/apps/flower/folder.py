@@ -1,14 +1,30 @@
-"""Atomic creation of folders: a new folder is either complete or absent."""
+"""Folders that are created whole or not at all, and files and folders that only their owner may use."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from protofed.errors import ConfigError
+
+
+def check_private(path: Path) -> None:
+    """Refuse a file or folder that its mode opens to other users; Windows has no such modes."""
+    mode = path.stat().st_mode & 0o777
+    if os.name == "posix" and mode & 0o077:
+        right = f"`chmod {'700' if path.is_dir() else '600'} {shlex.quote(str(path))}`"
+        raise ConfigError(f"{path}: other users may read or change it (mode {mode:04o}): {right}")
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder and its missing parents, which only their owner may enter."""
+    for part in reversed((folder, *folder.parents)):
+        if not part.is_dir():
+            part.mkdir(mode=0o700, exist_ok=True)
 
 
 def check_new(directory: Path, never: str) -> None:

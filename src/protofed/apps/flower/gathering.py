@@ -11,8 +11,17 @@ from typing import Annotated, Any, TypedDict, cast
 
 from msgspec import Meta
 
+from protofed.apps.flower import trust
 from protofed.apps.flower.admission import Admission, admit
-from protofed.apps.flower.identity import IDENTITIES, Bindings, Identity, admitted_samples, bound, read_roster
+from protofed.apps.flower.identity import (
+    IDENTITIES,
+    Bindings,
+    Identity,
+    admitted_samples,
+    bound,
+    read_roster,
+    roster_end,
+)
 from protofed.apps.flower.messages import Description, Job, RunName, ValidDescription, Values, read_sizes, sizes
 from protofed.apps.flower.nodes import QUERY, Nodes, reason_of
 from protofed.apps.flower.summary import client_summaries, described_federation
@@ -41,6 +50,7 @@ class Gathering:
             bind each name to the first key that uses it.
         identity: ``key``, or ``name`` to trust the names that nodes state, if these are not authenticated.
         clients_per_node: Maximum.
+        certificates: Files of which the log warns when they end soon.
     """
 
     clients: int = 0
@@ -49,6 +59,7 @@ class Gathering:
     roster: str = ""
     identity: str = "key"
     clients_per_node: int = 1
+    certificates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.identity not in IDENTITIES:
@@ -62,6 +73,14 @@ class Gathering:
         """Return the bindings of names to keys before any client has arrived."""
         keys = read_roster(Path(self.roster).expanduser()) if self.roster else {}
         return Bindings(keys, bool(keys), cast(Identity, self.identity), self.clients_per_node)
+
+    def log_ends(self) -> None:
+        """Warn in the log of a roster and of certificates that end soon."""
+        roster = Path(self.roster).expanduser()
+        if self.roster and (end := roster_end(roster)) is not None:
+            trust.log_end(roster, end)
+        for name in self.certificates:
+            trust.log_certificates(Path(name).expanduser())
 
     def admitted(self, stated: Mapping[str, int]) -> dict[str, int]:
         """Return the most samples that clients are believed to have, by name.

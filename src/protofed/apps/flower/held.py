@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from flwr.app import ConfigRecord, RecordDict
 from msgspec import Meta, Struct
 
+from protofed.apps.flower import trust
 from protofed.apps.flower.messages import Job, Values
 from protofed.apps.flower.roster import read_signed
 from protofed.apps.flower.state import reveal, revealed
-from protofed.apps.flower.trust import load_key
 from protofed.errors import ConfigError, PayloadError
 from protofed.stages.secure.options import FEWEST
 from protofed.stages.secure.peers import TRUSTING, KnownPeers, Peers, digest
@@ -44,6 +44,15 @@ def check_agreement(config: Mapping[str, Any], name: str, secure: bool) -> None:
         )
 
 
+def log_ends(config: Mapping[str, Any]) -> None:
+    """Warn in a node's log of a roster and an authority's certificate that end soon."""
+    roster, authority = (Path(str(config.get(setting, ""))).expanduser() for setting in SETTINGS[:2])
+    if "authority" in config:
+        trust.log_certificates(authority)
+        if "roster" in config:
+            trust.log_end(roster, read_signed(roster, authority).until)
+
+
 def peers_of(config: Mapping[str, Any], name: str) -> Peers:
     """Return a node's knowledge of the other clients of a round."""
     if not {"client-dir", "state-dir"} & config.keys():
@@ -56,7 +65,7 @@ def peers_of(config: Mapping[str, Any], name: str) -> Peers:
             + " to --node-config"
         )
     roster, authority, key = (Path(str(config[setting])).expanduser() for setting in SETTINGS)
-    private, found = load_key(key), read_signed(roster, authority)
+    private, found = trust.load_key(key), read_signed(roster, authority)
     if name not in found.keys:
         raise ConfigError(f"{roster}: does not list {name}: ask the authority for one that does")
     if found.keys[name] != private.public_key():

@@ -13,15 +13,18 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
+from protofed.apps.flower import trust
 from protofed.errors import ConfigError
-from protofed.untrusted import claims
+from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import SampleCount, decoded, parsed
+from protofed.untrusted.reading import read_text
 
 Identity = Literal["key", "name"]
 IDENTITIES = ("key", "name")
@@ -112,24 +115,40 @@ def admitted_samples(path: Path) -> dict[str, int]:
     return _read(path)[1]
 
 
+def roster_end(path: Path) -> datetime | None:
+    """Read the end of a roster that an authority signed; None for another."""
+    return _read(path)[2]
+
+
+def period(fields: Mapping[str, object]) -> tuple[datetime, datetime]:
+    """Return the beginning and the end of a signed roster; ValueError for anything else."""
+    try:
+        start, end = (datetime.fromisoformat(str(fields[name])).astimezone(UTC) for name in ("from", "until"))
+    except (KeyError, OverflowError) as error:
+        raise ValueError(f"roster: no dates ({error})") from None
+    return start, end
+
+
 @dataclass(frozen=True)
 class _Entry:
     key: str
     samples: SampleCount
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
-    """Return a roster's fingerprints and numbers of samples, by name."""
+def _read(path: Path) -> tuple[dict[str, str], dict[str, int], datetime | None]:
+    """Return a roster's fingerprints and numbers of samples, by name, and the end of a signed one, valid now."""
     try:
-        roster = parsed(path.read_text(encoding="utf-8"), "roster")
+        roster, end = parsed(read_text(path, limits.JSON_CHARACTERS), "roster"), None
         if isinstance(roster, Mapping) and "signature" in roster:
+            start, end = period(roster)
+            trust.check_period(start, end, path, "the authority")
             roster = roster.get("clients")
         if not isinstance(roster, Mapping) or not roster:
             raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
         named = {claims.client_name(name): entry for name, entry in roster.items()}
         entries = decoded(named, dict[str, str | _Entry], error=ValueError, exact=True)
         samples = {name: entry.samples for name, entry in entries.items() if isinstance(entry, _Entry)}
-        return bound({n: e.key if isinstance(e, _Entry) else e for n, e in entries.items()}), samples
+        return bound({n: e.key if isinstance(e, _Entry) else e for n, e in entries.items()}), samples, end
     except OSError as error:
         message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
         raise ConfigError(message) from None

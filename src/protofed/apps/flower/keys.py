@@ -1,4 +1,4 @@
-"""Certificates and node keys for a trial of a real federation with TLS and authenticated SuperNodes."""
+"""Keys, certificates and certificate requests of a federation with TLS and authenticated SuperNodes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protofed.apps.flower.folder import check_new, write_folder
+from protofed.apps.flower.identity import fingerprint
 from protofed.apps.flower.roster import sign_roster
 from protofed.apps.flower.trust import CLOCKS_DIFFER
 from protofed.errors import ConfigError
+from protofed.untrusted.claims import client_name
 
 HOSTS = ("127.0.0.1", "localhost")
 CURVE = ec.SECP384R1
-"""Flower accepts NIST's curves (P-256, P-384, P-521) and generates its own keys on this one."""
+"""Flower accepts NIST's curves and generates its own keys on this one."""
+CURVES = ("secp256r1", "secp384r1", "secp521r1")
+"""NIST's curves: P-256, P-384, P-521."""
 _DNS = re.compile(r"(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?")
 
 
@@ -34,23 +38,29 @@ class Signed(NamedTuple):
 
 
 def create_keys(
-    directory: Path, nodes: int, hosts: Sequence[str] = HOSTS, days: int = 365, clients: Sequence[str] = ()
+    directory: Path,
+    nodes: int,
+    hosts: Sequence[str] = HOSTS,
+    days: int = 365,
+    clients: Sequence[str] = (),
+    federation: str = "trial",
 ) -> list[Path]:
     """Write ``ca.crt``, ``ca.key``, ``server.pem``, ``server.key``, ``node1``, ``node1.pub`` etc., ``roster.json``.
 
     The directory is created as a whole or not at all. Only its owner may enter it or read the private keys.
 
     Args:
+        nodes: Those of a trial; 0 where each node makes its own key (see :func:`create_request`).
         hosts: By which nodes reach the SuperLink.
         clients: Each node's client, for the roster; by default the files' names ``node1`` and so on.
     """
     if clients and len(clients) != nodes:
         raise ConfigError(f"--client names {len(clients)} clients, but there are {nodes} nodes: name one for each")
-    names = [_subject_name(host) for host in hosts]
+    names = [subject_name(host) for host in hosts]
     check_new(directory, "keys are never overwritten")
     start = datetime.now(UTC) - CLOCKS_DIFFER
     end = start + CLOCKS_DIFFER + timedelta(days=days)
-    authority = certificate_authority(start, end)
+    authority = certificate_authority(start, end, federation)
     files = _pem_files("ca.crt", "ca.key", authority)
     files |= _pem_files("server.pem", "server.key", server_certificate(authority, names, start, end))
     listed = {}
@@ -60,18 +70,60 @@ def create_keys(
         files |= made
     if len(listed) < nodes:
         raise ConfigError("--client names a client twice: name one for each node")
-    files["roster.json"] = sign_roster(listed, authority.key, "trial", start, end), 0o644
+    files["roster.json"] = sign_roster(listed, authority.key, federation, start, end), 0o644
     return write_folder(directory, files)
 
 
-def certificate_authority(start: datetime, end: datetime) -> Signed:
+def create_request(directory: Path, site: str) -> str:
+    """Write a node's new private key and a certificate request, ``SITE`` and ``SITE.request``, to a new folder.
+
+    The key signs the request (PKCS #10), which shows the authority that the site has it.
+
+    Returns:
+        The key's fingerprint.
+    """
+    try:
+        name = client_name(site)
+    except ValueError as error:
+        raise ConfigError(f"--site: {error}") from None
+    check_new(directory, "keys are never overwritten")
+    key = ec.generate_private_key(CURVE())
+    request = x509.CertificateSigningRequestBuilder().subject_name(_name(name)).sign(key, hashes.SHA384())
+    content = request.public_bytes(serialization.Encoding.PEM)
+    write_folder(directory, {name: (_openssh(key), 0o600), f"{name}.request": (content, 0o644)})
+    return fingerprint(public_line(key.public_key()).encode())
+
+
+def node_certificate(
+    authority: Signed, name: str, key: ec.EllipticCurvePublicKey, start: datetime, end: datetime
+) -> bytes:
+    """Return the certificate of a node for its key, in PEM form."""
+    usage = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    return _pem(
+        _end_certificate(authority, _name(name), key, start, end, usage).sign(authority.key, hashes.SHA256())
+    )
+
+
+def renewed_certificate(authority: Signed, old: x509.Certificate, start: datetime, end: datetime) -> bytes:
+    """Return a server's certificate anew, for the same key and hosts, in PEM form."""
+    key, san = old.public_key(), old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return _pem(_server_certificate(authority, san, key, start, end))
+
+
+def public_line(key: ec.EllipticCurvePublicKey) -> str:
+    """Return a public key in OpenSSH's one-line form."""
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+
+
+def certificate_authority(start: datetime, end: datetime, federation: str = "trial") -> Signed:
     """Create a self-signed certificate authority."""
     key = ec.generate_private_key(CURVE())
     # The number in the name tells the authorities of different trials apart in error messages.
-    name = _name(f"protofed trial CA {os.urandom(4).hex()}")
+    name = _name(f"protofed {federation} CA {os.urandom(4).hex()}")
     usage = _usage(key_cert_sign=True, crl_sign=True)
     builder = (
-        _builder(name, name, key, start, end)
+        _builder(name, name, key.public_key(), start, end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
@@ -83,46 +135,73 @@ def server_certificate(
 ) -> Signed:
     """Create a server's certificate."""
     key = ec.generate_private_key(CURVE())
-    issuer = authority.certificate
-    builder = (
-        _builder(_name("protofed trial SuperLink"), issuer.subject, key, start, end)
+    san = x509.SubjectAlternativeName(hosts)
+    return Signed(key, _server_certificate(authority, san, key.public_key(), start, end))
+
+
+def _server_certificate(
+    authority: Signed,
+    hosts: x509.SubjectAlternativeName,
+    key: ec.EllipticCurvePublicKey,
+    start: datetime,
+    end: datetime,
+) -> x509.Certificate:
+    usage = [ExtendedKeyUsageOID.SERVER_AUTH]
+    builder = _end_certificate(authority, _name("protofed SuperLink"), key, start, end, usage)
+    return builder.add_extension(hosts, critical=False).sign(authority.key, hashes.SHA256())
+
+
+def _end_certificate(
+    authority: Signed,
+    subject: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    start: datetime,
+    end: datetime,
+    usage: Sequence[x509.ObjectIdentifier],
+) -> x509.CertificateBuilder:
+    """Return a certificate of a server or a node, which cannot sign others."""
+    own = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    return (
+        _builder(subject, authority.certificate.subject, key, start, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False
-        )
+        .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+        .add_extension(own, critical=False)
     )
-    return Signed(key, builder.sign(authority.key, hashes.SHA256()))
 
 
-def _subject_name(host: str) -> x509.GeneralName:
+def subject_name(host: str, option: str = "--host") -> x509.GeneralName:
+    """Return the name or address of a host as certificates state it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         if _DNS.fullmatch(host):
             return x509.DNSName(host)
-    raise ConfigError(f"--host {host!r}: expected an IP address or a DNS name, without a port, e.g. 10.0.0.5")
+    raise ConfigError(f"{option} {host!r}: expected an IP address or a DNS name, without a port, e.g. 10.0.0.5")
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, start: datetime, end: datetime
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, start: datetime, end: datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(end)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 
 def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    try:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    except ValueError:
+        raise ConfigError(
+            f"{text!r}: {len(text.encode())} bytes, but a certificate's name has at most 64"
+        ) from None
 
 
 def _usage(
@@ -146,15 +225,22 @@ def _pem_files(certificate: str, key: str, signed: Signed) -> dict[str, tuple[by
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return {
-        certificate: (signed.certificate.public_bytes(serialization.Encoding.PEM), 0o644),
+        certificate: (_pem(signed.certificate), 0o644),
         key: (private, 0o600),
     }
 
 
 def _node_files(name: str) -> dict[str, tuple[bytes, int]]:
     key = ec.generate_private_key(CURVE())
-    private = key.private_bytes(
+    public = f"{public_line(key.public_key())} {name}\n"
+    return {name: (_openssh(key), 0o600), f"{name}.pub": (public.encode(), 0o644)}
+
+
+def _openssh(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return {name: (private, 0o600), f"{name}.pub": (public + f" {name}\n".encode(), 0o644)}
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)

@@ -21,6 +21,7 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 from msgspec import Meta
 
+from protofed.apps.flower.folder import make_private
 from protofed.errors import CheckpointError, OutputError, writing
 from protofed.storage.files import lock
 from protofed.untrusted import claims
@@ -122,7 +123,7 @@ class NodeLedger:
         packed = canonical(values)
         run, round = request.get("run", ""), request.get("round", 0)
         with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self.path.parent)
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with os.fdopen(handle, "r+b", buffering=0) as file:
                 end = time.monotonic() + 60

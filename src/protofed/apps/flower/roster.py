@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.apps.flower import trust
-from protofed.apps.flower.identity import bound
+from protofed.apps.flower.identity import bound, period
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import ClassName, decoded, parsed
@@ -39,6 +39,7 @@ class SignedRoster(NamedTuple):
     """A roster that an authority signed."""
 
     federation: str
+    start: datetime
     until: datetime
     keys: dict[str, ec.EllipticCurvePublicKey]
 
@@ -74,7 +75,14 @@ def sign_roster(
 
 
 def read_signed(path: Path, authority: Path) -> SignedRoster:
-    """Read a roster."""
+    """Read a roster that is valid now."""
+    found = read_dated(path, authority)
+    trust.check_period(found.start, found.until, path, "the authority")
+    return found
+
+
+def read_dated(path: Path, authority: Path) -> SignedRoster:
+    """Read a roster that may be out of its time."""
     certificates = trust.read_authorities(authority)
     try:
         content = parsed(read_text(path, limits.JSON_CHARACTERS), "roster")
@@ -86,15 +94,8 @@ def read_signed(path: Path, authority: Path) -> SignedRoster:
             raise ValueError(
                 f"not signed by {names} ({authority}), or changed since: ask the authority for a new one"
             )
-        start, until = (datetime.fromisoformat(fields[name]) for name in ("from", "until"))
-        now = datetime.now(UTC)
-        if not start <= now <= until:
-            raise ValueError(
-                f"valid from {start:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
-                f"{now:%Y-%m-%d %H:%M}: ask the authority for a new one, or set the clock"
-            )
-        return SignedRoster(fields["federation"], until, _keys(fields["clients"]))
-    except (OSError, ValueError, TypeError) as error:
+        return SignedRoster(fields["federation"], *period(fields), _keys(fields["clients"]))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {reason(error)}") from None
 
 
@@ -112,12 +113,7 @@ def create_roster(path: Path, clients: Sequence[str], authority: Path, federatio
         if not separator or name in keys:
             raise ConfigError(f"--client {client}: expected NAME=FILE, each name once, e.g. north=north.pub")
         keys[name] = _file(Path(file).expanduser())
-    try:
-        signer = serialization.load_pem_private_key(_file(authority).encode(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        signer = None
-    if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{authority}: not an ECDSA private key in PEM form without passphrase, such as ca.key")
+    signer = trust.load_signer(authority)
     start = datetime.now(UTC) - trust.CLOCKS_DIFFER
     end = start + trust.CLOCKS_DIFFER + timedelta(days=days)
     content = sign_roster(keys, signer, federation, start, end)
@@ -137,8 +133,6 @@ def _file(path: Path) -> str:
 
 def _keys(clients: Mapping[str, str]) -> dict[str, ec.EllipticCurvePublicKey]:
     """Return the public keys of clients, given in OpenSSH form by name."""
-    if not clients:
-        raise ValueError("clients: expected a table of public keys by name")
     keys: dict[str, ec.EllipticCurvePublicKey] = {}
     owners: dict[str, str] = {}
     for name, fingerprint in bound(clients).items():
@@ -161,7 +155,7 @@ def _statement(fields: Mapping[str, Any]) -> bytes:
 
 def _signed(fields: Mapping[str, Any], authority: x509.Certificate) -> bool:
     """Return whether an authority signed a roster."""
-    key = authority.public_key()
+    key = trust.public_key(authority)
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return False
     try:

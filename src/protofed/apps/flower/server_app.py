@@ -294,7 +294,9 @@ def main(grid: Grid, context: Context) -> None:
             roster=str(config.get("roster", "")),
             identity=str(config.get("identity", "key")),
             clients_per_node=int(config.get("clients-per-node", 1)),
+            certificates=tuple(name for name in str(config.get("certificates", "")).split(",") if name),
         )
+        gathering.log_ends()
         files = RunDirectory(directory)
         more: dict[str, Any] = {"progress": Log(), "report": write_report, "measure": measure}
         serve(grid, experiment, files, gathering, resume=bool(resume), simulated=simulated, **more)

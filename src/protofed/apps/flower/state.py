@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
+from protofed.apps.flower.folder import make_private
 from protofed.apps.flower.messages import GenerationName
 from protofed.errors import CheckpointError, ConfigError, writing
 from protofed.experiments.ending import client_model
@@ -108,7 +109,7 @@ def locked(path: Path, order: int) -> Iterator[None]:
     Raises:
         CheckpointError: If a later request of the run arrived in the meantime.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    make_private(path)
     with (path / LOCK).open("a") as file:
         if not lock(file):
             if _turn(path) > order:
@@ -340,7 +341,7 @@ def reveal(path: Path, run: str, round: int) -> None:
     """Remember that a client helps to read a sum with its upload; to be called before it does."""
     with contextlib.ExitStack() as stack:
         with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_private(path)
             file = stack.enter_context((path / LOCK).open("a"))
         while not lock(file):  # another run does so at the same time
             time.sleep(LOOK)

@@ -1,11 +1,11 @@
-"""Checks of the trust between a node and its SuperLink: certificates, a TLS handshake, the node's key.
+"""Checks of the trust between a node and its SuperLink: certificates, their dates, a TLS handshake, private keys.
 
 Every error message names the specific problem and its remedy.
 """
 
 from __future__ import annotations
 
-import os
+import logging
 import socket
 import ssl
 from collections.abc import Sequence
@@ -13,16 +13,22 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from protofed.apps.flower.folder import check_private
 from protofed.errors import ConfigError
+from protofed.untrusted import limits
+from protofed.untrusted.reading import read_bytes
 
+log = logging.getLogger("protofed")
 TIMEOUT = 5.0
 """Seconds to wait for the SuperLink."""
 CLOCKS_DIFFER = timedelta(hours=1)
 """Time by which certificates and rosters are backdated, for machines whose clocks are slow."""
+SOON = timedelta(days=30)
+"""Time before the end of a certificate or roster in which it is warned of."""
 NEW_KEY = "`ssh-keygen -t ecdsa -b 384 -N '' -f FILE`"
 
 
@@ -56,16 +62,13 @@ def read_authorities(path: Path) -> list[x509.Certificate]:
     content = _read(path)
     if b"PRIVATE KEY-----" in content:
         raise ConfigError(f"{path}: holds a private key: give the authority's certificate, e.g. ca.crt")
-    try:
-        certificates = x509.load_pem_x509_certificates(content)
-    except ValueError:
-        raise ConfigError(f"{path}: not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+    certificates = _certificates(path, content)
     for certificate in certificates:
         if certificate.issuer != certificate.subject and not _may_sign(certificate):
             raise ConfigError(
                 f"{path}: a server's certificate, not an authority's: give the authority's, e.g. ca.crt"
             )
-        _check_dates(certificate, str(path))
+        check_dates(certificate, path)
     return certificates
 
 
@@ -98,9 +101,6 @@ def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certi
 def check_key(path: Path) -> str:
     """Check that a SuperNode can use a private key, and describe the key."""
     key = load_key(path)
-    mode = path.stat().st_mode & 0o777
-    if os.name == "posix" and mode & 0o077:
-        raise ConfigError(f"{path}: other users may read or change it (mode {mode:04o}): `chmod 600 {path}`")
     public = path.with_name(f"{path.name}.pub")
     if not public.exists():
         return f"{path}: ECDSA {key.curve.name}, no {public.name} beside it"
@@ -112,6 +112,42 @@ def check_key(path: Path) -> str:
     if other != key.public_key():
         raise ConfigError(f"{public}: belongs to another private key than {path}: {again}, and register that")
     return f"{path}: ECDSA {key.curve.name}, {public.name} matches"
+
+
+def check_issued(path: Path, key: Path, authority: Path) -> datetime:
+    """Check that an authority issued a node's certificate for its key; return the end of the certificate."""
+    certificate = load_certificate(path)
+    if public_key(certificate) != load_key(key).public_key():
+        raise ConfigError(f"{path}: is for another key than {key}: ask the authority for the one of this key")
+    if not any(issued(certificate, other) for other in read_authorities(authority)):
+        raise ConfigError(
+            f"{path}: of another federation, issued by {full_name(certificate.issuer)}, not by the authority in "
+            f"{authority}: ask that one"
+        )
+    check_dates(certificate, path, "the authority")
+    return certificate.not_valid_after_utc
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    """Return the first certificate in a PEM file."""
+    return _certificates(path, _read(path))[0]
+
+
+def public_key(certificate: x509.Certificate) -> object:
+    """Return the public key in a certificate; None if it is of an unknown kind or damaged."""
+    try:
+        return certificate.public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+
+
+def issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Return whether an authority signed a certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
 
 
 def host_names(certificate: x509.Certificate) -> str:
@@ -128,6 +164,17 @@ def full_name(name: x509.Name) -> str:
     return repr(name.rfc4514_string())
 
 
+def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
+    try:
+        found = x509.load_pem_x509_certificates(content)
+        for certificate in found:  # parsed when first read
+            _ = certificate.issuer, certificate.subject, certificate.extensions
+            _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        raise ConfigError(f"{path}: not a certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+    return found
+
+
 def _may_sign(certificate: x509.Certificate) -> bool:
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -135,17 +182,48 @@ def _may_sign(certificate: x509.Certificate) -> bool:
         return False
 
 
-def _check_dates(certificate: x509.Certificate, where: str) -> None:
-    start, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, datetime.now(UTC)
+def check_dates(certificate: x509.Certificate, where: object, whom: str = "the SuperLink's operator") -> None:
+    """Refuse a certificate that is not valid now."""
+    check_period(certificate.not_valid_before_utc, certificate.not_valid_after_utc, where, whom)
+
+
+def check_period(start: datetime, end: datetime, where: object, whom: str) -> None:
+    """Refuse something that is not valid now.
+
+    Args:
+        whom: Who makes a new one.
+    """
+    now = datetime.now(UTC)
+    clock = f"and this machine's clock says {now:%Y-%m-%d %H:%M}"
     if now > end:
-        raise ConfigError(
-            f"{where}: expired on {end:%Y-%m-%d %H:%M} UTC: ask the SuperLink's operator for a new one"
-        )
+        raise ConfigError(f"{where}: expired on {end:%Y-%m-%d %H:%M} UTC, {clock}: ask {whom} for a new one")
     if now < start:
         raise ConfigError(
-            f"{where}: not valid before {start:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
-            f"{now:%Y-%m-%d %H:%M}: set the clock, or wait"
+            f"{where}: not valid before {start:%Y-%m-%d %H:%M} UTC, {clock}: compare the clocks of the two "
+            "machines, set the wrong one, or wait"
         )
+
+
+def remaining(end: datetime) -> str:
+    """Return a warning that something valid ends soon, or "" if it does not."""
+    left = end - datetime.now(UTC)
+    return f"ends in {left.days} days, ask for a new one" if left < SOON else ""
+
+
+def log_end(path: Path, end: datetime) -> None:
+    """Warn in the log of a file that ends soon."""
+    if warning := remaining(end):
+        log.warning("%s: valid until %s UTC, %s", path, f"{end:%Y-%m-%d %H:%M}", warning)
+
+
+def log_certificates(path: Path) -> None:
+    """Warn in the log of certificates in a PEM file that end soon or are not valid."""
+    try:
+        for certificate in _certificates(path, _read(path)):
+            check_dates(certificate, path)
+            log_end(path, certificate.not_valid_after_utc)
+    except ConfigError as error:
+        log.warning("%s", error)
 
 
 def _shown(host: str, port: int, context: ssl.SSLContext) -> x509.Certificate:
@@ -165,7 +243,7 @@ def _reason(
     """Explain OpenSSL's verification error (X509_V_ERR_…)."""
     if refusal.verify_code in (9, 10):  # not yet valid, expired
         try:
-            _check_dates(shown, "its certificate")
+            check_dates(shown, "its certificate")
         except ConfigError as error:
             return str(error)
     if refusal.verify_code in (62, 64):  # mismatch of a name, of an address
@@ -204,12 +282,27 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         kind = type(key).__name__.removesuffix("PrivateKey").lstrip("_")
         raise ConfigError(f"{path}: a key of type {kind}, but Flower needs ECDSA: {NEW_KEY}")
+    check_private(path)
+    return key
+
+
+def load_signer(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key of an authority."""
+    try:
+        key = serialization.load_pem_private_key(_read(path), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path}: not an ECDSA private key in PEM form without passphrase, such as ca.key")
+    check_private(path)
     return key
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path, limits.PEM_BYTES)
     except OSError as error:
         message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
         raise ConfigError(message) from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}: no file of keys or certificates") from None
