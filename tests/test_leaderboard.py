@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from conftest import REPOSITORY
 from protofed.api import compare
+from protofed.errors import ProtofedError
 from support import script
 
 
 @pytest.fixture(scope="module")
 def board():
     return script(REPOSITORY / "tools/leaderboard.py")
+
+
+def test_the_page_is_made_of_the_figures(board, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["leaderboard.py", "--check"])
+    board.main()
+
+
+def test_every_arm_has_every_scenario_and_five_seeds(board):
+    runs, tree = board.read(), board.recipe()
+    arms = {arm for _, arm, _ in runs}
+    assert {(s, a, n) for s in board.scenarios(tree) for a in arms for n in range(5)} == set(runs)
+
+
+def test_a_row_of_another_configuration_is_refused(board):
+    (place, (key, run)), *_ = board.read().items()
+    assert board.checked({place: (key, run)})
+    for changed in ("0" * 16, key[::-1]):
+        with pytest.raises(ProtofedError, match=r"was run with another configuration than leaderboard\.toml"):
+            board.checked({place: (changed, run)})
+    with pytest.raises(ProtofedError, match="no scenario 'of mine'"):
+        board.checked({("of mine", *place[1:]): (key, run)})
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ STUDY = DOCS / "study"
 TUNED = STUDY / "tuning/tried.csv"
 """What was tried on validation samples, one line for every setting of an arm in a study."""
 OWN_RULE = "head"
+OWN_RULES = (OWN_RULE, "global")
 """Rule of a client's own classes: its own learned answer, which all arms have."""
 OPEN_RULES = ("global_model", "global", "head")
 """Rules of the union and of unseen classes, the first that an arm has: what was shared answers, without priors."""
@@ -44,7 +45,7 @@ ONE, BALANCED, TWO, TINY, FIXED = GROUPS
 UNLIKE = {ONE: (BALANCED, "other loss"), TINY: (TWO, "other networks")}
 """Whose controls stand in where a group's were not run."""
 CONFOUNDED = {"protonorm": "γ 100 against 10"}
-"""Arms that differ from their control in more than an exchange."""
+"""Arms of studies that differ from their control in more than an exchange."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,15 @@ newcomers: Figure = attrgetter("newcomers")
 
 
 class Arm:
-    """The finished runs of one arm, by seed."""
+    """The finished runs of one arm, by seed.
 
-    def __init__(self, label: str, runs: Mapping[int, Measured]) -> None:
+    Attributes:
+        unlike: Difference from its control in more than an exchange, in words.
+    """
+
+    def __init__(self, label: str, runs: Mapping[int, Measured], unlike: str = "") -> None:
         self.label = label
+        self.unlike = unlike
         self.runs = {seed: runs[seed] for seed in sorted(runs)}
 
     @property
@@ -129,7 +135,7 @@ class Arm:
     def values(self, figure: Figure, seeds: Sequence[int] = ()) -> list[float]:
         """Return a figure in percent by its rule, one value per seed that has it."""
         rules = next(iter(self.runs.values())).rules
-        rule = next(r for r in OPEN_RULES if r in rules) if figure in (union, unseen) else OWN_RULE
+        rule = next(r for r in (OPEN_RULES if figure in (union, unseen) else OWN_RULES) if r in rules)
         found = [figure(self.runs[seed].rules[rule]) for seed in seeds or self.runs]
         return [100 * value for value in found if value is not None]
 
@@ -152,7 +158,7 @@ def arms_of(places: Sequence[Path]) -> list[Arm]:
             found.setdefault(label, {})[seed] = run
     order: list[str] = load_recipe("scarce")["compare"]["methods"]
     labels = sorted(found, key=lambda label: (order.index(label) if label in order else len(order), label))
-    return [Arm(label, found[label]) for label in labels]
+    return [Arm(label, found[label], CONFOUNDED.get(label, "")) for label in labels]
 
 
 def finished(directory: Path) -> Iterator[tuple[str, int, Measured]]:
@@ -223,7 +229,7 @@ def control_of(arm: Arm, arms: Sequence[Arm]) -> tuple[Arm | None, str]:
         controls = [other for other in arms if other.plain in GROUPS.get(group, ())]
         if controls:
             best = max(controls, key=lambda other: statistics.fmean(other.values(figure)))
-            return best, unlike or CONFOUNDED.get(arm.label, "") * (best.label == "fixed_etf")
+            return best, unlike or arm.unlike * (best.label == "fixed_etf")
     return None, ""
 
 
