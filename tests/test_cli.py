@@ -32,19 +32,6 @@ SMALL = [
 ]
 
 
-def protofed(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [sys.executable, "-m", "protofed", *arguments],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    return result
-
-
 def inside(monkeypatch, capsys, cwd: Path, *arguments: str, main=cli.main) -> tuple[int, str, str]:
     """Call the same entry point in this process; return exit status, output and errors."""
     monkeypatch.chdir(cwd)
@@ -56,14 +43,16 @@ def inside(monkeypatch, capsys, cwd: Path, *arguments: str, main=cli.main) -> tu
     return int(ended.value.code or 0), printed.out, printed.err
 
 
-def test_run_prints_one_table_and_where_the_report_is(tmp_path):
-    result = protofed("run", "quickstart", "method.name=fedproto", *SMALL, "--out", "run", "--full", cwd=tmp_path)
-    assert re.search(r"fedproto +[\d.]+ ± [\d.]+ +[\d.]+ kB", result.stdout)
-    assert re.search(r"fedproto +final +[\d.]+", result.stdout)
+def test_run_prints_one_table_and_where_the_report_is(tmp_path, monkeypatch, capsys):
+    arguments = ("run", "quickstart", "method.name=fedproto", *SMALL, "--out", "run", "--full")
+    status, output, _ = inside(monkeypatch, capsys, tmp_path, *arguments)
+    assert status == 0
+    assert re.search(r"fedproto +[\d.]+ ± [\d.]+ +[\d.]+ kB", output)
+    assert re.search(r"fedproto +final +[\d.]+", output)
     for heading in ("head", "local = the class whose prototype", "own = the nearest global", "up", "time"):
-        assert heading in " ".join(result.stdout.split())
-    assert "2/2" in result.stdout
-    assert "Report: run/report.html" in result.stdout
+        assert heading in " ".join(output.split())
+    assert "2/2" in output
+    assert "Report: run/report.html" in output
     assert (tmp_path / "run" / "report.html").is_file()
 
 

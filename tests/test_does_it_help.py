@@ -27,7 +27,8 @@ def tool():
 def test_the_pages_are_made_of_the_committed_figures(tool, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["does_it_help.py", "--check"])
     tool.main()
-    assert set(tool.studies()) == {path.stem for path in tool.STUDY.glob("*.csv")}
+    others = {"leaderboard"}  # whose page tools/leaderboard.py makes
+    assert set(tool.studies()) | others == {path.stem for path in tool.STUDY.glob("*.csv")}
 
 
 def statements() -> list[tuple[str, str]]:

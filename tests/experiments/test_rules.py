@@ -90,7 +90,7 @@ def test_an_exported_file_is_the_rule_that_it_names(method, rule, format, runs, 
     assert status == 0
     assert out == (
         f"Written: {path}, by the rule {rule}; equal to predict on {len(x)} test samples of client-00 and 200 "
-        "random samples\n"
+        f"random samples. Card: {path}.model-card.md\n"
     )
     if format == "onnx":
         facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -32,17 +32,20 @@ from protofed.storage.files import (
     check_tensors,
     read_json,
     read_tensors,
+    write_bytes,
     write_json,
     write_tensors,
     write_text,
 )
 from protofed.storage.snapshots import Snapshot, flatten, unflatten
-from protofed.untrusted import claims
+from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import Shape, Side, decoded
-from protofed.untrusted.reading import reason
+from protofed.untrusted.reading import lines, open_ordinary, parse_json, reason
 
 VERSION = 1
 """Number of the format of ``end.json``."""
+RECEIVED = "received.jsonl"
+"""File in which the server of a deployment records what it received."""
 END = "end.json"
 _FROM_SERVER = "protofed.from_server"
 
@@ -213,6 +216,20 @@ def wipe(folder: Path) -> None:
     for path in (folder / "federation.json", folder / "nodes.json"):
         if path.is_file():
             write_json(path, _wiped(read_json(path), gone))
+    if (received := folder / RECEIVED).is_file():
+        write_bytes(received, b"".join(_of_others(received, gone)))
+
+
+def _of_others(path: Path, gone: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield the lines of a deployment's record of messages that are not of forgotten clients."""
+    try:
+        with open_ordinary(path) as file:
+            for line in lines(file, limits.LINE_BYTES):
+                entry = parse_json(line)
+                if isinstance(entry, dict) and entry.get("client") not in gone:
+                    yield line
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)}): move it away") from None
 
 
 _FOLLOWS = (

@@ -130,6 +130,7 @@ def until(condition):
         time.sleep(0.25)
 
 
+@pytest.mark.slow  # of the few that .ci/run runs beside all others
 def test_run_pause_step_and_reset(page):
     assert both(page) == [["25.0%", "0 B", "–"]] * 2
     press(page, "Step")

@@ -113,6 +113,7 @@ def changed(page: Any, expression: str, before: str) -> None:
     page.wait_for_function(f"(before) => {expression} !== before", arg=before, timeout=WAIT_MS)
 
 
+@pytest.mark.slow  # of the few that .ci/run runs beside all others
 def test_all_runs(look):
     page = look()
     drawn(page, "Test accuracy against rounds")
@@ -196,6 +197,7 @@ def test_two_runs_are_compared(look):
     assert list(series(page, "Test accuracy against rounds")) == ["fedproto, seed 0", "fedproto, seed 1"]
 
 
+@pytest.mark.slow
 def test_one_run(look):
     page = look("/run/methods/protonorm-seed0")
     for title in ("Test accuracy against rounds", "Who holds what", "Accuracy of each client", "Training loss"):

@@ -23,12 +23,13 @@ from msgspec import Meta
 
 from protofed.apps.flower.folder import make_private
 from protofed.errors import CheckpointError, OutputError, writing
+from protofed.experiments.ending import RECEIVED
 from protofed.storage.files import lock
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Count, Line, Round, decoded, line
 from protofed.untrusted.reading import lines, open_ordinary, parse_json, reason
 
-NAME, RECEIVED = "ledger.jsonl", "received.jsonl"
+NAME = "ledger.jsonl"
 LINE = 100_000
 """Most bytes of a line."""
 BEGINNING = "0" * 64
