@@ -18,6 +18,7 @@ from network import FakeGrid, nodes_of, over, wanted
 from protofed.apps.flower import ledger
 from protofed.apps.flower.cli import ledger as command
 from protofed.apps.flower.ledger import LedgerEntry, NodeLedger, compare, read_ledger
+from protofed.experiments.ending import RECEIVED
 
 VALUES = {"client": "ann", "losses": "{}", "seconds": 0.5, "message": b"\x01\x02"}
 REQUEST = {"client": "ann", "run": "abc", "round": 3}
@@ -60,7 +61,7 @@ def test_the_servers_record_is_what_left_the_nodes(finished):
     for name in ("ann", "bob", "cid"):
         if (path := state / name / ledger.NAME).is_file():
             known |= {digest: found for _, digest, found in read_ledger(path)}
-    received = run.directory / ledger.RECEIVED
+    received = run.directory / RECEIVED
     assert not list(compare(known, received))
     assert len(received.read_text().splitlines()) == len(known)
     some = dict(list(known.items())[:-1])

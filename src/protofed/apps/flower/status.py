@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from protofed.apps.flower.ledger import NAME, RECEIVED, LedgerEntry, read_ledger, read_receipts
+from protofed.apps.flower.ledger import NAME, LedgerEntry, read_ledger, read_receipts
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
+from protofed.experiments.ending import RECEIVED
 from protofed.runs.loading import load_run
 from protofed.runs.run import Run
 from protofed.text import duration, size
