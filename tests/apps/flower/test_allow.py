@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from network import FakeGrid, nodes_of, over, wanted
 from protofed.apps.flower.allow import SENT, Allowed
 from protofed.apps.flower.ledger import NAME
+from protofed.apps.flower.node import Node, experiment_key
 from protofed.apps.flower.policy import Policy
 from protofed.apps.flower.settings import node_settings
+from protofed.apps.flower.sources import Folder
 from protofed.errors import ConfigError
 from support import experiment, few
 
@@ -108,6 +111,28 @@ def test_code_that_a_server_names_needs_permission():
     allowed = Allowed(("fedproto",))
     with pytest.raises(ConfigError, match=r"stages=.*none of a file"):
         allowed.check(experiment("fedproto", stages=("mine.py:Stage",)))
+
+
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [
+        ({"method": {"name": "planted.py:Planted"}}, "method.name=planted.py:Planted, but"),
+        ({"method": 5}, "method.name="),
+        ({"model": {"shared": "planted:make"}}, "model.name=planted:make, but this node allows none"),
+        ({"model": {"name": "mlp", "members": [{"name": "planted:make"}]}}, "model.name=planted:make, but"),
+        ({"stages": ["planted.py:Stage"]}, "none of a file"),
+    ],
+)
+def test_code_is_refused_before_it_is_imported(section, reason, root, tmp_path, monkeypatch):
+    (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    node = Node(Folder(root / "clients" / "ann", "ann"), None, policy=Policy(allowed=Allowed(("fedproto",))))
+    config = {**json.loads(experiment_key(wanted("fedproto", root))), **section}
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        node.describe(json.dumps(config))
+    for odd in (5, "members", None):
+        node.policy.allowed.check_names({"method": {"name": "fedproto"}, "model": {"members": odd}})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from protofed.config.architectures import is_code
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
 from protofed.runs.labels import flat
@@ -51,17 +52,33 @@ class Allowed:
             raise ConfigError('node.toml: [allow] allows nothing: name methods, e.g. methods = ["fedproto"]')
         return found
 
+    def check_names(self, tree: Mapping[str, Any]) -> None:
+        """Refuse a configuration that names code or a method that is not allowed, before any code is imported."""
+        method, model, stages = (tree.get(name) for name in ("method", "model", "stages"))
+        _one_of("method.name", method.get("name") if isinstance(method, dict) else None, self.methods, "methods")
+        if isinstance(model, dict):
+            members = model["members"] if isinstance(model.get("members"), (list, tuple)) else ()
+            named = [
+                model.get("name"),
+                model.get("shared"),
+                *(m.get("name") for m in members if isinstance(m, dict)),
+            ]
+            for name in named:
+                if isinstance(name, str) and is_code(name):
+                    _one_of("model.name", name, self.models, "models")
+        if stages and "stages" not in self.options:
+            raise ConfigError(_refusal("stages", stages, "none of a file", "options"))
+
     def check(self, experiment: Experiment) -> None:
         """Refuse a run that does something else, before anything is told about the data."""
-        _one_of("method.name", experiment.method, self.methods, "methods")
+        tree = experiment.to_tree()
+        self.check_names(tree)
         _one_of("wire.codec", experiment.wire.codec, self.codecs, "codecs")
         if experiment.encoder.name:
             _one_of("encoder.name", experiment.encoder.name, self.encoders, "encoders")
         if self.rounds is not None and experiment.rounds > self.rounds:
             raise ConfigError(_refusal("rounds", experiment.rounds, f"at most {self.rounds}", "rounds"))
-        if experiment.stages and "stages" not in self.options:
-            raise ConfigError(_refusal("stages", list(experiment.stages), "none of a file", "options"))
-        found = flat(experiment.to_tree())
+        found = flat(tree)
         for name, values in self.options.items():
             value = found.get(name)
             if (list(value) if isinstance(value, tuple) else value) not in values:
@@ -82,7 +99,7 @@ class Allowed:
         notes[SENT] = [sent]
 
 
-def _one_of(option: str, value: str, allowed: Sequence[str], setting: str) -> None:
+def _one_of(option: str, value: object, allowed: Sequence[str], setting: str) -> None:
     if value not in allowed:
         raise ConfigError(_refusal(option, value, ", ".join(allowed) or "none", setting))
 

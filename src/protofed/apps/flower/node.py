@@ -165,6 +165,8 @@ class Node:
             return result, left
 
     def _experiment(self, config: str) -> Experiment:
+        if self.policy.allowed is not None:
+            self.policy.allowed.check_names(_tree(config))
         experiment = _resolve(config)
         folder = self.weights or experiment.execution.weights_dir
         execution = replace(experiment.execution, device=self.device, weights_dir=folder)
@@ -243,10 +245,17 @@ def experiment_key(experiment: Experiment) -> str:
     return json.dumps(experiment.to_tree(), sort_keys=True)
 
 
+def _tree(config: str) -> dict[str, Any]:
+    try:
+        return decoded(parsed(config, "config"), dict[str, Any], "config", PayloadError)
+    except ValueError as error:
+        raise PayloadError(str(error)) from None
+
+
 @lru_cache(maxsize=4)
 def _resolve(config: str) -> Experiment:
     try:
-        return resolve(decoded(parsed(config, "config"), dict[str, Any], "config", PayloadError))
+        return resolve(_tree(config))
     except ValueError as error:
         raise PayloadError(str(error)) from None
 
