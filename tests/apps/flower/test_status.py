@@ -139,3 +139,13 @@ def test_log_lines_are_json_if_the_environment_says_so(monkeypatch, capsys):
 
         record = logging.LogRecord("protofed", 40, "", 1, "failed", None, sys.exc_info())
     assert "inside" in json.loads(JsonLine().format(record))["error"]
+
+
+def test_a_missing_package_is_named_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Exit) as end:
+        cli.status(tmp_path)
+    assert end.value.exit_code == 2
+    assert capsys.readouterr().err == (
+        "error: the package prometheus_client is missing: pip install 'protofed[flower]'\n"
+    )

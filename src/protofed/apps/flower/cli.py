@@ -42,7 +42,7 @@ def keys(
 
     With --nodes 0, those of the authority and the server only; see `request` and `approve` for the sites.
     """
-    _need_cryptography()
+    _need()
     from protofed.apps.flower.keys import HOSTS, create_keys
 
     hosts = host or list(HOSTS)
@@ -74,7 +74,7 @@ def request(
     site: SITE,
 ) -> None:
     """Make a node's private key, at the node, and the request that goes to the authority."""
-    _need_cryptography()
+    _need()
     from protofed.apps.flower.keys import create_request
 
     print_ = create_request(directory, site)
@@ -94,7 +94,7 @@ def approve(
 
     Without requests, the roster and the server's certificate are signed for another period.
     """
-    _need_cryptography()
+    _need()
     from protofed.apps.flower.authority import ROSTER, SERVER, SITES
     from protofed.apps.flower.authority import approve as approve_requests
 
@@ -118,7 +118,7 @@ def revoke(
     days: DAYS = 365,
 ) -> None:
     """Take a site out of the federation: sign the roster without it, and never admit its key again."""
-    _need_cryptography()
+    _need()
     from protofed.apps.flower.authority import REVOKED, ROSTER
     from protofed.apps.flower.authority import revoke as revoke_site
 
@@ -139,7 +139,7 @@ def kit(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file (default: SITE.tar.gz).")] = None,
 ) -> None:
     """Write a site's archive: settings, certificate, service and container of its node, and a README."""
-    _need_cryptography()
+    _need()
     from protofed.apps.flower.kit import create_kit
 
     out = out or Path(f"{site}.tar.gz")
@@ -161,7 +161,7 @@ def roster(
 
     Whoever runs the server should not have the authority's key: it could sign clients that there are not.
     """
-    _need_cryptography()
+    _need()
     from protofed.apps.flower.roster import create_roster
 
     create_roster(file, client, authority_key, federation, days)
@@ -210,7 +210,7 @@ def check(
     authority: Annotated[Path | None, typer.Option(help="Certificate of the authority that signed it.")] = None,
 ) -> None:
     """Check a node before the first round: one line per check, exit status 1 for a problem."""
-    _need_cryptography()
+    _need()
     from protofed.apps.flower.check import CheckRequest, check_node
 
     items = list(arguments or [])
@@ -238,6 +238,7 @@ def status(
     ] = None,
 ) -> None:
     """Print how a run or a node fares, or serve it; exit status 1 if something is wrong."""
+    _need("prometheus_client")
     from protofed.apps.flower import status as states
     from protofed.apps.flower.trust import split_address
 
@@ -302,8 +303,8 @@ def _say(line: str) -> None:
     console.print(Text(line), soft_wrap=True)
 
 
-def _need_cryptography() -> None:
-    """Exit with status 2 if cryptography is missing; echoed here because main would take brackets as markup."""
-    if importlib.util.find_spec("cryptography") is None:
-        typer.echo("error: the package cryptography is missing: pip install 'protofed[flower]'", err=True)
+def _need(package: str = "cryptography") -> None:
+    """Exit with status 2 if a package is missing; echoed here because main would take brackets as markup."""
+    if importlib.util.find_spec(package) is None:
+        typer.echo(f"error: the package {package} is missing: pip install 'protofed[flower]'", err=True)
         raise typer.Exit(2)
