@@ -191,7 +191,7 @@ def test_every_reference_is_cited_and_known_elsewhere_in_the_project():
 
 
 PHRASES = {
-    "README.md": ["41 methods", "2.4 to 3.9 times"],
+    "README.md": ["43 methods", "2.4 to 3.9 times"],
     "docs/does-it-help.md": [
         "Of 21 comparisons",
         "6 are equal within a point, 14 cannot be told",

@@ -1,0 +1,63 @@
+"""AlignFed: against a naive reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import naive
+from naive import build, same_nets, uneven
+from protofed.errors import ConfigError
+from protofed.prototypes.etf import spread_directions
+from support import K, client, federated
+
+WEIGHT, TAU = 0.6, 0.3
+
+
+def loss(w, batch, z):
+    """``CE + λ·CE(cos(f, z_c)/τ, y)``."""
+    total = []
+    for x, y in batch:
+        f = naive.features(w, x)
+        cosines = torch.stack([f @ point / (f @ f).sqrt().clamp(min=1e-12) for point in z])
+        total.append(naive.cross_entropy(naive.head(w, f), y) + WEIGHT * naive.cross_entropy(cosines / TAU, y))
+    return naive.mean(total)
+
+
+def test_two_rounds():
+    data = uneven()
+    federation = build("alignfed", data, method__lambda=WEIGHT, method__temperature=TAU)
+    z = spread_directions(K, naive.D, naive.SEED, dtype=torch.float64)
+    own = {c.name: naive.own_net(federation, c.name) for c in data.clients}
+    shared = [t.clone() for t in federation.server.values()]
+    total = sum(len(c.train) for c in data.clients)
+    for number, record in enumerate(federation.run(), start=1):
+        for c in data.clients:
+            w = own[c.name][:2] + shared
+            for batch in naive.rounds_of(c.train, c.name, number):
+                (w,), _ = naive.step([w], lambda n, b=batch: loss(n[0], b, z))
+            own[c.name] = w
+        shared = [sum(len(c.train) * own[c.name][i] for c in data.clients) / total for i in (2, 3)]
+        same_nets(list(federation.server.values()), shared)
+        hits = []
+        for c in data.clients:
+            guesses = [int(naive.logits(own[c.name][:2] + shared, x.double()).argmax()) for x in c.test.x]
+            hits.append(sum(a == b for a, b in zip(guesses, c.test.y.tolist(), strict=True)) / len(c.test))
+        assert record.accuracy.clients["head"] == hits
+
+
+def test_without_the_contrast_it_is_lg_fedavg():
+    found, expected = build("alignfed", method__lambda=0.0), build("lg_fedavg")
+    for federation in (found, expected):
+        list(federation.run())
+    for name, weights in expected.server.items():
+        assert torch.equal(found.server[name], weights)
+
+
+def test_bad_options_and_models():
+    with pytest.raises(ConfigError, match="temperature must be greater than 0"):
+        build("alignfed", method__temperature=0.0)
+    with pytest.raises(ConfigError, match=r"method\.shared is empty"):
+        build("alignfed", method__shared=[])
+    data = federated(*uneven().clients[:2], client("dan", [0, 1]))
+    assert len(list(build("alignfed", data, rounds=1).run())) == 1
