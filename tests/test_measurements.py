@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 
@@ -38,3 +39,25 @@ def test_a_page_that_differs_is_found(tool, monkeypatch):
 
 def test_the_readme_shows_the_committed_figures():
     assert script(REPOSITORY / "tools/closed_forms.py").first() in (REPOSITORY / "README.md").read_text()
+
+
+def test_what_security_says_of_attackers_that_see_uploads():
+    rows = list(csv.DictReader((STUDY / "tables/colluding.csv").read_text().splitlines()))
+    attacks = [name for name in rows[0] if name[0] in "14"]
+    by_global, by_head, method = {}, [], ""
+    for row in rows:
+        method = row["method"] or method
+        values = {a: [int(n) for n in row[a].strip("*").split(" / ")] for a in [*attacks, "none"]}
+        best = by_global.setdefault(method, {"before": values["none"]})["before"]
+        lost = {a: best[0] - values[a][0] for a in attacks}
+        by_global[method][row["rule"]] = [max(v for a, v in lost.items() if a[0] == n) for n in "14"]
+        if row["rule"] == "clip":
+            by_head += [best[1] - values[a][1] for a in attacks]
+    clip = {m: worst["clip"] for m, worst in by_global.items()}
+    least = {m: min(w[1] for r, w in worst.items() if r != "before") for m, worst in by_global.items()}
+    # The page rounds differences, the table has differences of rounded figures.
+    assert max(one for one, _ in clip.values()) == pytest.approx(3.7, abs=1)
+    for (method, (_, four)), (said, holds) in zip(clip.items(), [(39, 24), (24, 9), (3, 2), (11, 11)], strict=True):
+        assert four == pytest.approx(said, abs=1), method
+        assert least[method] == pytest.approx(holds, abs=1), method
+    assert max(by_head) <= 1
