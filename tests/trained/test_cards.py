@@ -143,4 +143,6 @@ def test_privacy_is_stated_as_it_was_spent(run):
     lines = shown(read(card_of(run, summary=replace(run.summary, privacy=spent), config=config))[1])
     assert "Secure aggregation: on, the server saw sums." in lines
     (told,) = (line for line in lines if line.startswith("Differential privacy"))
-    assert told.startswith("Differential privacy: ε = 3.25 at δ = 1e-05 hides the presence of one client;")
+    assert told.startswith(
+        "Differential privacy: ε = 3.25 at δ = 1e-05 hides the presence of one client (zero-out neighbours);"
+    )

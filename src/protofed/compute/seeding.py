@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from types import TracebackType
 
@@ -65,18 +64,6 @@ def uniform_from_system(n: int) -> torch.Tensor:
     """Return numbers in ``(0, 1)``, ``(n,)`` float64, from the operating system: nobody can repeat them."""
     bits = np.frombuffer(os.urandom(8 * n), dtype=np.uint64)
     return torch.from_numpy(((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
-
-
-def normal_from_system(n: int) -> torch.Tensor:
-    """Return standard normal numbers, ``(n,)`` float64, from the operating system.
-
-    Each is half the sum of four, because the low bits of a single one give away more than the theory of
-    differential privacy says (Mironov 2012; Holohan and Braghin 2021).
-    """
-    uniform = uniform_from_system(4 * n).reshape(4, n)
-    # Box and Muller: two independent numbers from each of two pairs.
-    radius, angle = (-2 * uniform[:2].log()).sqrt(), 2 * math.pi * uniform[2:]
-    return (radius * (angle.cos() + angle.sin())).sum(0) / 2
 
 
 def _default_generators() -> list[torch.Generator]:

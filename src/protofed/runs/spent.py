@@ -29,6 +29,8 @@ class Spent:
 
     Attributes:
         mode: Hidden presence, of a ``client`` or ``sample``.
+        adjacency: Of neighbouring data, which decides what ε means: in one of them, a record adds zero to every sum
+            (:mod:`protofed.stages.privacy.accounting`).
         epsilon: Of all rounds so far, the largest of any client; infinite without noise (None in files).
         clip: Largest norm of a contribution.
         rate: Largest probability with which a contribution was drawn; 1 without amplification.
@@ -50,6 +52,7 @@ class Spent:
     means: Count = 0
     means_noise: Number = 0.0
     accountant: Literal["pld", "rdp"] = "rdp"
+    adjacency: Literal["zero-out"] = "zero-out"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values for JSON."""

@@ -168,8 +168,8 @@ def _privacy(run: Run) -> Iterable[str]:
         return
     epsilon = f"{spent.epsilon:.3g}" if spent.noise else "∞"
     yield (
-        f"- Differential privacy: ε = {epsilon} at δ = {spent.delta:g} hides the presence of one {spent.mode}; "
-        f"noise multiplier {spent.noise:.3g}, accountant {spent.accountant}."
+        f"- Differential privacy: ε = {epsilon} at δ = {spent.delta:g} hides the presence of one {spent.mode} "
+        f"({spent.adjacency} neighbours); noise multiplier {spent.noise:.3g}, accountant {spent.accountant}."
     )
 
 

@@ -3,7 +3,8 @@
 A sample's gradient is that of the method's loss on a batch of this sample alone, so it depends on no other sample,
 whatever the loss does with a batch. ``torch.func.vmap`` computes those of a batch together. Gradients are clipped,
 added up, and noise is added to their sum. A sample is drawn into each batch by a coin of its own (Poisson
-sampling), on which the accountant's amplification rests.
+sampling), on which the accountant's amplification rests. Neighbours are data with and without one sample, so that a
+sum moves by the norm of one gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from protofed.compute.seeding import normal_from_system, uniform_from_system
+from protofed.compute.normal import rounded_normal
+from protofed.compute.seeding import uniform_from_system
 from protofed.errors import ConfigError
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
 from protofed.samples import Samples
@@ -68,26 +70,22 @@ class Noise:
 
     Args:
         generator: None for the operating system.
+        dtype: In which the generator draws; None for torch's default.
     """
 
     generator: torch.Generator | None
+    dtype: torch.dtype | None = None
 
     @classmethod
     def of(cls, local: Local, private: Private, purpose: str) -> Noise:
         """Return the numbers of a client in its present round."""
         return cls(None if private.secret else local.generator(f"private {purpose}"))
 
-    def normal(self, like: Tensor) -> Tensor:
-        """Return standard normal numbers of the shape, type and device of ``like``."""
-        if self.generator is None:
-            return normal_from_system(like.numel()).reshape(like.shape).to(like)
-        return torch.randn(like.shape, generator=self.generator).to(like)
-
     def step(self, deviation: float) -> float:
         """Return the step of the grid of contributions; 0 for none: in a simulation, or without noise.
 
-        Sums of multiples of a power of two are exact, and rounding such a sum plus Gaussian noise is
-        post-processing, so that the low bits of floating-point numbers tell nothing (Mironov 2012).
+        Sums of multiples of a power of two are exact, and so is rounded noise on them
+        (:mod:`protofed.compute.normal`): the result is that of real numbers, rounded, whose low bits tell nothing.
         """
         known = self.generator is not None or not deviation
         return 0.0 if known else 2.0 ** (math.floor(math.log2(deviation)) - FINE)
@@ -98,9 +96,13 @@ class Noise:
         Args:
             total: Sum of contributions on the grid of :meth:`step`, if there is one.
         """
-        noise = deviation * self.normal(total)
-        step = self.step(deviation)
-        return total + ((noise / step).round() * step if step else noise)
+        if not deviation:
+            return total
+        if self.generator is None:
+            step = self.step(deviation)
+            noise = rounded_normal(total.numel(), deviation / step).double() * step
+            return total + noise.view(total.shape).to(total.device)
+        return total + deviation * torch.randn(total.shape, generator=self.generator, dtype=self.dtype).to(total)
 
     def rows(self, samples: int, size: int) -> list[Tensor]:
         """Return the rows of the ``⌈n/B⌉`` batches of an epoch, each row in each with probability ``B/n``."""
@@ -262,7 +264,8 @@ def private_counts(counts: Tensor, private: Private, generator: torch.Generator)
         generator: Of the noise, unless it is secret.
     """
     noise = Noise(None if private.secret else generator)
-    noisy = counts.double() + private.means * noise.normal(counts.double())
+    # A sample's 1, rounded towards zero to the grid: 0 where the grid is coarser.
+    noisy = noise.added(counts.double() * (noise.step(private.means) <= 1), private.means)
     sure = noisy > max(SURE * private.means, 0.5)
     found = (noisy.round() * sure).long().clamp(min=0)
     if not found.any():

@@ -200,15 +200,19 @@ def test_a_release_that_is_discarded_has_been_made(tmp_path, monkeypatch):
 
 
 def test_noise_is_normal():
+    def drawn(source, round: int, n: int = 9) -> torch.Tensor:
+        return source(round).added(torch.zeros(n, dtype=torch.float64), 1.0)
+
     for source in (from_seed(3, "x"), from_system):
-        x = source(1, 50_000)
+        x = drawn(source, 1, 50_000)
         assert x.dtype == torch.float64
         assert abs(float(x.mean())) < 0.03
         assert abs(float(x.var()) - 1) < 0.04
         assert abs(float((x**4).mean()) - 3) < 0.3
-    assert torch.equal(from_seed(3, "x")(1, 9), from_seed(3, "x")(1, 9))
-    assert not torch.equal(from_seed(3, "x")(1, 9), from_seed(3, "x")(2, 9))
-    assert not torch.equal(from_system(1, 9), from_system(1, 9))
+    same = torch.randn(9, generator=generator(3, "x", 1), dtype=torch.float64)
+    assert torch.equal(drawn(from_seed(3, "x"), 1), same)
+    assert not torch.equal(drawn(from_seed(3, "x"), 2), same)
+    assert not torch.equal(drawn(from_system, 1), drawn(from_system, 1))
 
 
 # What it costs.
@@ -273,7 +277,8 @@ def test_a_run_says_how_it_is_protected(rate, words):
     (note,) = s.note()
     assert note == (
         "Differential privacy of clients: changes of norm at most 0.25, noise of 2 times that on their sum, "
-        f"ε = {s.epsilon(3):.3g} at δ = 1e-05 after all rounds, {words}"
+        f"ε = {s.epsilon(3):.3g} at δ = 1e-05 after all rounds for runs with and without one client, "
+        f"{words}"
     )
 
 

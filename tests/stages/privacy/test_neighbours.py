@@ -20,7 +20,6 @@ from protofed.rounds.loop import Federation
 from protofed.runs.records import RoundRecord
 from protofed.samples import Samples
 from protofed.stages.privacy import ClientPrivacy
-from protofed.stages.privacy import clients as client_privacy
 from protofed.visits.private import Noise, Private, clipped_sum, private_counts, private_statistics
 from support import build, federated, few, stage, uploads
 from support import client as client_of
@@ -35,7 +34,6 @@ def made(method: str, mode: str, noise: float = 0.0) -> Federation:
     return build(method, data, execution__executor="sequential", **chosen, **OPTIONS.get(method, {}))
 
 
-@cache
 @cache
 def protected(mode: str) -> tuple[str, ...]:
     """Return the methods that are not refused, and that send anything."""
@@ -148,15 +146,14 @@ def test_one_client_changes_a_sum_of_contributions_by_the_norm_at_most(method, g
     federation = made(method, "client", 1.0)
     hiding, totals = stage(federation, ClientPrivacy), []
 
-    def silent(round: int, n: int) -> torch.Tensor:
-        return torch.zeros(n, dtype=torch.float64)
+    class Silent(Noise):
+        def added(self, total, deviation):
+            return total
 
     def keep(total, *_):
         totals.append(total.clone())
 
-    monkeypatch.setattr(hiding, "source", silent)
-    if grid:
-        monkeypatch.setattr(client_privacy, "from_system", silent)
+    monkeypatch.setattr(hiding, "source", lambda round: Silent(None if grid else torch.Generator()))
     monkeypatch.setattr(hiding, "standing_for_all", keep)
     opened, record = federation.open(federation.names, 1), RoundRecord(1, [])
     hiding.account(record)

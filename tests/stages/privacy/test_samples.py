@@ -353,7 +353,8 @@ def test_a_run_says_how_it_is_protected(given, words):
     federation = build("fedavg", rounds=3, privacy__mode="sample", privacy__delta=1e-3, **given)
     (note,) = stage(federation, SamplePrivacy).note()
     assert note == (
-        f"Differential privacy of samples: gradients of norm at most 1, {words} after all rounds for the client "
+        f"Differential privacy of samples: gradients of norm at most 1, {words} after all rounds for runs with and "
+        "without one sample of the client "
         "that pays most; batches are drawn by Poisson sampling."
     )
 

@@ -64,7 +64,7 @@ def guarantee(audit: Audit) -> str:
     spent = audit.spent
     if spent is None:
         return "No noise was added: ε = ∞, so that no bound limits what other attacks learn (privacy.mode)."
-    hidden = {"client": "whether a client's data were there", "sample": "whether a single sample was there"}
+    hidden = {"client": "whether one client's data were there", "sample": "whether one sample was there"}
     return (
         f"Noise hides {hidden[spent.mode]}: ε = {spent.epsilon:.3g} at δ = {spent.delta:g} after the rounds of the "
         f"run (privacy.mode={spent.mode}); the attacked round is one more."

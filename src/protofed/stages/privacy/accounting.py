@@ -4,7 +4,8 @@ Two data sets are neighbours if one record of the one is replaced by a null reco
 zero to every sum (zero-out adjacency; Ponomareva et al., "How to DP-fy ML", JAIR 2023, Sec. 2.1). How many records
 there are is public. A record is a training sample of one client (``privacy.mode=sample``) or the contributions of
 one client to all rounds (``mode=client``). Hence the sensitivity of a sum is the largest norm of what one record
-adds to it, and ε is that of adding or removing a record.
+adds to it, sums are divided by public numbers alone, and ε is that of adding or removing a record. Exchanging one
+record for another moves a sum twice as far; as a removal and an addition it is (2ε, (1 + e^ε)·δ)-private.
 """
 
 from __future__ import annotations

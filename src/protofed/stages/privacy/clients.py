@@ -3,7 +3,8 @@
 Every upload becomes a vector of limited length. The server adds the vectors of a round up, adds noise to their sum,
 and gives the method a single upload in place of all: the mean or the sum that it would have made of them. Whatever
 follows from it, the next broadcast included, is then as private as the noisy sum is (the Gaussian mechanism;
-McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018).
+McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018). Neighbours differ in the
+presence of one client (:mod:`protofed.stages.privacy.accounting`): its vector is in the sum, or zero is.
 
 Under secure aggregation, clients limit the length of their own vectors, and each adds a share of the noise.
 """
@@ -25,12 +26,12 @@ from protofed.runs.records import RoundRecord
 from protofed.runs.spent import Spent
 from protofed.stages.privacy.accounting import Release, epsilon, find_noise
 from protofed.stages.privacy.ledger import Budgeted, Ledger
-from protofed.stages.privacy.noise import OwnNoise, Source, from_seed, from_system
+from protofed.stages.privacy.noise import OwnNoise, Source, from_seed
 from protofed.stages.privacy.options import PrivacyOptions
 from protofed.stages.privacy.samples import beyond_means
 from protofed.stages.robust.vectors import Part, bounded, parts_of
 from protofed.stages.secure.sums import BITS, Vector
-from protofed.visits.private import SHORT, Noise
+from protofed.visits.private import SHORT
 from protofed.wire.schema import Payload, Schema
 
 SURE = 2.0
@@ -185,15 +186,13 @@ class ClientPrivacy(Budgeted):
         spent.clipped = 0
         total = torch.zeros(self.layout.length, dtype=torch.float64)
         deviation = self.noise * self.options.clip
-        step = Noise(None).step(deviation) if self.source is from_system else 0.0
+        noise = self.source(round)
+        step = noise.step(deviation)
         for upload in uploads:
             vector, shortened = self.layout.clipped(upload.payload, centre)
             spent.clipped += shortened
             total += (vector * SHORT / step).trunc() * step if step else vector
-        if deviation:
-            noise = deviation * self.source(round, len(total))
-            total += (noise / step).round() * step if step else noise
-        yield self.standing_for_all(total, deviation, centre, round)
+        yield self.standing_for_all(noise.added(total, deviation), deviation, centre, round)
 
     def standing_for_all(self, total: Tensor, deviation: float, centre: Payload, round: int) -> Upload:
         """Return the upload that stands for all, given the standard deviation of the noise of each number."""
@@ -245,8 +244,8 @@ class ClientPrivacy(Budgeted):
         return (
             f"Differential privacy of clients: changes of norm at most {o.clip:g}, noise of {self.noise:.4g} times "
             f"that on their sum{', of which each client adds a share' if self.shared else ''}, "
-            f"ε = {self.epsilon(len(self.rates)):.3g} at δ = {o.delta:g} after all rounds, "
-            f"{amplified}.",
+            f"ε = {self.epsilon(len(self.rates)):.3g} at δ = {o.delta:g} after all rounds for runs with and "
+            f"without one client, {amplified}.",
         )
 
 

@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from protofed.compute.seeding import generator, normal_from_system
+from protofed.compute.normal import rounded_normal
+from protofed.compute.seeding import generator
 from protofed.errors import PayloadError
+from protofed.visits.private import Noise
 
-Source = Callable[[int, int], Tensor]
-"""Returns ``n`` standard normal numbers, ``(n,)`` float64; arguments are the round and ``n``."""
+Source = Callable[[int], Noise]
+"""Returns the noise of a round."""
 FINEST, COARSEST = 2.0**12, 2.0**48
 """Least and greatest standard deviation of a client's share of the noise, in steps of the fixed point: finer noise
 would be changed by rounding, and the sum of coarser noise might overflow."""
@@ -29,12 +30,12 @@ def from_seed(seed: int, *scope: str | int) -> Source:
 
     Whoever knows the seed can take the noise away again.
     """
-    return lambda round, n: torch.randn(n, generator=generator(seed, *scope, round), dtype=torch.float64)
+    return lambda round: Noise(generator(seed, *scope, round), torch.float64)
 
 
-def from_system(round: int, n: int) -> Tensor:
-    """Return standard normal numbers that nobody can repeat."""
-    return normal_from_system(n)
+def from_system(round: int) -> Noise:
+    """Return noise that nobody can repeat."""
+    return Noise(None)
 
 
 class OwnNoise(NamedTuple):
@@ -86,16 +87,21 @@ class OwnNoise(NamedTuple):
         return share
 
     def draw(self, threshold: int, length: int) -> NDArray[np.uint64]:
-        """Return one client's share of the noise, as whole numbers modulo 2^64."""
+        """Return one client's share of the noise, as whole numbers modulo 2^64.
+
+        The probabilities of a sum of rounded Gaussians are the density of the sum of Gaussians and of uniform
+        numbers, at whole numbers, up to a share of ``exp(−2π²·share²)`` (Poisson's summation): nothing, from
+        :data:`FINEST` on. Uniform numbers are further noise, so that the sum hides no less than one Gaussian with
+        the variance of all.
+        """
         share = self.share(threshold)
         if not share:
             return np.zeros(length, dtype=np.uint64)
-        normal = normal_from_system(length) if self.seed < 0 else _repeatable(self.seed, length)
+        if self.seed < 0:
+            return rounded_normal(length, share).numpy().view(np.uint64)
+        repeatable = torch.Generator().manual_seed(self.seed)
+        normal = torch.randn(length, generator=repeatable, dtype=torch.float64)
         return (share * normal).round().to(torch.int64).numpy().view(np.uint64)
 
 
 NO_NOISE = OwnNoise()
-
-
-def _repeatable(seed: int, n: int) -> Tensor:
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

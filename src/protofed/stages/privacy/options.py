@@ -29,7 +29,10 @@ class PrivacyOptions(Options):
         least=0,
     )
     epsilon: float | None = option(
-        None, "budget ε(δ), inf for none; together with privacy.noise, the run ends before it is exceeded", above=0
+        None,
+        "budget ε(δ) of telling a run with one client (client) or sample (sample) from one without, inf for none; "
+        "together with privacy.noise, the run ends before it is exceeded",
+        above=0,
     )
     means: float = option(
         5.0,

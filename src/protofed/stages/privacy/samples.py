@@ -1,6 +1,7 @@
 """Sample-level differential privacy: clients train by DP-SGD, and what they send is made from that alone.
 
-The computation is in :mod:`protofed.visits.private`; here is what it costs.
+The computation is in :mod:`protofed.visits.private`; here is what it costs. Neighbours differ in the presence of
+one training sample (:mod:`protofed.stages.privacy.accounting`): it adds to each sum, or adds zero.
 """
 
 from __future__ import annotations
@@ -195,12 +196,14 @@ class SamplePrivacy(Budgeted):
             means = next(private.means for _, private in self.clients)
             return (
                 f"Differential privacy of samples: one release, with noise of {means:.4g} times what a sample "
-                f"changes, ε = {self.epsilon(self.rounds):.3g} at δ = {self.options.delta:g} after all rounds.",
+                f"changes, ε = {self.epsilon(self.rounds):.3g} at δ = {self.options.delta:g} after all rounds for "
+                "runs with and without one sample.",
             )
         noises = sorted(private.noise for _, private in self.clients)
         between = f"{noises[0]:.4g}" if noises[0] == noises[-1] else f"{noises[0]:.4g} to {noises[-1]:.4g}"
         return (
             f"Differential privacy of samples: gradients of norm at most {self.options.clip:g}, noise of {between} "
             f"times that on their sums, ε = {self.epsilon(self.rounds):.3g} at δ = {self.options.delta:g} after "
-            "all rounds for the client that pays most; batches are drawn by Poisson sampling.",
+            "all rounds for runs with and without one sample of the client that pays most; batches are drawn by "
+            "Poisson sampling.",
         )
