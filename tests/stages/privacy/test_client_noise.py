@@ -199,9 +199,8 @@ def test_executors_add_the_same_noise_and_runs_cost_what_the_record_says():
     (note,) = stage(federation, ClientPrivacy).note()
     assert note == (
         "Differential privacy of clients: changes of norm at most 1, noise of 0.5 times that on their sum, of "
-        f"which each client adds a share, ε = {costs[-1].epsilon:.3g} at δ = {costs[-1].delta:g} after all rounds for "
-        "runs with and without one client, "
-        "without amplification: clients of a round know each other."
+        f"which each client adds a share, ε = {costs[-1].epsilon:.3g} at δ = {costs[-1].delta:g} after all rounds "
+        "for runs with and without one client, without amplification: clients of a round know each other."
     )
 
 
