@@ -204,6 +204,7 @@ class Deployment(Programs):
         authority: Path | None = None,
         client: str = "",
         secure: bool = False,
+        warm: bool = False,
     ) -> None:
         """Start a SuperNode, by default ``node1`` and so on with its own key; with a roster for ``secure``."""
         own = f"node{number + 1}"
@@ -214,18 +215,18 @@ class Deployment(Programs):
             config += f' roster="{self.keys}/roster.json" authority="{self.keys}/ca.crt" key="{self.keys / own}"'
         self.start(
             name or own,
-            f"flower-supernode --superlink 127.0.0.1:{self.port} "
+            f"{'protofed deploy warm ' * warm}flower-supernode --superlink 127.0.0.1:{self.port} "
             f"--root-certificates {authority or self.keys / 'ca.crt'} "
             f"--auth-supernode-private-key {key or self.keys / own} --port {free_port()} "
             f"--node-config {shlex.quote(config)}",
         )
 
-    def up(self, *, secure: bool = False) -> None:
+    def up(self, *, secure: bool = False, warm: bool = False) -> None:
         """Start everything."""
         self.link()
         self.register()
         for number in range(len(self.data)):
-            self.node(number, secure=secure)
+            self.node(number, secure=secure, warm=warm)
 
     def begin(self, recipe: Path, out: Path, *, resume: bool = False, clients: int = 0, more: str = "") -> None:
         """Submit a run and go on."""

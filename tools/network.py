@@ -65,13 +65,15 @@ def measure(name: str, root: Path, data: Path, settings: str, rounds: int) -> No
         command = [str(BIN / "protofed"), "run", str(chosen), "--quiet", "--out", str(out), *words]
         subprocess.run(command, check=True, capture_output=True)
         print(f"{label:24s} {seconds(out, time.perf_counter() - start)}", flush=True)
-    (root / "deployment").mkdir()
-    with Deployment(root / "deployment", sorted((data / "clients").iterdir())) as deployment:
-        deployment.up()
-        out, start = root / "remote", time.perf_counter()
-        deployment.begin(chosen, out)
-        deployment.finish()
-        print(f"{'deployment (loopback)':24s} {seconds(out, time.perf_counter() - start)}", flush=True)
+    for label, warm in (("deployment (loopback)", False), ("deployment, warm", True)):
+        place = root / ("warm" if warm else "deployment")
+        place.mkdir()
+        with Deployment(place, sorted((data / "clients").iterdir())) as deployment:
+            deployment.up(warm=warm)
+            out, start = root / f"{place.name}-run", time.perf_counter()
+            deployment.begin(chosen, out)
+            deployment.finish()
+            print(f"{label:24s} {seconds(out, time.perf_counter() - start)}", flush=True)
 
 
 def main() -> None:

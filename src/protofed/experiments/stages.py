@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from protofed.compute.imports import user_class
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
+from protofed.rounds.late import Mixing
 from protofed.rounds.participation import Participation
 from protofed.rounds.stage import Receiving, Stage
 from protofed.stages.attack import Attackers
@@ -72,6 +73,15 @@ def stages(
         )
     found: list[Stage] = [hostile] if hostile else []
     found.append(secure or Receiving(method, trainer.codec))
+    if experiment.participation.after:
+        if secure is not None or isinstance(hiding, ClientPrivacy):
+            what = "secure.aggregation" if secure is not None else "privacy.mode=client"
+            raise ConfigError(f"participation.after: {what} needs all answers of a round together: leave it at 0")
+        if experiment.evaluation.patience:
+            raise ConfigError(
+                "participation.after needs to know the last round, which waits for all: set evaluation.patience=0"
+            )
+        found.append(Mixing(method, experiment.participation))
     found += [user_class("stage", name, Stage, "protofed.rounds.Stage")() for name in experiment.stages]
     if experiment.stages and isinstance(hiding, ClientPrivacy):
         raise ConfigError(

@@ -64,6 +64,7 @@ class FedAvg(AveragedWeights[W], Method[W]):
             same_architecture=True,
             counts=True,
             beyond_means="",
+            stale=cls.aggregate is FedAvg.aggregate,
         )
 
     def notes(self) -> tuple[str, ...]:

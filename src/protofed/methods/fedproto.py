@@ -88,6 +88,7 @@ class FedProto(Shifting, Method[P]):
             sums_only=not own,
             personal=own,
             beyond_means=weighted if counted else known,
+            stale=cls.update is FedProto.update,
         )
 
     @property

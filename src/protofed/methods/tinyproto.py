@@ -104,6 +104,7 @@ class TinyProto(FedProto[Any]):
             beyond_means=more if sums else base.beyond_means,
             conceals="Prototypes are multiplied by numbers of samples that are not sent (method.scaling)."
             * options.scaling,
+            stale=False,
         )
 
     @property

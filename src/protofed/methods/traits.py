@@ -40,6 +40,8 @@ class Traits:
         vector: Factors of the statistics in one vector of which uploads consist, if they are the same in every
             round; empty if not.
         conceals: What is not seen of clients in uploads that hold it, as a whole sentence.
+        stale: Whether uploads of an earlier round may be mixed with a later broadcast, which is a mean of such
+            uploads.
         kept: Names in :meth:`Method.client_state` of tensors on which nothing that is sent may depend: they are
             for predictions and for phases that stay on the client.
         rounds: Number of rounds after which more would change nothing; None if there is none.
@@ -61,6 +63,7 @@ class Traits:
     beyond_means: str | None = None
     vector: Mapping[str, float] = field(default_factory=dict)
     conceals: str = ""
+    stale: bool = False
     kept: tuple[str, ...] = ()
     rounds: int | None = None
     choosing: int = 0

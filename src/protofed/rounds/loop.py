@@ -119,7 +119,7 @@ class Federation:
         """
         waiting, trained = _Clock(), list[Trained]()
         opened = self.open(record.participants, round, record)
-        record.robust = Findings()
+        record.robust, record.answers = Findings(), {}
         self._account(record)
         start = time.perf_counter()
         results = waiting.timed(self.executor.train(record.participants, opened.messages, round))
@@ -160,6 +160,8 @@ class Federation:
             if isinstance(result, Missing):
                 record.miss(result, "training")
                 continue
+            if record.answers is not None:
+                record.answers[result.client] = record.round - result.late
             trained.append(replace(result, message=None))  # of many clients, they are gigabytes
             if result.failure:
                 record.refuse(result.client, DivergedError(result.failure))
@@ -182,7 +184,8 @@ class Federation:
     def _combines(self, round: int) -> bool:
         """Return whether clients may train for the next round as soon as they have been scored in ``round``."""
         certain = round < self.rounds and not self.evaluation.options.patience and not self.exhausted
-        return self.participation.options.combine and self.evaluation.delivers and certain
+        o = self.participation.options
+        return o.combine and not o.after and self.evaluation.delivers and certain
 
     def keep(self, directory: Path, rounds: Sequence[RoundRecord]) -> None:
         """Keep a deployment's memory in its run directory, and account for rounds that a killed server lost."""

@@ -25,6 +25,23 @@ class ParticipationOptions(Options):
     deadline_s: float = option(
         0.0, "in a network, seconds to wait for training, and for scores (0 = no limit)", least=0
     )
+    after: int = option(
+        0,
+        "in a network, a round ends with so many answers, or at the deadline; those that come later count in the "
+        "round in which they arrive, and the last round waits for all (0 = every round does)",
+        least=0,
+    )
+    staleness: float = option(
+        0.5,
+        "a, with after: an upload that is s rounds late is mixed with the present broadcast and weighs (1 + s)^-a "
+        "in it (FedAsync, arXiv 1903.03934, Section 5.2; 0.5 as in FedBuff, arXiv 2106.06639)",
+        least=0,
+    )
+    trace: str = option(
+        "",
+        "with after, in a simulation: run directory, or a file like its rounds.jsonl; in each round those clients "
+        "answer that answered there",
+    )
     max_refusals: int = option(
         0,
         "a client whose uploads were refused so often is left out (0 = never); one whose model had diverged is "

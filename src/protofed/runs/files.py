@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -18,6 +18,8 @@ from protofed.runs.summary import Summary
 from protofed.untrusted import limits, reading
 from protofed.untrusted.decoding import Count, Line, decoded
 from protofed.untrusted.reading import parse_json
+
+S = TypeVar("S", bound=Struct)
 
 
 class _Method(Struct):
@@ -88,13 +90,25 @@ def read_comparison(path: Path) -> ComparisonFile:
 
 def read_rounds(path: Path) -> list[RoundRecord]:
     """Return the records of ``rounds.jsonl`` by round; a last line that is still being written is left out."""
-    records: dict[int, RoundRecord] = {}
+    records = {record.round: record for line, where in _lines(path) for record in [read_record(line, where)]}
+    return [records[number] for number in sorted(records)]
+
+
+def read_lines(path: Path, kind: type[S]) -> list[S]:
+    """Return what the lines of ``rounds.jsonl`` say of something."""
+    found = []
+    for line, where in _lines(path):
+        with _one_line_errors(Path(where)):
+            found.append(decoded(parse_json(line), kind, where))
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, str]]:
+    """Yield the complete lines of ``rounds.jsonl``, each with its place for errors."""
     with _one_line_errors(path), reading.open_ordinary(path, limits.ROUNDS_BYTES) as file:
         for number, line in enumerate(reading.lines(file, limits.LINE_BYTES), start=1):
             if line.strip() and is_written(line):
-                record = read_record(line, f"{path}: line {number}")
-                records[record.round] = record
-    return [records[number] for number in sorted(records)]
+                yield line, f"{path}: line {number}"
 
 
 def is_written(line: bytes) -> bool:

@@ -173,7 +173,7 @@ class GridExecutor:
             for group in groups
         )
         seconds = self.deadline * (2 if further else 1)
-        for number, reply in self.nodes.exchange(messages, seconds, self._at_once()):
+        for number, reply in self.nodes.exchange(enumerate(messages), seconds, self._at_once()):
             for place, sender in enumerate(groups[number]):
                 name = sender.client
                 keep = self.nodes.received(self.nodes.node_of.get(name, 0), name)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -39,6 +39,7 @@ UNREADABLE = 700
 CLOCK = 600.0
 """Seconds by which a node's clock may differ, the time of the answer included."""
 log = logging.getLogger("protofed")
+T = TypeVar("T")
 
 
 @dataclass
@@ -90,30 +91,35 @@ class Nodes:
             self._hear(node, reply, online[node])
 
     def exchange(
-        self, messages: Iterable[Message], seconds: float, at_once: int = sys.maxsize
-    ) -> Iterator[tuple[int, Message]]:
+        self,
+        messages: Iterable[tuple[T, Message]],
+        seconds: float,
+        at_once: int = sys.maxsize,
+        *,
+        waiting: dict[str, T] | None = None,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[T, Message]]:
         """Send messages and yield replies as they arrive.
 
         Args:
-            messages: At most one per client.
+            messages: At most one per client, each with what its reply is to be yielded with.
             seconds: 0 for no limit; Flower answers for nodes that are gone.
             at_once: Most messages without a reply.
-
-        Yields:
-            The index in ``messages``, and the reply.
+            waiting: Messages sent before, by Flower's number; afterwards those that still have no reply.
+            enough: Returns whether further replies may come later.
         """
-        numbered = enumerate(messages)
-        waiting: dict[str, int] = {}
+        numbered = iter(messages)
+        waiting = {} if waiting is None else waiting
         end = time.monotonic() + seconds if seconds else float("inf")
         pause = POLL[0]
         while True:
-            waiting |= self._push(list(itertools.islice(numbered, at_once - len(waiting))))
+            waiting.update(self._push(list(itertools.islice(numbered, at_once - len(waiting)))))
             if not waiting:
                 return
             for key, reply in self._pull(list(waiting)):
                 pause = POLL[0] / 2
                 yield waiting.pop(key), reply
-            if time.monotonic() > end:
+            if time.monotonic() > end or enough():
                 return
             if waiting:
                 pause = min(2 * pause, POLL[1])
@@ -132,7 +138,7 @@ class Nodes:
         names = [name for name in requests if name in self.node_of]
         waiting = dict.fromkeys(requests, "not connected") | dict.fromkeys(names, "no answer in time")
         sent = (message(requests[name], self.node_of[name], kind) for name in names)
-        for number, reply in self.exchange(sent, seconds):
+        for number, reply in self.exchange(enumerate(sent), seconds):
             name = names[number]
             del waiting[name]
             try:
@@ -257,8 +263,8 @@ class Nodes:
         if self.excluded is not None:
             self.excluded(who, reason)
 
-    def _push(self, numbered: Sequence[tuple[int, Message]]) -> dict[str, int]:
-        """Send messages; return the index of each, by Flower's message number."""
+    def _push(self, numbered: Sequence[tuple[T, Message]]) -> dict[str, T]:
+        """Send messages; return what each came with, by Flower's message number."""
         # A reply is matched to its request by Flower's message number, never by a claim of the sender.
         pushed = set(self.grid.push_messages([m for _, m in numbered])) if numbered else set()
         return {m.metadata.message_id: n for n, m in numbered if m.metadata.message_id in pushed}

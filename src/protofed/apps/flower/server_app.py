@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from protofed.analysis.report import write_report
 from protofed.apps.flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed.apps.flower.grid import GridExecutor, Nodes
+from protofed.apps.flower.late import LateExecutor
 from protofed.apps.flower.ledger import Receipts
 from protofed.apps.flower.logs import format_as_asked
 from protofed.apps.flower.node import experiment_key
@@ -153,7 +154,12 @@ def _federation(
     weights = scored(party.clients, None if simulated else local.robust)
     if not simulated and withholds_scores(local, builder.method):
         weights, rules = {n: replace(w, test=0, validation=0) for n, w in weights.items()}, ()
-    executor = GridExecutor(
+    late = (
+        {}
+        if simulated or not experiment.participation.after
+        else {"after": experiment.participation.after, "rounds": experiment.rounds}
+    )
+    executor = (LateExecutor if late else GridExecutor)(
         nodes,
         party.run,
         party.order << REQUEST_BITS,
@@ -164,6 +170,7 @@ def _federation(
         rules,
         experiment.participation.deadline_s,
         began_anew,
+        **late,
     )
     try:
         if simulated:
@@ -243,6 +250,8 @@ class Log(Progress):
         }
         missing = [f"{m.client} ({m.reason})" for m in record.missing]
         missing += [f"{r.client} (refused: {r.field} {r.reason})" for r in record.refused]
+        for client, asked in (record.answers or {}).items():
+            missing += [f"{client} (late: asked in round {asked})"] if asked < record.round else []
         traffic = f"{record.bytes['up']} B up, {record.bytes['down']} B down"
         log.info("%s round %d: %s, %s%s", label, record.round, accuracy, traffic, _listed(missing))
 

@@ -21,7 +21,8 @@ class SharedPart(AveragedWeights[S], Method[S]):
     @classmethod
     def traits(cls, options: S) -> Traits:
         """Every upload holds ``n_i``, and the server takes a mean."""
-        return Traits("part of the weights", counts=True, beyond_means="")
+        stale = cls.aggregate is AveragedWeights.aggregate
+        return Traits("part of the weights", counts=True, beyond_means="", stale=stale)
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to the shared part."""
