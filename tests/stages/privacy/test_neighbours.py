@@ -36,7 +36,6 @@ def made(method: str, mode: str, noise: float = 0.0) -> Federation:
 
 
 @cache
-@cache
 def protected(mode: str) -> tuple[str, ...]:
     """Return the methods that are not refused, and that send anything."""
     found = []
