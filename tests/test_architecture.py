@@ -76,7 +76,7 @@ def nodes(path: str) -> tuple[ast.AST, ...]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _syntax() -> Iterator[None]:
-    """Keep the syntax of all modules, millions of nodes, out of the search for garbage, and only for these tests."""
+    """Leave the syntax of all modules, many nodes, out of the search for garbage; drop it after these tests."""
     gc.disable()
     yield
     for kept in (tree, nodes):
