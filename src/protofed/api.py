@@ -382,9 +382,10 @@ def _engine(name: str) -> Engine:
     if name not in engines.names:
         raise ConfigError(unknown_name("engine", name, ["local", *sorted(engines.names)]))
     try:
-        return engines[name].load()
+        found: Engine = engines[name].load()
     except ImportError as error:
         raise ConfigError(f"--engine {name} needs {error.name}: pip install 'protofed[{name}]'") from None
+    return found
 
 
 def _measure(run: Run) -> Metrics:
