@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import logging
 import os
 import sys
@@ -51,6 +53,20 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("tests")
     if config.option.markexpr == "fast":
         config.option.markexpr = "fast and not slow"
+    if not config.option.numprocesses or hasattr(config, "workerinput"):
+        from typer import main  # here, before typer.testing has a copy of the function
+
+        # A command line is built of its functions' signatures, once in a user's process and not for every test.
+        main.get_command = functools.cache(main.get_command)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave libraries and tests, which stay to the end, out of the search for what can be freed."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import graphlib
 import subprocess
 import sys
@@ -45,9 +46,9 @@ LAZY = {
 
 
 @cache
-def files() -> tuple[str, ...]:
-    """Return the paths of all files below the package."""
-    return tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")))
+def files() -> dict[str, None]:
+    """Return the paths of all files below the package, as the keys of a dict."""
+    return dict.fromkeys(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")))
 
 
 @cache
@@ -65,6 +66,22 @@ def tree(path: str) -> ast.Module:
 def room(path: str) -> str:
     """Return the package or the top-level module that a file belongs to."""
     return path.split("/")[0].removesuffix(".py")
+
+
+@cache
+def nodes(path: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module's syntax."""
+    return tuple(ast.walk(tree(path)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _syntax() -> Iterator[None]:
+    """Leave the syntax of all modules, many nodes, out of the search for garbage; drop it after these tests."""
+    gc.disable()
+    yield
+    for kept in (tree, nodes):
+        kept.cache_clear()
+    gc.enable()
 
 
 BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
@@ -101,20 +118,21 @@ def imports(path: str, *, lazy: bool = True) -> frozenset[tuple[str, str]]:
     return frozenset(names)
 
 
+@cache
 def module(name: str, attribute: str) -> str:
     """Return the file of ``from name import attribute``: the submodule of that name, or where the name is."""
-    place = Path(*name.split(".")[1:])
-    for candidate in (place / f"{attribute}.py", place / attribute / "__init__.py", place / "__init__.py"):
-        if (ROOT / candidate).is_file():
-            return candidate.as_posix()
-    return place.with_suffix(".py").as_posix()
+    place = "".join(f"{part}/" for part in name.split(".")[1:])
+    for candidate in (f"{place}{attribute}.py", f"{place}{attribute}/__init__.py", f"{place}__init__.py"):
+        if candidate in files():
+            return candidate
+    return f"{place[:-1]}.py"
 
 
 @cache
 def targets(path: str, *, lazy: bool = True) -> frozenset[str]:
     """Return the files of the package that a file imports."""
     own = {module(m, name) for m, name in imports(path, lazy=lazy) if m.split(".")[0] == "protofed"}
-    assert own <= set(files()), f"{path} imports what is not there: {own - set(files())}"
+    assert own <= files().keys(), f"{path} imports what is not there: {own - files().keys()}"
     return frozenset(own)
 
 
@@ -152,7 +170,7 @@ def test_nobody_uses_private_names_of_another_package():
     offences = []
     for path in files():
         bound = set()
-        for statement in ast.walk(tree(path)):
+        for statement in nodes(path):
             if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("protofed"):
                 for alias in statement.names:
                     names = [*statement.module.split("."), alias.name]
@@ -160,7 +178,7 @@ def test_nobody_uses_private_names_of_another_package():
                         continue
                     bound.add(alias.asname or alias.name)
                     offences += [f"{path}: {'.'.join(names)}" for name in names if _is_private(name)]
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
                 offences += [f"{path}: {ast.unparse(node)}"] if _is_private(node.attr) else []
     assert offences == []
@@ -203,7 +221,7 @@ def test_hardly_anything_looks_at_a_clock_that_can_be_set():
         path
         for path in files()
         if "time.time" in text(path)
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
     }
     assert found == {
@@ -240,7 +258,7 @@ def test_commands_and_engines_are_found_by_their_entry_points():
 def test_no_two_classes_have_one_name():
     found: dict[str, list[str]] = {}
     for path in files():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(path)
     assert {name: places for name, places in found.items() if len(places) > 1} == {}

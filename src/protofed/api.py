@@ -68,9 +68,7 @@ def run(
     Raises:
         ProtofedError: If anything is wrong with the recipe, the data or the directory.
     """
-    engines = entry_points(group="protofed.engines")
-    if engine not in ("local", *engines.names):
-        raise ConfigError(unknown_name("engine", engine, ["local", *sorted(engines.names)]))
+    carry_out = _engine(engine)
     progress = _receivers(progress, track)
     tree = apply_overrides(_recipe(recipe, out, resume, DEFAULT_RECIPE), overrides or {})
     if not names_method(tree) and comparison(tree).methods:
@@ -79,12 +77,6 @@ def run(
         return _compare(tree, out, resume, progress)
     experiment = resolve(tree)
     directory = directory_for(out, experiment, resume=resume)
-    carry_out: Engine = run_experiment
-    if engine != "local":
-        try:
-            carry_out = engines[engine].load()
-        except ImportError as error:
-            raise ConfigError(f"--engine {engine} needs {error.name}: pip install 'protofed[{engine}]'") from None
     how: dict[str, Any] = {"resume": resume, "progress": progress, "report": write_report, "measure": _measure}
     return TrainedRun.of(carry_out(experiment, directory, **how))
 
@@ -380,6 +372,20 @@ def _carry_out(
     )
     runs = {label: [TrainedRun.of(run) for run in group] for label, group in found.runs.items()}
     return Compared(found.directory, runs, found.axes, found.waiting, found.failed)
+
+
+def _engine(name: str) -> Engine:
+    """Return what carries a run out; other engines than the local one are looked for among what is installed."""
+    if name == "local":
+        return run_experiment
+    engines = entry_points(group="protofed.engines")
+    if name not in engines.names:
+        raise ConfigError(unknown_name("engine", name, ["local", *sorted(engines.names)]))
+    try:
+        found: Engine = engines[name].load()
+    except ImportError as error:
+        raise ConfigError(f"--engine {name} needs {error.name}: pip install 'protofed[{name}]'") from None
+    return found
 
 
 def _measure(run: Run) -> Metrics:

@@ -174,7 +174,9 @@ def plain(options: Any) -> dict[str, Any]:
 
 def _check_range(name: str, field: dataclasses.Field[Any], value: Any) -> None:
     """Raise OptionError if a number of ``value`` is outside the field's range."""
-    allowed = field.metadata.get("range", Range())
+    allowed = field.metadata.get("range")
+    if allowed is None:
+        return
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, (int, float)) and number not in allowed:
             raise OptionError(f"{name} must {allowed}, not {number:g}")

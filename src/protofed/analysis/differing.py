@@ -5,9 +5,9 @@ Differences are read from the resolved configurations and the clients' models, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from protofed.analysis.one_class import one_class
 from protofed.options import option_fields
@@ -81,7 +81,8 @@ def own_classes(runs: Sequence[Run]) -> str:
 
 def hyperparameters(runs: Sequence[Run]) -> str:
     """Return in one line in which hyperparameters methods differ; "" if in none."""
-    found = {name: _groups(runs, partial(_value, name)) for name in _names(runs)}
+    options = {id(run): flat(run.config) for run in runs}
+    found = {name: _groups(runs, partial(_value, name, options)) for name in _names(runs)}
     parts = [
         f"{NAMES.get(name, name)} ({'; '.join(f'{value} for {_listed(names)}' for value, names in groups.items())})"
         for name, groups in found.items()
@@ -123,13 +124,18 @@ def _groups(runs: Sequence[Run], of: Callable[[Run], str]) -> dict[str, list[str
     return max((group for group in groups if len({*map(tuple, group.values())}) > 1), key=len, default={})
 
 
-def _value(name: str, run: Run) -> str:
-    """Return the value of an option, or that of the method on which the run's is based; "" if neither has it."""
+def _value(name: str, options: Mapping[int, Mapping[str, Any]], run: Run) -> str:
+    """Return the value of an option, or that of the method on which the run's is based; "" if neither has it.
+
+    Args:
+        options: Those of each run, by its identity.
+    """
     from protofed.methods import methods
 
     section, _, option = name.partition(".")
-    value = flat(run.config).get(name, "" if section == "method" else "none")
-    if value == "" and (base := str(run.config["method"].get("base", ""))) in methods():
+    chosen = options[id(run)]
+    value = chosen.get(name, "" if section == "method" else "none")
+    if value == "" and (base := str(chosen.get("method.base", ""))) in methods():
         field = option_fields(methods().get(base).Options).get(option)
         value = "" if field is None else field.default
     return f"{value:g}" if isinstance(value, float) else str(value)[:LONGEST]

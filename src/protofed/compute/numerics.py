@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ def facts() -> dict[str, str]:
     return {"instructions": torch.backends.cpu.get_cpu_capability(), **chosen}
 
 
+@cache
 def depends_on_addresses() -> bool:
-    """Return whether matrix products in this process depend on the memory addresses of their operands."""
+    """Return whether matrix products in this process depend on the memory addresses of their operands.
+
+    The first product decides it for good.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from protofed.apps.reproduction.output import (
 from protofed.apps.reproduction.papers import ACCURACY
 from protofed.apps.reproduction.papers import papers as all_papers
 from protofed.apps.reproduction.results import Result, committed
+from protofed.config.schema import Experiment
 from support import few
 
 PAPERS = all_papers()
@@ -34,6 +36,13 @@ TABLES = [(paper, table) for paper in PAPERS.values() for table in paper.tables]
 RUNS = [(paper, table) for paper, table in TABLES if table.kind == "runs"]
 NAMES = [f"{paper.name}-{table.number}" for paper, table in RUNS]
 ROOT = Path(__file__).resolve().parents[3]
+
+
+@cache
+def runs_of(paper: str, number: int, scale: str, seeds: int) -> list[tuple[Experiment, str]]:
+    """Return the runs of a table with the printed names of their methods."""
+    own = Sheet(PAPERS[paper], PAPERS[paper].table(number), Scope(scale, tuple(range(seeds))), lambda k: None)
+    return [(experiment, method) for _, experiment, method in own.all()]
 
 
 def sheet(
@@ -45,17 +54,15 @@ def sheet(
     **facts: object,
 ) -> Sheet:
     """Return a table in which every run gave the accuracies ``values``, one per seed, on so many images."""
-    own = Sheet(
-        PAPERS[paper], PAPERS[paper].table(number), Scope(scale, tuple(range(max(1, len(values))))), lambda k: None
-    )
     results = {}
-    for _, experiment, method in own.all() if values else ():
+    for experiment, method in runs_of(paper, number, scale, len(values)) if values else ():
         numbers = dict.fromkeys(("best", "client_mean"), values[experiment.seed]) | {"up": 4000.0, "down": 4000.0}
         k = experiment.key
         results[k] = Result(
             k, scale, experiment.recipe, method, experiment.seed, 10, images, "s", "head", values=numbers
         )
-    return Sheet(own.paper, own.table, own.scope, results.get, **facts)
+    scope = Scope(scale, tuple(range(max(1, len(values)))))
+    return Sheet(PAPERS[paper], PAPERS[paper].table(number), scope, results.get, **facts)
 
 
 def test_the_papers_print_575_accuracies_in_19_tables():

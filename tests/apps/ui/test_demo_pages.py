@@ -319,6 +319,7 @@ def test_by_keyboard_alone(page):
         assert any(name in (found or "") for found in seen), (name, seen)
 
 
+@pytest.mark.slow  # of the few that .ci/run runs beside all others
 def test_pictures_are_described_and_told_apart_by_shape(page):
     press(page, "Step")
     at(page, 1)

@@ -1,6 +1,8 @@
 import base64
 import multiprocessing
 import queue
+import signal
+import threading
 from multiprocessing import Pipe
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from protofed.apps.ui.demo.engine import View
 from protofed.apps.ui.demo.setup import Setup, usual
 from protofed.apps.ui.demo.worker import GRID, METHOD, NOTHING, Session, Worker, pack, prepare, work
+from support import few
 
 
 @pytest.fixture
@@ -149,17 +152,35 @@ def test_a_process_that_learns_and_ends():
         pass
 
 
-def test_a_process_whose_page_is_gone_ends():
+@few("apart", [False, True], 1)
+def test_a_process_whose_page_is_gone_ends(apart):
+    """In this process it begins with its pipe filled, and a thread is the page."""
     prepare()
     context = multiprocessing.get_context(METHOD)
     ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs,))
-    process.start()
-    theirs.close()
     ours.send(("begin", (Setup(),)))
     ours.send(("go", ()))
-    while ours.recv()[0] != "frame":
-        pass
-    ours.close()
-    process.join(timeout=60)
-    assert process.exitcode == 0
+
+    def look_and_leave():
+        while ours.recv()[0] != "frame":
+            pass
+        ours.close()
+
+    if apart:
+        process = context.Process(target=work, args=(theirs,))
+        process.start()
+        theirs.close()
+        look_and_leave()
+        process.join(timeout=60)
+        assert process.exitcode == 0
+        return
+    before = signal.getsignal(signal.SIGINT)
+    page = threading.Thread(target=look_and_leave)
+    page.start()
+    try:
+        work(theirs)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    page.join(timeout=60)
+    assert ours.closed
+    theirs.close()
