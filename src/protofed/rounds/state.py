@@ -123,7 +123,7 @@ class StoredState(Struct):
             raise CheckpointError(f"{path}: damaged: {error}") from None
         generations, sent = self.generations, dict.fromkeys(self.sent)
         return ServerState(
-            self.round, {}, standing, generations, dict(generations), self.asked, {**sent}, self.forgotten
+            self.round, {}, standing, generations, dict(generations), self.asked, sent, self.forgotten
         )
 
 

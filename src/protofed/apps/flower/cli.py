@@ -268,7 +268,7 @@ def warm(
 ) -> None:
     """Run a SuperNode that answers with processes in which Flower and torch are loaded already.
 
-    A round then takes about half as long, if clients train for seconds only.
+    Loading them takes some five seconds of computing for every message otherwise.
     """
     _need()
     from protofed.apps.flower.warm import run
