@@ -19,7 +19,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))  # the tests start and stop the same processes
 
 from conftest import data_root  # noqa: E402
-from deployment import BIN, Deployment, rounds_of  # noqa: E402
+from deployment import BIN, Deployment, rounds_of, until  # noqa: E402
+from protofed.apps.flower.warm import POLL  # noqa: E402
 
 CLIENTS = 3
 
@@ -76,6 +77,30 @@ def measure(name: str, root: Path, data: Path, settings: str, rounds: int) -> No
             print(f"{label:24s} {seconds(out, time.perf_counter() - start)}", flush=True)
 
 
+def closed(root: Path, data: Path) -> None:
+    """Measure a closed form, which needs one round: seconds from its submission, with all nodes up."""
+    chosen = root / "closed.toml"
+    chosen.write_text(
+        f'rounds = 1\n[method]\nname = "fedlda"\n[encoder]\nname = "auto"\ndim = 512\n[data]\nsource = "path"\n'
+        f'path = "{data}"\n'
+    )
+    print("\nclosed form                 record  finished")
+    for label, warm in (("deployment (loopback)", False), ("deployment, warm", True)):
+        place, out = root / f"closed{warm}", root / f"closed{warm}-run"
+        place.mkdir()
+        with Deployment(place, sorted((data / "clients").iterdir())) as deployment:
+            deployment.environment[POLL] = "0.1"
+            deployment.up(warm=warm)
+            until(lambda log=deployment.log: log("link").count("Activated") >= CLIENTS, 120, "nodes")
+            time.sleep(5)
+            start = time.perf_counter()
+            deployment.begin(chosen, out)
+            until(lambda out=out: bool(rounds_of(out)), 120, "round")
+            record = time.perf_counter() - start
+            until(lambda log=deployment.log: "Finished task" in log("link"), 120, "end")
+            print(f"{label:24s} {record:8.1f}  {time.perf_counter() - start:8.1f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
@@ -87,6 +112,8 @@ def main() -> None:
             case = make(root / "data")
             if case is not None:
                 measure(name, root, *case, rounds)
+                if name == "real clients":
+                    closed(root, case[0])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from protofed import methods
 from protofed.errors import ConfigError
 
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
@@ -27,6 +28,15 @@ POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 MOST = 2**16
 """Bytes of the arguments of one program."""
 _PROGRAM = "flwr-clientapp"
+_LOADED = (
+    "flwr.supernode.cli",
+    "protofed.apps.flower.client_app",
+    "httpcore",
+    "PIL.PngImagePlugin",
+    "pandas",
+    "pyarrow.parquet",
+)
+"""What messages import; the last four are what Flower and the readers of a client's data import when first used."""
 _PASS_ON = """#!{python} -IS
 import json, socket, sys
 with socket.socket(socket.AF_UNIX) as s:
@@ -67,8 +77,9 @@ def run(command: Sequence[str]) -> int:
 
 def _load() -> None:
     """Import all that answering a message needs; nothing is computed, so that no threads are lost by forking."""
-    for name in ("flwr.supernode.cli", "protofed.apps.flower.client_app"):
+    for name in _LOADED:
         importlib.import_module(name)
+    methods.methods()
 
 
 def _serve(server: socket.socket) -> int:
