@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from deployment import Programs, free_port, rounds_of, until
 
 GUIDE = REPOSITORY / "docs" / "deployment.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PORTS = ("18443", "9101", "9102", "9103")
+PORTS = ("18443", "9101", "9102", "9103", "9104")
 STAYS = ("flower-superlink", "flower-supernode")
 INSTALLS = f"uv build --wheel\npip install 'dist/protofed-{protofed.__version__}-py3-none-any.whl[flower]'"
 
@@ -83,7 +84,7 @@ class Terminals(Programs):
 
 def test_the_guide_has_all_steps_and_installs_what_there_is():
     guide = Guide.read()
-    assert list(guide.sections) == list(range(8))
+    assert list(guide.sections) == list(range(9))
     assert guide.sections[0] == [f"{INSTALLS}\n"]
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert "flower" in project["optional-dependencies"]
@@ -169,3 +170,64 @@ def test_the_commands_of_the_guide(tmp_path):
         sent = trial / f"node{number}" / "apps"
         assert {path.name for path in sent.rglob("*") if path.is_file()} == {"pyproject.toml"}
     assert not (terminals.user / ".flwr").exists(), "Flower writes nothing outside the folder of the trial"
+
+
+@pytest.mark.slow
+def test_changes_in_operation(tmp_path):
+    """A fourth site during a run, a new key for it during the next, and a server of a later version, taken back."""
+    guide, trial = Guide.read(), tmp_path / "trial"
+    (request, register, east, four, renew, exchange, resume, version) = guide.sections[8]
+    link, registers = guide.sections[3]
+    with Terminals(tmp_path) as terminals:
+        for block in (guide.sections[1][0], guide.sections[2][0], guide.sections[5][0]):
+            terminals.run(block)
+        terminals.stay("link", link)
+        terminals.wait_for_link(guide.ports["18443"])
+        terminals.run(registers)
+        for number, block in enumerate(guide.sections[4][1:], start=1):
+            terminals.stay(f"node{number}", block)
+
+        terminals.run(guide.sections[5][1].replace("--stream ", "").replace("rounds=3", "rounds=5"))
+        until(lambda: len(rounds_of(trial / "protonorm")) >= 1, 300, "the first round")
+        terminals.run(request)
+        node = re.search(r"\b(\d{15,20})\b", terminals.run(register)).group()
+        terminals.stay("node4", east)
+        terminals.finish()
+        (left,) = json.loads((trial / "protonorm" / "federation.json").read_text())["left_out"]
+        assert (left["client"], "the next one" in left["reason"]) == ("east", True)
+
+        terminals.run(four)
+        until(lambda: len(rounds_of(trial / "four")) >= 2, 300, "the second round")
+        terminals.run(renew)
+        terminals.run(exchange.replace("RUN", terminals.newest()).replace("NODE", node))
+        done = len(rounds_of(trial / "four"))
+        assert 2 <= done < 8
+        terminals.kill("node4")
+        terminals.stay("node4", east.replace("trial/east/east", "trial/east-2/east"))
+        log = terminals.run(resume, 900)
+        assert f"rounds {done + 1} to 8" in log
+        rounds = rounds_of(trial / "four")
+        assert [record["round"] for record in rounds] == list(range(1, 9))
+        assert all(record["participants"] == ["east", "north", "south", "west"] for record in rounds)
+
+        later = tmp_path / "later" / "protofed"
+        shutil.copytree(Path(protofed.__file__).parent, later, ignore=shutil.ignore_patterns("__pycache__"))
+        (later / "__init__.py").write_text(
+            (later / "__init__.py").read_text().replace(protofed.__version__, "99.0")
+        )
+        terminals.kill("link")
+        terminals.environment["PYTHONPATH"] = str(later.parent)
+        assert "99.0" in terminals.run(version.splitlines()[1])
+        terminals.stay("link", link)
+        terminals.wait_for_link(guide.ports["18443"])
+        longer = resume.replace("rounds=8", "rounds=9")
+        log = terminals.run(longer, 300)
+        expected = f"the server runs protofed 99.0, this node {protofed.__version__}: install one version on both"
+        assert expected in log
+        assert len(rounds_of(trial / "four")) == 8
+        terminals.kill("link")
+        del terminals.environment["PYTHONPATH"]
+        terminals.stay("link", link)
+        terminals.wait_for_link(guide.ports["18443"])
+        assert "rounds 9 to 9" in terminals.run(longer, 300)
+        assert len(rounds_of(trial / "four")) == 9
