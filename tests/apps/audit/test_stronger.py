@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from contextlib import closing
 
 import pytest
 import torch
+from torch import nn
 
 import protofed
 import support
 from apps.audit.attacking import audited
+from protofed.apps.audit import imprint
 from protofed.apps.audit.attacks import INFORMED, SERVER
 from protofed.apps.audit.imprint import read_verbatim
 from protofed.apps.audit.membership import Observed, _findings, _view, likelihood_ratio
 from protofed.apps.audit.seen import Rows
+from protofed.apps.flower.pins import check_weights
+from protofed.errors import PayloadError
 from protofed.experiments.assemble import assemble
+from protofed.models import SplitModel
 from protofed.samples import ClientData, Samples
 from support import few
 
@@ -107,6 +113,27 @@ def test_a_server_reads_training_samples_from_one_upload(readings, free):
     assert found.value > (0.1 if free else 0.02)
     assert found.learned
     assert "training samples to 1 %, " in found.note
+
+
+def test_a_network_beside_the_client_s_own_is_read_too_through_its_normalisation(readings, monkeypatch):
+    """Beacon's for vectors has LayerNorm, which would hide a direction that all units have."""
+    found = readings("beacon")
+    assert found.value > 0.1
+    monkeypatch.setattr(imprint, "FAR", 0.0)
+    assert readings("beacon").value < 0.1 * found.value
+
+
+def test_a_node_refuses_the_weights_of_the_attack():
+    layers = OrderedDict(linear=nn.Linear(12, 32), norm=nn.LayerNorm(32), relu=nn.ReLU())
+    model = SplitModel(nn.Sequential(layers), nn.Linear(32, 4))
+    at = imprint.Door("extractor.linear", "head", "extractor.norm")
+    random = torch.Generator().manual_seed(0)
+    weights = {n: t.detach() for n, t in model.named_parameters()}
+    check_weights(model, weights)
+    made = imprint.crafted(weights, at, torch.randn(50, 12, generator=random), 1.0, random)
+    assert {n: t.shape for n, t in made.items()} == {n: weights[n].shape for n in at.parameters()}
+    with pytest.raises(PayloadError, match="29 of 32 rows have one direction"):
+        check_weights(model, made)
 
 
 @few(

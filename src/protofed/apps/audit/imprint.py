@@ -19,6 +19,7 @@ from protofed.apps.audit.seen import told
 from protofed.compute.seeding import generator
 from protofed.methods.contract import Tensors
 from protofed.models import SplitModel
+from protofed.models.noise import KeyedDropout
 from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData
 from protofed.visits.batches import normalise
@@ -28,6 +29,9 @@ from protofed.visits.roster import Roster
 SERVER = "A server that crafts the weights it sends"
 CLOSE = 0.01
 """Distance of a reading from a training sample, relative to the sample's length, up to which it is verbatim."""
+FAR = 100.0
+"""The biases that fix the deviation, relative to what the other units add up to."""
+_PASSED = (nn.Flatten, nn.Identity, KeyedDropout)
 STEPS = {True: 1e-2, False: 1e-4}
 """Change of the first layer relative to its weights: in one step, and in several, where it must stay as crafted."""
 
@@ -38,10 +42,18 @@ class Door(NamedTuple):
     Attributes:
         first: A linear layer on the inputs, with ReLU.
         second: The linear layer that follows.
+        norm: LayerNorm between the first layer and its ReLU; ``""`` if there is none.
+        network: The name of the network among the client's extras; ``""`` for its model.
     """
 
     first: str
     second: str
+    norm: str = ""
+    network: str = ""
+
+    def parameters(self) -> list[str]:
+        """Return the names of the weights to craft."""
+        return [f"{layer}.{part}" for layer in self[:3] if layer for part in ("weight", "bias")]
 
 
 def door(federation: Federation, model: SplitModel, shape: tuple[int, ...]) -> Door | None:
@@ -49,13 +61,15 @@ def door(federation: Federation, model: SplitModel, shape: tuple[int, ...]) -> D
     up, down = federation.method.upload_schema, federation.method.broadcast_schema
     if up is None or down is None or federation.method.declared.personal:
         return None
-    for network in (model, *(m for m in model.extras.values() if isinstance(m, SplitModel))):
+    for extra, network in (("", model), *model.extras.items()):
+        if not isinstance(network, SplitModel):
+            continue
         names = {module: name for name, module in network.named_modules()}
-        layers = [m for m, _ in network.trace(shape) if not isinstance(m, nn.Flatten)][:3]
-        if [type(m) for m in layers] == [nn.Linear, nn.ReLU, nn.Linear]:
-            found = Door(names[layers[0]], names[layers[2]])
-            needed = [f"{layer}.{part}" for layer in found for part in ("weight", "bias")]
-            if all(n in up.fields and n in down.fields and n in federation.server for n in needed):
+        layers = [m for m, _ in network.trace(shape) if not isinstance(m, _PASSED)]
+        norm = layers.pop(1) if len(layers) > 1 and isinstance(layers[1], nn.LayerNorm) else None
+        if [type(m) for m in layers[:3]] == [nn.Linear, nn.ReLU, nn.Linear]:
+            found = Door(names[layers[0]], names[layers[2]], names[norm] if norm is not None else "", extra)
+            if all(n in up.fields and n in down.fields and n in federation.server for n in found.parameters()):
                 return found
     return None
 
@@ -66,25 +80,37 @@ def crafted(weights: Tensors, at: Door, known: Tensor, step: float, random: torc
     All units go on with the same weight, so that a sample moves alike all units that it activates. The difference
     of what unit k and unit k + 1 move comes from the samples between their quantiles.
 
+    LayerNorm would take the common direction out of all units. Three units that go nowhere prevent that: one is the
+    negative sum of the others, and two of great opposite biases make the deviation the same for every sample, which
+    the scale of the normalisation then undoes.
+
     Args:
         known: ``(n, D)`` public samples.
         step: Quotient of the learning rate, a client's number of samples, and the change that is wanted of its
             weights relative to their length.
     """
     weight, second = weights[f"{at.first}.weight"], weights[f"{at.second}.weight"]
-    units = len(weight)
+    units = len(weight) - 3 * bool(at.norm)
     direction = torch.randn(weight.shape[1], generator=random, dtype=torch.float64)
     direction = direction / direction.norm()
     height = known.double() @ direction
     levels = height.quantile((torch.arange(units) + 0.5).double() / units)
     passed = (height.unsqueeze(1) - levels).clamp(min=0).sum(1).mean().clamp(min=1e-6)
     scale = (step / passed).sqrt()
-    made = {
-        f"{at.first}.weight": scale * direction.expand_as(weight),
-        f"{at.first}.bias": -scale * levels,
-        f"{at.second}.weight": (1 / (scale * passed)).expand_as(second),
-        f"{at.second}.bias": torch.zeros(len(second)),
-    }
+    rows, bias = scale * direction.expand(units, -1), -scale * levels
+    onward = (1 / (scale * passed)).expand(second.shape).clone()
+    if at.second == "head":  # to classes that gain alike, nothing flows back
+        onward[1::2] *= -1
+    made = {f"{at.second}.weight": onward, f"{at.second}.bias": torch.zeros(len(second))}
+    if at.norm:
+        far = FAR * units * scale * (height.abs().max() + levels.abs().max())
+        rows = torch.cat([rows, -rows.sum(0, keepdim=True), torch.zeros_like(rows[:2])])
+        bias = torch.cat([bias, -bias.sum().reshape(1), torch.stack([far, -far])])
+        onward[:, units:] = 0
+        made[f"{at.norm}.weight"] = torch.zeros(len(weight))
+        made[f"{at.norm}.weight"][:units] = far * (2 / len(weight)) ** 0.5
+        made[f"{at.norm}.bias"] = torch.zeros(len(weight))
+    made |= {f"{at.first}.weight": rows, f"{at.first}.bias": bias}
     return {n: t.to(weight.dtype).contiguous() for n, t in made.items()}
 
 
@@ -119,7 +145,10 @@ def read_verbatim(federation: Federation, federated: FederatedData, round: int, 
     members = list(clients.values())
     if free:
         members = [replace(m, plan=replace(m.plan, epochs=1, batch_size=max(1, len(m.train)))) for m in members]
-    step = members[0].plan.settings["lr"] / (total / len(names)) / STEPS[free]
+    name = f"extras.{at.network}.{at.first}.weight" if at.network else f"{at.first}.weight"
+    updates = [u for p in federation.method.round(round).phases for u in p.updates if u.trainable(name)]
+    lr = {**members[0].plan.settings, **(updates[0].optimizer if updates else {})}["lr"]
+    step = lr / (total / len(names)) / STEPS[free]
     hostile = copy.copy(federation)
     hostile.executor = Sequential(federation.executor.trainer, Roster(members, clients.models, clients.store))
     sent = {**federation.server}
