@@ -61,3 +61,20 @@ def test_what_security_says_of_attackers_that_see_uploads():
         assert four == pytest.approx(said, abs=1), method
         assert least[method] == pytest.approx(holds, abs=1), method
     assert max(by_head) <= 1
+
+
+def test_what_security_says_of_clients_that_validate():
+    rows = list(csv.DictReader((STUDY / "tables/choosing.csv").read_text().splitlines()))
+    attacks = list(rows[0])[4:]
+    worst = {(r["method"], r["at the server"], r["predicted by"]): max(float(r[a]) for a in attacks) for r in rows}
+    calm = {(r["method"], r["at the server"], r["predicted by"]): float(r["no attacker"]) for r in rows}
+    validated = [key for key in worst if key[1:] == ("clip", "`validated`")]
+    assert max(worst[key] for key in validated) == 1.5
+    gains = [calm[key] - calm[key[0], "clip", "`global`"] for key in validated]
+    assert (round(min(gains)), round(max(gains))) == (8, 13)
+    centred = {key[0]: key for key in worst if key[1:] == ("centred", "`global`")}
+    assert round(max(worst[key] for key in centred.values())) == 15
+    assert round(max(calm[m, "clip", "`global`"] - calm[key] for m, key in centred.items())) == 8
+    said = (REPOSITORY / "docs/security.md").read_text()
+    for words in ("at most 1.5 points", "8 to 13\n  points better", "up to 15 points, and\n  8 without"):
+        assert words in said

@@ -37,12 +37,12 @@ GROUPS = {
     "one network, cross-entropy": ("local", "fixed_etf"),
     "one network, balanced softmax": ("local-balanced", "fixed_etf-balanced"),
     "two networks": ("unshared",),
-    "the shared tiny network": (),
+    "one shared network": (),
     "fixed features": ("local_lda", "local_ncm"),
 }
 """What a client computes, with the arms that send nothing."""
-ONE, BALANCED, TWO, TINY, FIXED = GROUPS
-UNLIKE = {ONE: (BALANCED, "other loss"), TINY: (TWO, "other networks")}
+ONE, BALANCED, TWO, SHARED, FIXED = GROUPS
+UNLIKE = {ONE: (BALANCED, "other loss"), SHARED: (TWO, "other networks")}
 """Whose controls stand in where a group's were not run."""
 CONFOUNDED = {"protonorm": "γ 100 against 10"}
 """Arms of studies that differ from their control in more than an exchange."""
@@ -124,8 +124,8 @@ class Arm:
         """What its clients compute."""
         if self.sends_nothing:
             return next(group for group, controls in GROUPS.items() if self.plain in controls)
-        if self.label in ("fedavg-tiny", "fedlc-tiny"):
-            return TINY
+        if self.label in ("fedavg-tiny", "fedlc-tiny", "fedetf", "fpl", "fedproc", "fedplvm"):
+            return SHARED
         if self.label.startswith("beacon") or self.label.endswith("-tiny"):
             return TWO
         if self.label.partition("-")[0] in ("fedlda", "fedncm", "fed3r", "fedcof", "fedpft", "fedpcl"):
@@ -375,7 +375,7 @@ def picture(arms: Sequence[Arm], path: Path) -> None:
     plt.close(figure)
 
 
-COLOURS = {ONE: "#0072B2", BALANCED: "#0072B2", TWO: "#D55E00", TINY: "#E69F00", FIXED: "#009E73"}
+COLOURS = {ONE: "#0072B2", BALANCED: "#0072B2", TWO: "#D55E00", SHARED: "#E69F00", FIXED: "#009E73"}
 """Colour of the arms that exchange, by what their clients compute."""
 
 

@@ -84,6 +84,28 @@ def test_predictions_are_those_that_the_run_scored(method, options, tmp_path):
             assert predicted.probabilities.sum(1) == pytest.approx(np.ones(len(predicted)))
 
 
+def test_the_validated_rule_is_the_one_that_served_the_client(run, data, tmp_path):
+    """By its own validation samples, scored anew; without such samples there is none."""
+    scored = train(tmp_path / "run", data__validation_fraction=0.3)
+    held = load_data(resolve(scored.config)).clients
+    chosen = set()
+    for client in held:
+        trained = scored.client(client.name)
+        if len(client.validation) == 0:
+            assert trained.validated == ""
+            continue
+        x, y = client.validation.x, client.validation.y.numpy()
+        hits = {rule: float((trained.predict(x, rule).labels == y).mean()) for rule in trained.rules}
+        assert hits[trained.rule("validated")] == max(hits.values())
+        if hits[scored.main_rule] == max(hits.values()):
+            assert trained.validated == scored.main_rule
+        chosen.add(trained.validated)
+    assert chosen - {scored.main_rule}
+    name = data.clients[0].name
+    with pytest.raises(ConfigError, match=rf"rule=validated: {name} was not scored on validation samples"):
+        run.predict(name, data.clients[0].test.x[:2], "validated")
+
+
 def test_probabilities_of_prototypes_are_softmax_of_squared_distances(run, data):
     """Snell et al. (2017), Eq. 2: p(y = k) ∝ exp(−‖f(x) − c_k‖²); naively, sample by sample."""
     client = data.clients[0]

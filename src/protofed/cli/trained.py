@@ -18,7 +18,8 @@ Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
 Rule = Annotated[
     str,
     typer.Option(
-        help="Inference rule, e.g. head, global, prototypes (default: the run's main rule; for a client with "
+        help="Inference rule, e.g. head, global, prototypes, or validated for the one that was right most often on "
+        "the client's validation samples (default: the run's main rule; for a client with "
         "samples of one class, the method's rule on all classes)."
     ),
 ]

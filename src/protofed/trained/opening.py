@@ -145,6 +145,8 @@ class TrainedClient:
         received: From the last broadcast.
         state: The method's.
         main_rule: Of the run's headline numbers.
+        validated: The rule that was right most often on its validation samples when it was last scored; ``""``
+            without such samples.
         only_class: Class of all its training samples; ``""`` if they are of several classes.
         resize: Side in pixels of the run's images; 0 if not scaled.
         table: If its samples were a table or standardised.
@@ -156,6 +158,7 @@ class TrainedClient:
     received: Tensors
     state: Tensors
     main_rule: str
+    validated: str = ""
     only_class: str = ""
     resize: int = 0
     table: Table | None = None
@@ -181,10 +184,17 @@ class TrainedClient:
 
         Args:
             wanted: A rule of the method; ``prototypes`` for the nearest prototype (global if there are any, else
-                the client's own), ``""`` for the run's main rule, or the method's ``open_rule`` if all training
-                samples of the client are of one class.
+                the client's own), ``validated`` for the one that served the client best, ``""`` for the run's main
+                rule, or the method's ``open_rule`` if all training samples of the client are of one class.
         """
         chosen = wanted or (self.only_class and self.open_rule) or self.main_rule
+        if wanted == "validated":
+            if not self.validated:
+                raise ConfigError(
+                    f"rule=validated: {self.name} was not scored on validation samples: "
+                    "data.validation_fraction=0.2 sets some aside before training"
+                )
+            chosen = self.validated
         if wanted == "prototypes":
             chosen = prototype_rule(self.rules) or wanted
         if chosen not in self.rules:
@@ -301,6 +311,7 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
         rest.received,
         rest.state,
         main_rule(builder.method.rules, builder.experiment.evaluation.rule),
+        _validated(run, name, builder.method),
         "" if (only := described[name].only_class) is None else run.class_names[only],
         resize if type(resize) is int else 0,
         table,
@@ -317,6 +328,17 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
             f"{client_state(run.directory, name)}: does not fit {builder.method.name} ({why})"
         ) from None
     return trained
+
+
+def _validated(run: Run, name: str, method: Method) -> str:
+    """Return the rule with the best last accuracy on a client's validation samples; if equal, the main rule."""
+    last = next((record.validation for record in reversed(run.rounds) if record.validation is not None), None)
+    place = run.names.index(name)
+    found = (
+        {} if last is None else {rule: last.clients[rule][place] for rule in method.rules if rule in last.clients}
+    )
+    scores = {rule: (score, rule == run.main_rule) for rule, score in found.items() if score is not None}
+    return max(scores, key=lambda rule: scores[rule], default="")
 
 
 def _table_of(run: Run, name: str) -> Table | None:
