@@ -14,7 +14,7 @@ from protofed.methods.contract import Upload
 from protofed.rounds.late import Mixing, Trace
 from protofed.rounds.stage import Opened
 from protofed.runs.records import RoundRecord
-from support import build, experiment
+from support import assert_alike, build, experiment, outcome
 
 pytestmark = pytest.mark.fast
 NAMES = ["ann", "bob", "cid"]
@@ -69,6 +69,20 @@ def test_a_trace_by_hand_is_repeated(tmp_path):
     assert [r.answers for r in records] == [{"ann": 1, "bob": 1}, {"ann": 2, "cid": 1}, dict.fromkeys(NAMES, 3)]
     assert records[0].accuracy.clients["head"][2] is None
     assert [m.client for m in records[1].missing] == ["bob"]
+
+
+@pytest.mark.parametrize("executor", ["workers", "fused"])
+@pytest.mark.parametrize("method", ["fedproto", "fedavg"])
+def test_every_executor_repeats_a_trace(method, executor, tmp_path):
+    turns = [{"ann": 1, "bob": 1}, {"ann": 2, "cid": 1}, {"bob": 2, "ann": 3}, dict.fromkeys(NAMES, 4)]
+    trace = written(tmp_path / "trace.jsonl", *({"answers": turn} for turn in turns))
+    options = {"participation__after": 2, "participation__trace": str(trace), "rounds": 4}
+    exact = {"execution__precision": "fp64", "wire__codec": "float64"}
+
+    def run(kind):
+        return outcome(build(method, execution__executor=kind, **options, **exact))
+
+    assert_alike(run(executor), run("sequential"), exact=executor == "workers")
 
 
 @pytest.mark.parametrize(
