@@ -319,8 +319,7 @@ def page(name: str, about: Mapping[str, str]) -> str:
 
 def overview() -> str:
     """Return one line per study as a Markdown table: what exchanges against the best control like it."""
-    sides = ("one network", "FedProto", "two networks", "`beacon`", "closed form", "`fedlda`")
-    names = ("setting", "seeds", *sides, "unseen: `beacon`, `fedlda`")
+    names = ("setting", "seeds", "FedProto", "`beacon`", "`fedlda`", "unseen: `beacon`, `fedlda`")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for name in studies():
         found = {arm.label.removesuffix("-balanced" * name.endswith("-fair")): arm for arm in study(name)}
@@ -329,12 +328,14 @@ def overview() -> str:
         for label in ("fedproto", "beacon", "fedlda"):
             control, unlike = control_of(found[label], arms) if label in found else (None, "")
             if control is None:
-                cells += ["–", "–"]
+                cells.append("–")
                 continue
             word = relation(apart(found[label], control, figure))
-            cells.append(f"`{control.label}` {spread(control.values(figure))}" + (f" ({unlike})" if unlike else ""))
-            cells.append(f"{against(found[label], control, figure)} **{word}**")
-        beyond = [spread(found[label].values(unseen)) if label in found else "–" for label in ("beacon", "fedlda")]
+            cells.append(
+                f"{against(found[label], control, figure)} **{word}**" + (f" ({unlike})" if unlike else "")
+            )
+        values = [found[label].values(unseen) if label in found else [] for label in ("beacon", "fedlda")]
+        beyond = [f"{statistics.fmean(own):.0f}" if own else "–" for own in values]
         if set(cells) != {"–"}:
             seeds = len(next(iter(found.values())).runs)
             lines.append(f"| [{name}](study/{name}.md) | {seeds} | {' | '.join(cells)} | {', '.join(beyond)} |")
