@@ -31,7 +31,7 @@ TUNED = STUDY / "tuning/tried.csv"
 OWN_RULE = "head"
 OWN_RULES = (OWN_RULE, "global")
 """Rule of a client's own classes: its own learned answer, which all arms have."""
-OPEN_RULES = ("global_model", "global", "head")
+OPEN_RULES = ("shared_head", "global_model", "global", "head")
 """Rules of the union and of unseen classes, the first that an arm has: what was shared answers, without priors."""
 GROUPS = {
     "one network, cross-entropy": ("local", "fixed_etf"),

@@ -35,6 +35,10 @@ class DataError(ProtofedError):
     """Data that are missing, unreadable or inconsistent with their declaration."""
 
 
+class MissingDataError(DataError):
+    """A ``data.path`` at which nothing is."""
+
+
 class ModelError(ProtofedError):
     """A model that cannot be built or split, or does not accept the data."""
 
@@ -90,7 +94,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
         >>> unknown_name("method", "fedprot", ["fedavg", "fedproto"])
         "unknown method 'fedprot': did you mean 'fedproto'? Valid: fedavg, fedproto"
     """
-    names = sorted(valid)
+    names = sorted(set(valid))
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown {kind} {name!r}: {hint}Valid: {', '.join(names) or 'none'}"

@@ -69,8 +69,10 @@ def test_generated_notes_depend_on_the_seed_alone():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"model.name": "mlp"}, "model mlp takes numbers, .* texts as tokens: choose model.name=text4"),
-        ({"model.name": "cnn2"}, "model cnn2 takes numbers, and the samples are texts as tokens"),
+        ({"model.name": "mlp"}, "^model.name=mlp takes numbers, .* as tokens: choose model.name=text4, text_cnn"),
+        ({"model.name": "small4"}, "^model.name=small4 takes numbers, .* choose model.name=text4, text_cnn"),
+        ({"model.members": [{"name": "cnn2"}]}, "^model cnn2 takes numbers, and the samples are texts as tokens"),
+        ({"method.name": "fedavg", "model.shared": "mlp"}, "^model.shared=mlp .* choose model.shared=text_cnn, "),
         ({"method.name": "fml", "method.auxiliary": "mlp"}, "model mlp takes numbers, and the samples are texts"),
         ({"encoder.name": "random"}, "encoder.name=random is for images and series and vectors, and .* t"),
         ({"encoder.name": "scattering"}, "encoder.name=scattering is for images, and .* texts as tokens"),
@@ -82,10 +84,23 @@ def test_texts_where_others_are_expected(options, reason, tmp_path):
         protofed.run("texts", SMALL | {"method.name": "local"} | options, out=tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", ["cnn2", "small4", "resnet8"])
+def test_vectors_of_texts_where_images_are_expected(name, tmp_path):
+    pytest.importorskip("tokenizers", reason="wordllama is not installed: pip install 'protofed[text]'")
+    options = SMALL | {"method.name": "local", "data.text_as": "vectors", "model.name": name}
+    reason = (
+        f"^model.name={name} takes images, and the samples are texts as vectors: choose model.name=mlp, or set "
+        "data.text_as=tokens and choose model.name=text4, text_cnn, …$"
+    )
+    with pytest.raises(ConfigError, match=reason):
+        protofed.run("texts", options, out=tmp_path / "run")
+
+
 @pytest.mark.parametrize("source", ["digits", "breast_cancer"])
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ({"model.name": "text4"}, r"^model.name=text4 takes texts, and the samples are none: name their column"),
         ({"model.name": "text_cnn"}, r"text_cnn takes texts, and .* none: name their column, data\.text=COL"),
         ({"encoder.name": "hashing"}, "encoder.name=hashing is for texts, and the samples are none"),
         ({"data.text": ["note"], "data.text_as": "tokens"}, r"data\.text=note: .* has no texts"),
@@ -298,6 +313,17 @@ def test_the_brown_corpus_becomes_a_table(tmp_path):
     read = list(csv.DictReader(io.StringIO((tmp_path / "brown.csv").read_text())))
     assert read == [{"text": 'The jury said " no ".', "genre": "news"}, {"text": "Ha!", "genre": "humor"}]
     assert resolve(load_recipe("brown")).data.text == ("text",)
+
+
+@pytest.mark.parametrize("name", ["brown", "spam"])
+def test_a_recipe_whose_data_are_missing_says_where_they_come_from(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
+    why = rf"no such file or folder .* set data\.path, .* \(recipe {name}: .* from tools/prepare_texts\.py\)$"
+    with pytest.raises(DataError, match=why):
+        load_data(resolve(load_recipe(name)))
+    with pytest.raises(DataError, match=r"or PROTOFED_DATA$"):
+        load_data(resolve({**load_recipe(name), "data": {"source": "path", "path": "other"}}))
 
 
 def test_mails_become_a_table_per_domain(tmp_path):

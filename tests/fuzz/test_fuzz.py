@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from fuzz.targets import TARGETS
-from hostile.bounds import bounded
+from hostile.bounds import frugal, hasty
 from support import few
 
 SHORT = {"parquet": 60, "rounds.jsonl": 60, "prototypes.safetensors": 30}
-LONG = int(os.environ.get("PROTOFED_FUZZ", "3000"))
+LONG = int(os.environ.get("PROTOFED_FUZZ", "10000"))
 FROM = int(os.environ.get("PROTOFED_FUZZ_FROM", "0"))
 
 
@@ -27,7 +27,7 @@ def fuzz(name: str, count: int, folder: Path, start: int = 0) -> int:
     target, refused = TARGETS[name], 0
     for i in range(start, start + count):
         try:
-            with warnings.catch_warnings():
+            with hasty(5), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 target.call(random.Random(f"{name} {i}"), folder)
         except target.error as error:
@@ -46,12 +46,12 @@ def fuzz(name: str, count: int, folder: Path, start: int = 0) -> int:
 @few("name", TARGETS, 4)
 def test_short_round(name, tmp_path):
     count = SHORT.get(name, 150)
-    with bounded(seconds=60, megabytes=600):
+    with frugal(600):
         assert 0 < fuzz(name, count, tmp_path) <= count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_long_round(name, tmp_path):
-    with bounded(seconds=3600, megabytes=800):
+    with frugal(800):
         fuzz(name, LONG, tmp_path, FROM)

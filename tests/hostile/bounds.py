@@ -20,16 +20,12 @@ def _kilobytes(name: str) -> int:
 
 
 @contextmanager
-def bounded(seconds: int = 30, megabytes: float = 400.0) -> Iterator[None]:
-    """Fail if the block takes longer, or if memory rises by more at its peak (where the system tells)."""
+def hasty(seconds: int) -> Iterator[None]:
+    """Fail if the block takes longer; blocks do not nest."""
 
     def too_late(*_: object) -> None:
         raise AssertionError(f"took more than {seconds} s")
 
-    measured = STATUS.exists() and RESET.exists()
-    if measured:
-        RESET.write_text("5")  # the peak starts anew
-        before = _kilobytes("VmRSS")
     handler = signal.signal(signal.SIGALRM, too_late)
     signal.alarm(seconds)
     try:
@@ -37,9 +33,26 @@ def bounded(seconds: int = 30, megabytes: float = 400.0) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, handler)
+
+
+@contextmanager
+def frugal(megabytes: float) -> Iterator[None]:
+    """Fail if memory rises by more at its peak (where the system tells)."""
+    measured = STATUS.exists() and RESET.exists()
+    if measured:
+        RESET.write_text("5")  # the peak starts anew
+        before = _kilobytes("VmRSS")
+    yield
     if measured:
         peak = (_kilobytes("VmHWM") - before) / 1000
         assert peak < megabytes, f"took {peak:.0f} MB at its peak"
+
+
+@contextmanager
+def bounded(seconds: int = 30, megabytes: float = 400.0) -> Iterator[None]:
+    """Fail if the block takes longer, or more memory."""
+    with hasty(seconds), frugal(megabytes):
+        yield
 
 
 def refused(call: Callable[[], object], kind: type[ProtofedError] = ProtofedError) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import naive
-from naive import build, same_nets, uneven
+from naive import build, same, same_nets, uneven
 from protofed.errors import ConfigError
+from protofed.methods import Batch
 from protofed.prototypes.etf import spread_directions
-from support import K, client, federated
+from support import K, client, federated, visited
 
 WEIGHT, TAU = 0.6, 0.3
 
@@ -52,6 +55,30 @@ def test_without_the_contrast_it_is_lg_fedavg():
         list(federation.run())
     for name, weights in expected.server.items():
         assert torch.equal(found.server[name], weights)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A federation whose features are the samples themselves."""
+    return build("alignfed", model__name="identity", model__options={}, method__temperature=TAU)
+
+
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 5), scale=st.sampled_from([0.0, 1e-3, 1e3]))
+def test_the_contrast_sees_directions_alone_and_is_least_at_the_points(plain, seed, n, scale):
+    """Gradients of features of length 0 are finite."""
+    source, c = torch.Generator().manual_seed(seed), visited(plain)["ann"]
+    x = torch.randn(n, 6, generator=source, dtype=torch.float64)
+    y, order = torch.randint(0, K, (n,), generator=source), torch.randperm(K, generator=source)
+    z = spread_directions(K, 6, seed, dtype=torch.float64)
+
+    def contrast(x, y, z):
+        return plain.method.loss(c.model, Batch(x, y), {"points": z}, c.state)[0]["contrast"]
+
+    moved = (scale * x).requires_grad_()
+    found = contrast(moved, order.argsort()[y], z[order])
+    same(found, contrast(x, y, z) if scale else torch.full_like(found, K).log())
+    assert float(contrast(z[y], y, z)) <= float(found.detach()) + 1e-9
+    assert bool(torch.autograd.grad(found, moved)[0].isfinite().all())
 
 
 def test_bad_options_and_models():

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import naive
 from naive import build, same, same_nets, uneven
@@ -126,6 +128,50 @@ def test_many_prototypes_of_a_class_are_all_positives():
         same(found[i], apart(features[i], int(y[i]), table, 0.1).reshape(()))
     nothing = contrast(features, Batch(features, y), rows, torch.zeros_like(present), 0.1)
     assert nothing.tolist() == [0.0] * 6
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    n=st.integers(1, 6),
+    most=st.integers(1, 4),
+    tau=st.sampled_from([0.02, 0.07, 1.0]),
+    power=st.sampled_from([1.0, POWER]),
+    share=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+)
+def test_the_contrast_is_that_of_two_loops(seed, n, most, tau, power, share):
+    source = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, 5, generator=source, dtype=torch.float64)
+    rows = torch.randn(K, most, 5, generator=source, dtype=torch.float64)
+    present = torch.rand(K, most, generator=source) < share
+    y = torch.randint(0, K, (n,), generator=source)
+    found = contrast(features, Batch(features, y), rows, present, tau, power)
+    table = {c: [rows[c, i] for i in range(most) if present[c, i]] for c in range(K)}
+    for value, f, c in zip(found, features, y.tolist(), strict=True):
+        same(value, apart(f, c, table, tau, power))
+    order, lengths = torch.randperm(K, generator=source), torch.rand(K, most, 1, generator=source) + 0.5
+    moved = torch.where(present.unsqueeze(-1), lengths * rows, 9.0)[order].flip(1)
+    labels = order.argsort()[y]
+    same(contrast(7 * features, Batch(features, labels), moved, present[order].flip(1), tau, power), found)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    tau=st.sampled_from([0.02, 1.0]),
+    power=st.sampled_from([1.0, POWER]),
+    zero=st.sampled_from(["features", "rows", "both"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_the_contrast_with_zeros_has_finite_gradients(seed, tau, power, zero, dtype):
+    source = torch.Generator().manual_seed(seed)
+    features = torch.randn(2, 5, generator=source, dtype=dtype) * (zero == "rows")
+    rows = torch.randn(K, 2, 5, generator=source, dtype=dtype) * (zero == "features")
+    features.requires_grad_()
+    present, y = torch.rand(K, 2, generator=source) < 0.7, torch.randint(0, K, (2,), generator=source)
+    value = contrast(features, Batch(features, y), rows, present, tau, power)
+    (slope,) = torch.autograd.grad(value.sum(), features)
+    assert bool(value.isfinite().all())
+    assert bool(slope.isfinite().all())
+    assert bool((value >= -1e-4).all())  # but for rounding
 
 
 def test_alpha_falls_from_one_to_zero():

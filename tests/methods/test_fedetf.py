@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import naive
 from naive import build, same, same_nets, uneven
 from protofed.errors import ConfigError
+from protofed.methods import Batch
 from protofed.prototypes.etf import spread_directions
 from support import K, client, degenerate, federated, visited
 
@@ -88,6 +91,54 @@ def test_more_classes_than_features_and_degenerate_clients():
     list(build("fedetf", data, model__d=2).run())
     records = list(build("fedetf", degenerate()).run())
     assert all(value is not None for record in records for value in record.losses.values())
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A federation whose features are the samples themselves."""
+    return build("fedetf", model__name="identity", model__options={}, method__scale=BETA)
+
+
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 5), scale=st.sampled_from([0.0, 1e-3, 1e3]))
+def test_outputs_see_directions_alone(plain, seed, n, scale):
+    """They are at most β and add up to 0; gradients are finite where the projection is 0."""
+    source, head = torch.Generator().manual_seed(seed), visited(plain)["ann"].model.extras["etf"]
+    x = torch.randn(n, 6, generator=source, dtype=torch.float64)
+    before = head(x).detach()
+    with torch.no_grad():
+        head.weight.mul_(scale)
+        head.bias.mul_(scale)
+    found = head(x)
+    same(found.detach(), before if scale else torch.zeros_like(before))
+    same(before.sum(-1), torch.zeros(n, dtype=torch.float64))
+    assert float(before.abs().max()) <= BETA * (1 + 1e-9)
+    found.logsumexp(-1).sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in head.parameters())
+
+
+@given(seed=st.integers(0, 2**31), kinds=st.integers(1, K))
+def test_absent_classes_and_the_order_of_classes_are_no_matter(plain, seed, kinds):
+    """A client of one class has nothing to learn."""
+    source, c = torch.Generator().manual_seed(seed), visited(plain)["ann"]
+    held = torch.randperm(K, generator=source)[:kinds]
+    y = held[torch.randint(0, kinds, (5,), generator=source)]
+    x = torch.randn(5, 6, generator=source, dtype=torch.float64)
+    v, order = plain.method.directions, torch.randperm(K, generator=source)
+
+    def step(y, v):
+        c.model.extras["etf"].directions.copy_(v)
+        state = plain.method.client_state(y.bincount(minlength=K))
+        terms, _ = plain.method.loss(c.model, Batch(x, y), {}, state)
+        return terms["cross_entropy"], torch.autograd.grad(terms["cross_entropy"], c.model.extras["etf"].weight)[0]
+
+    expected, slope = step(y, v)
+    absent = torch.isin(torch.arange(K), y, invert=True).unsqueeze(1)
+    for value, moved in (step(order.argsort()[y], v[order]), step(y, torch.where(absent, 9.0, v))):
+        same(value, expected)
+        same(moved, slope)
+    if len(y.unique()) == 1:
+        same(expected, torch.zeros_like(expected))
+        assert not slope.any()
 
 
 def test_bad_options():

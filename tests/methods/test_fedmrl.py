@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import naive
 import naive_beacon
-from naive import build, same_nets, uneven
+from naive import build, same, same_nets, uneven
 from protofed.errors import ConfigError, ModelError
 from protofed.methods import Batch
 from support import K, client, degenerate, federated, few, visited
@@ -132,6 +134,57 @@ def test_any_models_and_a_shared_one_of_ones_choice():
 def test_degenerate_clients():
     records = list(build("fedmrl", degenerate(), method__softmax="balanced", **SMALL).run())
     assert all(value is not None for record in records for value in record.losses.values())
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A federation of small networks."""
+    return build("fedmrl", **SMALL)
+
+
+@given(seed=st.integers(0, 2**31), share=st.floats(-2, 2))
+def test_fusion_is_linear_and_its_start_is_all_that_the_shared_head_reads(small, seed, share):
+    source, c = torch.Generator().manual_seed(seed), visited(small)["ann"]
+    projector = c.model.extras["projector"]
+    shapes = projector.weight.shape, projector.bias.shape
+    one, other = ([torch.randn(s, generator=source, dtype=torch.float64) for s in shapes] for _ in range(2))
+    x = torch.randn(3, 6, generator=source, dtype=torch.float64)
+
+    def read(weight, bias):
+        with torch.no_grad():
+            projector.weight.copy_(weight)
+            projector.bias.copy_(bias)
+            found = small.method.scores(c.model, Batch(x, torch.zeros(3, dtype=torch.int64)), {}, c.state)
+        return [found[rule] for rule in ANSWERS]
+
+    first, second = read(*one), read(*other)
+    mixed = read(*(share * a + (1 - share) * b for a, b in zip(one, other, strict=True)))
+    for a, b, between in zip(first, second, mixed, strict=True):
+        same(between, share * a + (1 - share) * b)
+    fine, coarse, _ = read(*(torch.cat([a[:D1], b[D1:]]) for a, b in zip(one, other, strict=True)))
+    same(coarse, first[1])
+    assert not torch.allclose(fine, first[0])
+
+
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 5), zero=st.booleans())
+def test_the_order_of_classes_is_no_matter_to_the_loss(small, seed, n, zero):
+    """And gradients are finite, of samples of nothing but zeros too."""
+    source, c = torch.Generator().manual_seed(seed), visited(small)["ann"]
+    x = torch.randn(n, 6, generator=source, dtype=torch.float64) * (not zero)
+    y, order = torch.randint(0, K, (n,), generator=source), torch.randperm(K, generator=source)
+
+    def losses(labels):
+        return small.method.loss(c.model, Batch(x, labels), {}, c.state)[0]
+
+    before = losses(y)
+    sum(before.values()).backward()
+    assert all(bool(p.grad.isfinite().all()) for p in c.model.parameters() if p.grad is not None)
+    with torch.no_grad():
+        for head in (c.model.head, c.model.extras["network"].head):
+            head.weight.copy_(head.weight[order])
+            head.bias.copy_(head.bias[order])
+    for name, value in losses(order.argsort()[y]).items():
+        same(value, before[name])
 
 
 @pytest.mark.parametrize(

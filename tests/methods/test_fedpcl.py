@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import naive
 from naive import build, same, same_nets, uneven
 from protofed.errors import ConfigError
+from protofed.methods import Batch, fedpcl
+from protofed.methods.contract import Upload
 from support import K, few, visited
 
 P, TAU, WEIGHT = 6, 0.3, 0.8
@@ -130,6 +134,72 @@ def test_on_frozen_features_only_the_projection_moves():
     after = visited(federation)["ann"].model
     moved = {n for n, p in after.named_parameters() if not torch.equal(p, dict(before.named_parameters())[n])}
     assert moved == {"extras.projection.weight", "extras.projection.bias"}
+
+
+READINGS = {
+    "prototypes": (fedpcl.among_prototypes, among_prototypes),
+    "samples": (fedpcl.among_samples, among_samples),
+}
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    reading=st.sampled_from(sorted(READINGS)),
+    n=st.integers(1, 6),
+    clients=st.integers(1, 3),
+    zero=st.booleans(),
+)
+def test_contrasts_know_no_order_of_clients_or_classes(seed, reading, n, clients, zero):
+    """Nor absent classes and padding; they are those of the reference, and their gradients are finite."""
+    source, (found, naively) = torch.Generator().manual_seed(seed), READINGS[reading]
+    z = torch.nn.functional.normalize(torch.randn(n, P, generator=source, dtype=torch.float64), dim=-1)
+    z = (z * (not zero)).requires_grad_()
+    sets = torch.randn(clients, K, P, generator=source, dtype=torch.float64)
+    present, y = torch.rand(K, generator=source) < 0.7, torch.randint(0, K, (n,), generator=source)
+    batch = [(None, int(c)) for c in y]
+    each = [{c: C[c] for c in range(K) if present[c]} for C in sets]
+    value = found(z, Batch(z, y), sets, present, TAU)
+    same(value, naive.mean([naively(list(z), batch, C) for C in each]))
+    assert bool(torch.autograd.grad(value, z)[0].isfinite().all())
+    order, queue = (torch.randperm(k, generator=source) for k in (K, clients))
+    changed = torch.where(present.unsqueeze(1), sets, 9.0)[queue][:, order]
+    padded = torch.cat([z, torch.ones(2, P, dtype=torch.float64)])
+    weight = torch.tensor([1.0] * n + [0.0] * 2, dtype=torch.float64)
+    labels = order.argsort()[torch.cat([y, y[:1].repeat(2)])]
+    same(found(padded, Batch(padded, labels, weight), changed, present[order], TAU), value)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return build("fedpcl", **CHOSEN)
+
+
+@given(seed=st.integers(0, 2**31), clients=st.integers(1, 4))
+def test_means_of_clients_stand_in_for_the_classes_that_they_lack(plain, seed, clients):
+    """Whatever the order in which they report."""
+    source, method = torch.Generator().manual_seed(seed), plain.method
+    rows = torch.randn(clients, K, P, generator=source, dtype=torch.float64)
+    held = torch.rand(clients, K, generator=source) < 0.5
+    held[0, 0] = True
+    sent = [
+        Upload(str(i), {"classes": held[i].nonzero()[:, 0], "prototypes": rows[i][held[i]]}) for i in range(clients)
+    ]
+    queue = torch.randperm(clients, generator=source).tolist()
+    server, again = (
+        method.aggregate(method.server_state(), iter(u), 1).state for u in (sent, [sent[i] for i in queue])
+    )
+    assert all(torch.equal(again[name], server[name]) for name in server)
+    received = method.receive(None, method.broadcast(server, 2))
+    reporting = [i for i in range(clients) if bool(held[i].any())]
+    assert received["sets"].shape == (len(reporting), K, P)
+    for c in range(K):
+        own = [rows[i, c] for i in reporting if held[i, c]]
+        mean = naive.mean(own) if own else torch.zeros(P, dtype=torch.float64)
+        assert bool(received["present"][c]) == bool(server["present"][c]) == bool(own)
+        same(server["prototypes"][c], mean)
+        same(received["prototypes"][c], mean)
+        for place, i in enumerate(reporting):
+            same(received["sets"][place, c], rows[i, c] if held[i, c] else mean)
 
 
 def test_bad_options():

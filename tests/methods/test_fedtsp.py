@@ -6,12 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import naive
-from naive import build, same_nets, uneven
+import protofed
+from naive import build, same, same_nets, uneven
 from protofed.data import text
 from protofed.errors import ConfigError
-from support import K, federated
+from protofed.methods import Batch
+from protofed.methods.fedtsp import turn
+from support import SMALL_RUN, K, federated, visited
 
 pytest.importorskip("wordllama", reason="wordllama is not installed: pip install 'protofed[text]'")
 WEIGHT, SCALE = 0.5, 7.0
@@ -67,26 +72,77 @@ def test_targets_keep_the_angles_between_names(d):
     assert torch.equal(t, method.directions(d))
 
 
-def test_names_that_are_alike_or_missing():
+@given(st.integers(0, 2**31), st.integers(1, 8), st.integers(1, 12))
+def test_a_turn_keeps_angles_and_a_projection_makes_nothing_longer(seed, e, d):
+    rows = torch.randn(5, e, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = rows @ turn(seed, e, d)
+    assert found.shape == (5, d)
+    if d >= e:
+        same(found @ found.T, rows @ rows.T)
+    else:
+        same(turn(seed, e, d).T @ turn(seed, e, d), torch.eye(d, dtype=torch.float64))
+        assert bool((found.norm(dim=-1) <= rows.norm(dim=-1) + 1e-9).all())
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A federation whose features are the samples themselves."""
+    return build("fedtsp", named(uneven()), model__name="identity", model__options={}, method__scale=SCALE)
+
+
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 5), scale=st.sampled_from([0.0, 1e-3, 1e3]))
+def test_neither_lengths_nor_the_order_of_classes_matter(plain, seed, n, scale):
+    """Gradients of features of length 0 are finite."""
+    source, method, c = torch.Generator().manual_seed(seed), plain.method, visited(plain)["ann"]
+    x = torch.randn(n, 6, generator=source, dtype=torch.float64)
+    y, order = torch.randint(0, K, (n,), generator=source), torch.randperm(K, generator=source)
+    t = method.directions(6)
+
+    def contrast(x, y, t):
+        return method.loss(c.model, Batch(x, y), {"prototypes": t}, c.state)[0]["contrast"]
+
+    moved = (scale * x).requires_grad_()
+    found = contrast(moved, order.argsort()[y], t[order])
+    same(found, contrast(x, y, t) if scale else torch.full_like(found, K).log())
+    assert bool(torch.autograd.grad(found, moved)[0].isfinite().all())
+
+
+def test_names_that_are_alike_or_numbers():
     with pytest.raises(ConfigError, match="classes 'cat' and 'cat' have the same embedding: rename one"):
-        list(build("fedtsp", named(uneven(), ("cat", "dog", "cat", "3"))).run())
-    federation = build("fedtsp", named(uneven()))
-    bare = type(federation.method)(federation.method.options, replace(federation.method.task, classes=()))
-    with pytest.raises(
-        ConfigError, match=r"^fedtsp needs the names of the classes, which these data do not have: give them, e\."
-    ):
-        bare.directions(5)
+        build("fedtsp", named(uneven(), ("cat", "dog", "cat", "3")))
+    for names, told in (("0123", "0, 1, 2, …"), (("-1", "1.0", "2,5", "10"), "-1, 1.0, 2,5, …")):
+        with pytest.raises(
+            ConfigError,
+            match=rf"^fedtsp turns the names of classes into targets, but the classes are called {told}: give "
+            r"names with data\.labels={0 = \"cat\", 1 = \"dog\", …}$",
+        ):
+            build("fedtsp", named(uneven(), tuple(names)))
 
 
-def test_the_package_is_named_where_it_is_missing(monkeypatch):
+def test_digits_are_taken_once_their_classes_have_names(tmp_path):
+    """Nothing is left of a run that is refused."""
+    options = SMALL_RUN | {"method.name": "fedtsp", "rounds": 1}
+    with pytest.raises(ConfigError, match=r"classes are called 0, 1, 2, …: give names with data\.labels="):
+        protofed.run("quickstart", options, out=tmp_path / "run")
+    assert not any(tmp_path.iterdir())
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    named = options | {"data.labels": {str(digit): word for digit, word in enumerate(words)}}
+    assert protofed.run("quickstart", named, out=tmp_path / "run").finished
+
+
+def test_the_package_is_named_where_it_is_missing(monkeypatch, tmp_path):
+    """Before a run begins, so that nothing is left of it."""
     monkeypatch.setattr(text, "find_spec", lambda name: None)
     text._static.cache_clear()
     text._known.clear()
+    missing = r"^text needs the package wordllama: pip install 'protofed\[text\]'$"
     try:
-        with pytest.raises(
-            ConfigError, match=r"^text needs the package wordllama: pip install 'protofed\[text\]'$"
-        ):
-            list(build("fedtsp", federated(*uneven().clients)).run())
+        with pytest.raises(ConfigError, match=missing):
+            build("fedtsp", federated(*uneven().clients))
+        options = SMALL_RUN | {"method.name": "fedtsp", "data.source": "breast_cancer"}
+        with pytest.raises(ConfigError, match=missing):
+            protofed.run("quickstart", options, out=tmp_path / "run")
+        assert not any(tmp_path.iterdir())
     finally:
         monkeypatch.undo()
         text._static.cache_clear()

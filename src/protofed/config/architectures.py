@@ -125,7 +125,7 @@ class FederationSummary:
         if one_architecture(experiment):
             return self  # all clients have the same architecture
         assigned = [a for number, a in enumerate(self.architectures) if number not in own]
-        return replace(self, template=(assigned or _embedding(experiment, turns(experiment), self.table))[0])
+        return replace(self, template=(assigned or _embedding(experiment, self.table))[0])
 
 
 def turns(experiment: Experiment) -> list[Architecture]:
@@ -187,7 +187,7 @@ def _assign(experiment: Experiment, federated: FederatedData) -> list[Architectu
     """Return each client's architecture, checked against the requirements of the method."""
     shared = one_architecture(experiment) and experiment.model.shared
     architectures = []
-    group = _embedding(experiment, turns(experiment), federated.table)
+    group = _embedding(experiment, federated.table)
     for number, client in enumerate(federated.clients):
         architecture = group[number % len(group)]
         chosen = None if shared else client.settings.get("model")
@@ -273,9 +273,12 @@ def counts_needed(experiment: Experiment) -> str:
     return ""
 
 
-def _embedding(experiment: Experiment, group: list[Architecture], table: Table | None) -> list[Architecture]:
+def _embedding(experiment: Experiment, table: Table | None) -> list[Architecture]:
     """Return architectures of the recipe with embeddings of categories, if it asks for them."""
-    found = [fitted(experiment, architecture, table) for architecture in group]
+    model = experiment.model
+    shared = bool(one_architecture(experiment) and model.shared)
+    chosen = f"model.shared={model.shared}" if shared else "" if model.members else f"model.name={model.name}"
+    found = [fitted(experiment, architecture, table, chosen) for architecture in turns(experiment)]
     if experiment.model.categories == "embedding" and not any("categories" in a.options for a in found):
         if table is None or not table.blocks:
             raise ConfigError("model.categories=embedding: the data have no columns of categories")
@@ -283,27 +286,38 @@ def _embedding(experiment: Experiment, group: list[Architecture], table: Table |
     return found
 
 
-def fitted(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
+def fitted(
+    experiment: Experiment, architecture: Architecture, table: Table | None, chosen: str = ""
+) -> Architecture:
     """Return an architecture with what the columns of a table tell it: its inputs of categories, and its tokens.
 
+    Args:
+        chosen: The option that chose it, perhaps as one of a group; "" for the name of the architecture.
+
     Raises:
-        ConfigError: If it takes no texts and the samples are, or the reverse.
+        ConfigError: If it takes no texts and the samples are, or the reverse, or images and they are of texts.
     """
     if is_code(architecture.name) or architecture.name == claims.PRIVATE:
         return architecture
-    encoder = experiment.encoder
-    texts = table.texts if table is not None and (encoder.beside or not encoder.each()) else ()
-    kind = models.architectures.get(architecture.name).Options
-    if texts and not hasattr(kind, "tokens"):
+    encoder, known = experiment.encoder, models.architectures.get(architecture.name)
+    columns = table if encoder.beside or not encoder.each() else None
+    texts = columns.texts if columns is not None else ()
+    option, chosen = chosen.partition("=")[0] or "model.name", chosen or f"model {architecture.name}"
+    text4 = "" if option == "model.shared" else "text4, "  # a group is not one architecture
+    if texts and not hasattr(known.Options, "tokens"):
         raise ConfigError(
-            f"model {architecture.name} takes numbers, and the samples are texts as tokens: choose "
-            "model.name=text4, text_bag, text_cnn, text_gru, text_transformer or transformers, or "
-            "data.text_as=vectors"
+            f"{chosen} takes numbers, and the samples are texts as tokens: choose {option}={text4}text_cnn, "
+            "text_bag, text_gru, text_transformer or transformers, or data.text_as=vectors"
         )
-    if not texts and issubclass(kind, models.TextOptions):
+    if known.images and columns is not None and any(c.kind == "text" for c in columns.columns):
         raise ConfigError(
-            f"model {architecture.name} takes texts, and the samples are none: name their column, "
-            "data.text=COLUMN, and set data.text_as=tokens"
+            f"{chosen} takes images, and the samples are texts as vectors: choose {option}=mlp, or set "
+            f"data.text_as=tokens and choose {option}={text4}text_cnn, …"
+        )
+    if not texts and issubclass(known.Options, models.TextOptions):
+        raise ConfigError(
+            f"{chosen} takes texts, and the samples are none: name their column, data.text=COLUMN, and set "
+            "data.text_as=tokens"
         )
     if texts:
         places = tuple(number for text in texts for number in text)

@@ -108,7 +108,7 @@ def encode(
         data: ``data.classes`` is ``K``; 0 derives it from ``names``, the names stored with the data, or the
             largest label.
     """
-    listings = [_renamed(item, data.labels) for item in listings]
+    listings = [renamed(item, data.labels) for item in listings]
     check([_site(item) for item in listings if item.columns is not None or len(item)], data, names)
     named = [item for item in listings if item.labels.dtype.kind in "US"]
     if named and any(len(item) and item.labels.dtype.kind not in "US" for item in listings):
@@ -146,7 +146,7 @@ def check_classes(listings: Sequence[Listing], labels: Sequence[Tensor]) -> None
         )
 
 
-def _renamed(listing: Listing, names: Mapping[str, str]) -> Listing:
+def renamed(listing: Listing, names: Mapping[str, str]) -> Listing:
     """Return a listing with class names in place of those in the data, which may be numbers."""
     if not names:
         return listing

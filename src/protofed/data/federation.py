@@ -138,7 +138,7 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     x, columns, notes = raw_parts(listings, [checks.features(i, torch.arange(len(i))) for i in listings], data)
     samples = {part.split: Samples(value, y) for part, value, y in zip(parts, x, labels, strict=True)}
     client = _client(folder.name, folder, samples, data, seed)
-    named = any(item.labels.dtype.kind in "US" for item in listings)
+    named = any(checks.renamed(item, data.labels).labels.dtype.kind in "US" for item in listings)
     federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
     declared = bool(classes) or (not named and bool(data.classes or any(i.class_names for i in listings)))
     return RawClient(federated, columns, named, declared)

@@ -15,7 +15,7 @@ from protofed.data.options import DataOptions
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.data.saved import is_saved, read_saved
-from protofed.errors import ConfigError, DataError
+from protofed.errors import ConfigError, DataError, MissingDataError
 from protofed.options import Options, option
 from protofed.untrusted import limits
 
@@ -47,7 +47,7 @@ def data_path(data: DataOptions) -> Path:
         if candidate.exists():
             return candidate
     looked = ", ".join(str(c.parent) for c in candidates)
-    raise DataError(
+    raise MissingDataError(
         f"data.path = {data.path}: no such file or folder in {looked}: set data.path, --data-dir or PROTOFED_DATA"
     )
 

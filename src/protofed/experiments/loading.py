@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from protofed import data
 from protofed.compute import numerics
-from protofed.config.schema import Experiment
+from protofed.config.schema import Experiment, load_recipe, recipes
+from protofed.errors import MissingDataError
 from protofed.experiments.encoding import encode
 from protofed.models.encoders import EncoderOptions
 from protofed.options import build_options, plain
@@ -19,7 +20,13 @@ def load_data(experiment: Experiment) -> FederatedData:
     numerics.prepare()  # encoders compute
     parts = experiment.partition, plain(experiment.partition_options), experiment.seed
     rest = plain(experiment.shift), plain(experiment.encoder), experiment.execution.weights_dir
-    return _load_data(json.dumps((plain(experiment.data), *parts, *rest), sort_keys=True))
+    try:
+        return _load_data(json.dumps((plain(experiment.data), *parts, *rest), sort_keys=True))
+    except MissingDataError as error:
+        known = load_recipe(experiment.recipe) if experiment.recipe in recipes() else {}
+        if known.get("data", {}).get("path") != experiment.data.path:
+            raise
+        raise MissingDataError(f"{error} (recipe {experiment.recipe}: {known['summary']})") from None
 
 
 @lru_cache(maxsize=2)

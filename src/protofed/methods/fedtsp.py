@@ -11,6 +11,8 @@ directions of ``fixed_etf``, which know nothing of them?
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -32,6 +34,8 @@ from protofed.prototypes.table import Prototypes
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
+
+_NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*")
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,20 @@ class FedTSP(FixedETF):
     Options = FedTSPOptions
     options: FedTSPOptions
 
+    def check(self, clients: Mapping[str, bool]) -> None:
+        """Check that there are targets, before any training."""
+        self.directions(self.task.feature_dim)
+
     def directions(self, d: int) -> Tensor:
         """Return ``t``, ``(K, d)`` unit rows."""
         from protofed.data.text import embed
 
         names = self.task.classes
-        if not names:
+        if all(_NUMBER.fullmatch(name) for name in names):
             raise ConfigError(
-                "fedtsp needs the names of the classes, which these data do not have: give them, e.g. by "
-                "classes = [...] in federation.toml"
+                "fedtsp turns the names of classes into targets, but the classes are called "
+                f"{', '.join(names[:3])}{', …' * (len(names) > 3)}: give names with "
+                'data.labels={0 = "cat", 1 = "dog", …}'
             )
         texts = embed(names, "the name of class {}".format, empty=False).double()
         turned = F.normalize(texts @ turn(self.task.seed, texts.shape[1], d), dim=-1)

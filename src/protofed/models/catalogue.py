@@ -101,12 +101,14 @@ class NamedArchitecture:
 
     Attributes:
         make: ``(input_shape, d, options) -> Backbone``, drawing weights from torch's default generator.
+        images: Accepts only samples ``(C, H, W)``.
     """
 
     name: str
     summary: str
     Options: type
     make: Make
+    images: bool
 
 
 architectures: Registry[NamedArchitecture] = Registry("architecture")
@@ -128,7 +130,7 @@ def architecture(name: str, summary: str, Options: type, *, images: bool = True)
                 )
             return make(input_shape, d, options)
 
-        architectures.register(name)(NamedArchitecture(name, summary, Options, checked))
+        architectures.register(name)(NamedArchitecture(name, summary, Options, checked, images))
         return make
 
     return register

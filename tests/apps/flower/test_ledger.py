@@ -67,6 +67,8 @@ def test_the_servers_record_is_what_left_the_nodes(finished):
     some = dict(list(known.items())[:-1])
     (problem,) = compare(some, received)
     assert "bytes were received that the ledger lacks" in problem
+    (problem,) = compare({}, received)
+    assert problem.startswith(f"the ledger is empty, so that none of the {len(known)} answers")
 
 
 @pytest.mark.parametrize(

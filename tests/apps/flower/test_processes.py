@@ -27,7 +27,8 @@ from protofed.methods import methods
 from support import client, federated, ordinary
 
 PROBE = f"{Path(__file__).parents[2] / 'probes.py'}:Probe"
-DEPLOYED = ("fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl", "fedavg")
+DEPLOYED = ("fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl", "fedavg", "fedmrl", "fedl2g", "fpl")
+"""At least one method for every kind of message that a network trains with."""
 
 
 def folders(root: Path, clients: int = 3) -> Path:
@@ -197,7 +198,8 @@ def protofed(command: str) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*sorted(methods()), PROBE], ids=lambda name: name.rpartition(":")[2])
 def test_a_simulation_on_ray_gives_the_numbers_of_the_local_engine(method, tmp_path):
-    chosen = recipe(folders(tmp_path / "data", 4), method)
+    more = "[data.labels]\n0 = 'a'\n1 = 'b'\n2 = 'c'\n3 = 'd'\n" if method == "fedtsp" else ""
+    chosen = recipe(folders(tmp_path / "data", 4), method, more=more)
     same(here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower"))
 
 
@@ -224,7 +226,7 @@ def test_a_simulation_on_ray_protects_as_the_local_engine_does(protection, tmp_p
 
 
 @pytest.mark.slow
-def test_every_method_gives_the_same_numbers_over_a_network(tmp_path):
+def test_every_kind_of_message_gives_the_same_numbers_over_a_network(tmp_path):
     data = folders(tmp_path / "data", 4)
     with Deployment(tmp_path, clients_of(data)) as d:
         d.up()

@@ -46,6 +46,7 @@ METHODS = [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow)
 @few("method", METHODS, 1)
 def test_every_method_gives_the_same_numbers(method, root, tmp_path):
     options = {"method__start": 2, "method__interval": 1} if method == "gfpl" else {}
+    options |= {"data__labels": dict(zip("0123", "abcd", strict=True))} if method == "fedtsp" else {}
     chosen = wanted(method, root, **options)
     local = locally(chosen, tmp_path / "local")
     grid = FakeGrid(nodes_of(root, tmp_path / "state"))

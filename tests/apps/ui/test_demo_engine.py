@@ -8,6 +8,7 @@ from protofed import methods
 from protofed.apps.ui.demo import digits
 from protofed.apps.ui.demo.engine import (
     ENCODER,
+    NAMES,
     FederationPair,
     LiveFederation,
     Plane,
@@ -281,7 +282,7 @@ def test_halves_share_every_image_out_once(clients, shown):
     assert counts[:first, 0].sum() == 48
     assert counts[first:, -1].sum() == (48 if len(shown) > 1 else 16)
     assert len(federated.clients[0].test) == 36 * len(shown)
-    assert federated.class_names == tuple(map(str, shown))
+    assert federated.class_names == tuple(NAMES[digit] for digit in shown)
 
 
 def test_dirichlet_shares():

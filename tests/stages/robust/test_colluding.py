@@ -73,7 +73,9 @@ def test_only_hostile_clients_send_something_else_class_by_class(kind):
     own = {
         u.client: dict(zip(u.payload["classes"].tolist(), u.payload["prototypes"], strict=True)) for u in uploads
     }
-    for client, place, label, others in (("c", 0, 0, "ab"), ("d", 0, 1, "a"), ("d", 1, 2, "b")):
-        known = torch.stack([own[name][label] for name in others]).double()
+    holders = {0: "ab", 1: "a", 2: "b"}
+    for client, place, label in (("c", 0, 0), ("d", 0, 1), ("d", 1, 2)):
+        source = (label + 1) % 3 if kind == "swapped_means" else label
+        known = torch.stack([own[name][source] for name in holders[source]]).double()
         expected = COLLUDING[kind](known, 1, 1.0).float()
         assert torch.allclose(found[client].payload["prototypes"][place], expected)

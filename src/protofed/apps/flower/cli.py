@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from protofed.errors import ConfigError
+
 deploy = typer.Typer(no_args_is_help=True, help="Help for operators of a federation over Flower.")
 console = Console()
 
@@ -134,17 +136,20 @@ _NUMBER = "the number that `flwr supernode register` printed, and the node's log
 @deploy.command(no_args_is_help=True)
 def kit(
     keys: KEYS,
-    site: SITE,
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="By which nodes reach the SuperLink.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file (default: SITE.tar.gz).")] = None,
+    site: Annotated[str | None, typer.Option(metavar="NAME", help="The site whose archive it is.")] = None,
+    server: Annotated[bool, typer.Option("--server", help="Write the archive of the server.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file (default: NAME.tar.gz).")] = None,
 ) -> None:
-    """Write a site's archive: settings, certificate, service and container of its node, and a README."""
+    """Write the archive of a site or of the server: settings, certificates, service, container, and a README."""
     _need()
     from protofed.apps.flower.kit import create_kit
 
-    out = out or Path(f"{site}.tar.gz")
+    if server == (site is not None):
+        raise ConfigError("give either --site NAME, for the archive of a node, or --server, for that of the server")
+    out = out or Path(f"{site or 'server'}.tar.gz")
     create_kit(keys, site, superlink, out)
-    _say(f"{out}: for the administrator of {site}, who begins with README.txt; it holds no secret")
+    _say(f"{out}: for the administrator of {site or 'the server'}, who begins with README.txt; it holds no secret")
 
 
 @deploy.command(no_args_is_help=True)

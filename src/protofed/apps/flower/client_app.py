@@ -149,7 +149,7 @@ def _answer(message: Message, context: Context, act: Callable[[Node, Values], Va
             answer = _refusal(values, error)
         try:
             answer = {**answer, **_entered(node, values, answer)}
-        except ProtofedError as error:  # nothing leaves that is not in the ledger
+        except ProtofedError as error:  # nothing but this refusal leaves that is not in the ledger
             answer = _refusal(values, error)
         content[part(number)] = ConfigRecord({**answer, "version": __version__})
     return Message(RecordDict(content), reply_to=message)

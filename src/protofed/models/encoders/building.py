@@ -158,6 +158,11 @@ def build_encoder(
         if texts and ":" not in name:
             check_kind(name, input_shape, ("images",), texts)
         body = frozen(name, options, input_shape, weights_dir, pretrained)
+    elif name == "wordllama":
+        raise ConfigError(
+            "encoder.name=wordllama: its vectors of texts are made where data are read: set data.text=COLUMN "
+            "(data.text_as=vectors) and encoder.name=identity"
+        )
     else:
         raise ConfigError(unknown_name("encoder", name, ["auto", *encoders, *architectures]))
     return Encoder(body, input_shape, replace(options, name=name))

@@ -32,6 +32,7 @@ Kind = Literal[
     "inner_product",
     "min_max",
     "limit",
+    "swapped_means",
 ]
 SCALES: dict[str, float] = {"sign_flip": 100.0, "random": 3.0, "huge": 1e9, "limit": 2.0}
 
@@ -47,7 +48,7 @@ class AttackOptions(Options):
         "backdoor: prototypes or weights that serve a trigger (BAPFL, arXiv 2509.12964); free_rider: the broadcast "
         "is sent back. From all honest uploads of the round, to look like them: alie: mean - z standard deviations "
         "(Baruch et al., 2019); inner_product: -scale times the mean; min_max: as far from the mean as honest ones "
-        "are apart; limit: against the mean, scale times the median length",
+        "are apart; limit: against the mean, scale times the median length; swapped_means: the next class's mean",
     )
     clients: int | tuple[str, ...] = option(
         1, "how many hostile clients, drawn by the seed, or their names", least=0

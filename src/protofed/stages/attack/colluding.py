@@ -57,7 +57,18 @@ def limit(honest: Tensor, hostile: int, scale: float) -> Tensor:
     return result
 
 
-COLLUDING: dict[str, Craft] = {"alie": alie, "inner_product": inner_product, "min_max": min_max, "limit": limit}
+def swapped_means(honest: Tensor, hostile: int, scale: float) -> Tensor:
+    """Return ``scale`` times the mean; :func:`crafted` passes the vectors of another class."""
+    return scale * honest.mean(0)
+
+
+COLLUDING: dict[str, Craft] = {
+    "alie": alie,
+    "inner_product": inner_product,
+    "min_max": min_max,
+    "limit": limit,
+    "swapped_means": swapped_means,
+}
 
 
 def crafted(
@@ -83,9 +94,12 @@ def crafted(
             [uploads[sender].client in hostile for sender in vectors.senders.tolist()], dtype=torch.bool
         )
         values = vectors.values.clone()
-        for _, rows in vectors.by_class():
-            mine, others = rows[bad[rows]], rows[~bad[rows]]
+        places = [rows for _, rows in vectors.by_class()]
+        for place, rows in enumerate(places):
+            mine = rows[bad[rows]]
             if len(mine):
+                source = places[(place + 1) % len(places)] if kind == "swapped_means" else rows
+                others = source[~bad[source]]
                 known = vectors.values[others if len(others) else mine].double()
                 values[mine] = COLLUDING[kind](known, len(mine), scale).to(values.dtype)
         changed.append(vectors.with_values(values))

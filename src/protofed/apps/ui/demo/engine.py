@@ -33,6 +33,8 @@ from protofed.samples import ClientData, FederatedData, Samples
 from protofed.visits.batches import normalise
 from protofed.visits.executor import Sequential
 
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+"""Of the digits."""
 SHOWN = 320
 """Dots on one side: all test images of all clients, or an even choice of them."""
 MIXED = "demo4"
@@ -278,7 +280,7 @@ def whole_digits(shown: tuple[int, ...]) -> FederatedData:
     """Return one client with all images of some digits."""
     train, test = (_samples(split, shown) for split in ("train", "test"))
     client = ClientData("all", train, test)
-    return FederatedData((client,), len(shown), tuple(map(str, shown)), tuple(train.x.shape[1:]))
+    return FederatedData((client,), len(shown), tuple(NAMES[digit] for digit in shown), tuple(train.x.shape[1:]))
 
 
 @cache
