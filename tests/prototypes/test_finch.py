@@ -72,3 +72,11 @@ def test_rows_without_direction_or_company():
     assert finch(torch.zeros(1, 3)).tolist() == [0]
     assert finch(torch.zeros(3, 2)).tolist() == [0, 0, 0]
     assert finch(torch.ones(2, 2)).tolist() == [0, 0]
+
+
+def test_rounding_decides_no_tie():
+    """Parallel rows have a cosine of one, but for the last bits of their lengths."""
+    scales = torch.tensor([1.0, 3.0, 0.7, 1.1, 0.3, 7.0, 2.3])
+    rows = torch.cat([scales.unsqueeze(1) * torch.tensor([[0.3, 0.7, 0.1]]), torch.tensor([[-1.0, 0.2, 0.9]])])
+    exact = torch.cat([torch.tensor([[1.0, 0.0, 0.0]]).expand(7, 3), torch.tensor([[0.0, 1.0, 0.0]])])
+    assert finch(rows).tolist() == finch(exact).tolist()

@@ -38,7 +38,9 @@ def finch(rows: Tensor) -> Tensor:
 def _joined(rows: Tensor) -> Tensor:
     """Return the connected components of the graph from each row to its first neighbour, numbered as they begin."""
     unit = F.normalize(rows.double(), dim=-1)
-    nearest = (unit @ unit.T).fill_diagonal_(-torch.inf).argmax(-1).tolist()
+    # Equal but for rounding, which differs between machines, is equal: the first of them is the neighbour.
+    cosines = (unit @ unit.T).round(decimals=10)
+    nearest = cosines.fill_diagonal_(-torch.inf).argmax(-1).tolist()
     roots = list(range(len(rows)))
 
     def root(i: int) -> int:
