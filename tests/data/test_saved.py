@@ -190,6 +190,14 @@ def stream(tmp_path_factory):
     return folder, (folder / "data-00000-of-00001.arrow").read_bytes()
 
 
+def test_a_column_whose_name_is_no_text_is_refused(stream):
+    folder, content = stream
+    for old, new in ((b"label", b"\x80abel"), (b"t\x00\x00\x00", b"\x80\x00\x00\x00")):
+        (folder / "data-00000-of-00001.arrow").write_bytes(content.replace(old, new))
+        with pytest.raises(DataError, match="not a readable Arrow stream"):
+            parse_saved(folder, Columns(), Budget(0.01)).to_pylist()
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_changed_byte_is_read_or_refused(stream, data):
