@@ -11,8 +11,11 @@ import tomli_w
 from safetensors.torch import load_file
 
 import protofed
+from protofed.config import schema
+from protofed.config.schema import apply_overrides, load_recipe
 from protofed.errors import CheckpointError, ConfigError, OutputError
 from protofed.experiments import Progress, rundir
+from protofed.experiments.comparing import Plan
 from protofed.runs.loading import load_runs
 from protofed.storage import files
 from support import few
@@ -275,3 +278,21 @@ def test_jobs_in_other_processes_give_the_same(tmp_path):
         for jobs in (1, 2)
     )
     assert one.summary == two.summary
+
+
+def test_all_methods_are_those_that_suit_the_data(monkeypatch, caplog):
+    small = {"data.samples": 100, "data.clients": 2, "rounds": 1}
+
+    def plan(*names):
+        return Plan.of(apply_overrides(load_recipe("quickstart"), {**small, "compare.methods": list(names)}))
+
+    monkeypatch.setattr(schema, "every_method", lambda: ["local", "fedtsp", "fedproto"])
+    found = plan("all")
+    assert found.options.methods == ("local", "fedproto")
+    assert {cell.method for cell in found.experiments} == {"local", "fedproto"}
+    assert "compare.methods=all: fedtsp is left out: fedtsp turns the names" in caplog.text
+    with pytest.raises(ConfigError, match="the classes are called 0, 1, 2"):
+        plan("local", "fedtsp")
+    monkeypatch.setattr(schema, "every_method", lambda: ["fedtsp"])
+    with pytest.raises(ConfigError, match="the classes are called 0, 1, 2"):
+        plan("all")

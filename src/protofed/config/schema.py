@@ -558,7 +558,7 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
     """Return the ``compare`` section of a recipe."""
     check_names(tree)
     options = build_options(CompareOptions, _table(tree, "compare"), "compare")
-    if options.methods == ("all",):
+    if compares_all(tree):
         options = replace(options, methods=tuple(every_method()))
     varied = {option for overrides in options.combinations().values() for option in overrides}
     for name in options.methods:
@@ -568,6 +568,11 @@ def comparison(tree: Mapping[str, Any]) -> CompareOptions:
     given = [*(f"method.{n}" for n in _table(tree, "method") if n != "name"), *varied]
     check_method_options(given, [variant(tree, name)[1] or name for name in options.methods])
     return options
+
+
+def compares_all(tree: Mapping[str, Any]) -> bool:
+    """Return whether a recipe compares all built-in methods."""
+    return _table(tree, "compare").get("methods") in ("all", ["all"], ("all",))
 
 
 def names_method(tree: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from protofed.config.schema import (
     Experiment,
     Tree,
     apply_overrides,
+    compares_all,
     comparison,
     load_recipe,
     resolve,
@@ -36,6 +38,7 @@ from protofed.storage.files import occupied, write_json, write_text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+log = logging.getLogger("protofed")
 LIST = "comparison.json"
 """File that says which folder of a comparison holds which run."""
 RECIPE = "recipe.toml"
@@ -137,9 +140,9 @@ class Plan:
         """Resolve every run of ``tree``, and assemble each method once with every combination.
 
         Of keyed runs, of which there may be thousands, those are assembled that differ from a method's first one
-        along one axis, at its end.
+        along one axis, at its end. Of ``compare.methods=all``, methods that do not suit the data are left out.
         """
-        options = comparison(tree)
+        options, every = comparison(tree), compares_all(tree)
         if not options.methods:
             raise ConfigError("nothing to compare: name methods with --methods a,b,c")
         if len(set(options.methods)) < len(options.methods) or len(set(options.seeds)) < len(options.seeds):
@@ -152,9 +155,17 @@ class Plan:
         first, last = cells[0].values, cells[-1].values
         ends = {(*first[:i], last[i], *first[i + 1 :]) for i in range(len(first))} | {first}
         for cell in cells:
-            if cell.seed == seeds[0] and (cell.values in ends or not keyed):
-                assemble(experiments[cell])[0].executor.close()
-        return cls(options, experiments, keyed, tree)
+            if cell.seed == seeds[0] and (cell.values in ends or not keyed) and cell.method in options.methods:
+                try:
+                    assemble(experiments[cell])[0].executor.close()
+                except ConfigError as error:
+                    kept = tuple(name for name in options.methods if name != cell.method)
+                    if not every or not kept:
+                        raise
+                    log.warning("compare.methods=all: %s is left out: %s", cell.method, error)
+                    options = replace(options, methods=kept)
+        chosen = {cell: experiment for cell, experiment in experiments.items() if cell.method in options.methods}
+        return cls(options, chosen, keyed, tree)
 
     def tasks(self, directory: Path, *, resume: bool, measure: Measure | None = None) -> dict[Cell, RunTask]:
         """Return the task of every cell."""
