@@ -294,6 +294,22 @@ def test_a_superlink_that_can_be_trusted(made):
         assert alone["tls"] == CheckResult("tls", "skipped", "no --root-certificates given")
 
 
+@pytest.mark.parametrize(
+    ("hours", "state", "words"),
+    [
+        (0, "ok", "s apart from the SuperLink's"),
+        (24, "problem", "1,440 minutes apart"),
+        (-1, "problem", "60 minutes"),
+    ],
+)
+def test_a_clock_that_is_off(made, monkeypatch, hours, state, words):
+    monkeypatch.setattr(trust, "stated_time", lambda *_: datetime.now(UTC) + timedelta(hours=hours))
+    with server(made) as port:
+        found = findings(superlink=f"127.0.0.1:{port}", root_certificates=made / "ca.crt")["clock"]
+    assert found.state == state
+    assert words in found.text
+
+
 def test_another_authority(made, tmp_path):
     keys.create_keys(tmp_path / "others", 1)
     with server(made) as port:
@@ -467,6 +483,7 @@ def test_the_command_prints_one_line_per_check(north, made, monkeypatch, capsys)
         ["skipped", "superlink"],
         ["skipped", "root-certificates"],
         ["skipped", "tls"],
+        ["skipped", "clock"],
         ["ok", "key"],
         ["skipped", "roster"],
     ]

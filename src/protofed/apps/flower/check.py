@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -37,6 +37,8 @@ from protofed.samples import ClientData, FederatedData, Samples
 from protofed.visits.batches import batches
 
 T = TypeVar("T")
+CLOCK = 300.0
+"""Seconds by which Flower lets the clocks of a node and the SuperLink differ, with authentication."""
 FILES = ("client_dir", "state_dir", "key", "roster", "authority")
 """Fields of a request that a node's own settings also state."""
 
@@ -96,6 +98,7 @@ def check_node(request: CheckRequest) -> Iterator[CheckResult]:
         ("superlink", node.check_superlink),
         ("root-certificates", node.check_root_certificates),
         ("tls", node.check_tls),
+        ("clock", node.check_clock),
         ("key", node.check_key),
         ("roster", node.check_roster),
     ]
@@ -124,6 +127,7 @@ class _Node:
         self.federated: FederatedData | None = None
         self.address: tuple[str, int] | None = None
         self.authorities: list[x509.Certificate] = []
+        self.trusted: Path | None = None
 
     def check_config(self) -> str:
         path = _given(self.request.config, "--config")
@@ -218,7 +222,22 @@ class _Node:
         if self.address is None or not self.authorities:
             raise _SkippedError("needs a SuperLink that answers and root certificates without problems")
         shown = trust.handshake(*self.address, path, self.authorities)
+        self.trusted = path
         return _until(f"certificate for {trust.host_names(shown)}", shown.not_valid_after_utc)
+
+    def check_clock(self) -> str:
+        if self.trusted is None or self.address is None:
+            raise _SkippedError("needs a SuperLink whose certificate is accepted")
+        stated = trust.stated_time(*self.address, self.trusted)
+        if stated is None:
+            raise _SkippedError("the SuperLink states no time")
+        apart = abs((datetime.now(UTC) - stated).total_seconds())
+        if apart > CLOCK:
+            raise ConfigError(
+                f"the clock here and that of the SuperLink are {apart / 60:,.0f} minutes apart; Flower refuses "
+                f"nodes from {CLOCK / 60:.0f} on, without a word: set the clock, e.g. by NTP"
+            )
+        return f"{apart:.0f} s apart from the SuperLink's"
 
     def check_key(self) -> str:
         key = _given(self.request.key, "--key").expanduser()

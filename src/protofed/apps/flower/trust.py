@@ -10,6 +10,8 @@ import socket
 import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
 from cryptography import x509
@@ -96,6 +98,19 @@ def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certi
     except OSError:
         raise ConfigError(f"{host}:{port}: certificate refused: {refusal.verify_message}") from None
     raise ConfigError(f"{host}:{port}: {_reason(refusal, shown, host, path, authorities)}")
+
+
+def stated_time(host: str, port: int, path: Path) -> datetime | None:
+    """Return the time that a SuperLink states, given the file of its authorities; None if it states none."""
+    connection = HTTPSConnection(host, port, timeout=TIMEOUT, context=ssl.create_default_context(cafile=path))
+    try:
+        connection.request("HEAD", "/")
+        found = parsedate_to_datetime(connection.getresponse().headers["Date"])
+    except (OSError, HTTPException, TypeError, ValueError):
+        return None
+    finally:
+        connection.close()
+    return found if found.tzinfo is not None else None
 
 
 def check_key(path: Path) -> str:
