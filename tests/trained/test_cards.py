@@ -10,7 +10,7 @@ import pytest
 import protofed
 from protofed.runs.spent import Spent
 from protofed.text import percent
-from protofed.trained.cards import LONGEST, model_card
+from protofed.trained.cards import LONGEST, data_card, model_card
 from protofed.trained.exporting import described
 from support import SMALL_RUN
 
@@ -146,3 +146,25 @@ def test_privacy_is_stated_as_it_was_spent(run):
     assert told.startswith(
         "Differential privacy: ε = 3.25 at δ = 1e-05 hides the presence of one client (zero-out neighbours);"
     )
+
+
+def test_the_data_card_has_the_samples_of_every_class(run):
+    trained, client = run.client(run.names[0]), run.clients[0]
+    card = data_card(run, trained)
+    _, head, body = card.split("---\n", 2)
+    assert yaml.safe_load(head)["pretty_name"]
+    for name, train, test in zip(run.class_names, client.train, client.test, strict=True):
+        assert (f"| {name} | {train} | {test} |" in body) == bool(train or test)
+    assert all(f"| {each.name} |" in body for each in run.clients)
+    for counts in ("coarse", "none"):
+        hidden = replace(client, counts=counts)
+        withheld = replace(run, federation=replace(run.federation, clients=[hidden, *run.clients[1:]]))
+        assert "Numbers by class are not disclosed." in data_card(withheld, trained)
+
+
+def test_hostile_names_stay_text_in_the_data_card(run):
+    for name in HOSTILE:
+        names = [name, *run.class_names[1:]]
+        named = replace(run, federation=replace(run.federation, class_names=names))
+        card = data_card(named, run.client(run.names[0]))
+        assert "<script>" not in MarkdownIt("commonmark").render(card)

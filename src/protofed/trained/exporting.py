@@ -93,7 +93,7 @@ def export(
     """Write a client's model with its preprocessing, an inference rule and the names of the classes.
 
     The file is read back and compared with the client's predictions of real samples and of random ones. A model
-    card is written beside it.
+    card and a card of the data are written beside it.
 
     Args:
         run: If its data are at hand, the real samples are the client's own test samples.
@@ -130,10 +130,11 @@ def export(
         else f"{SAMPLES} random samples alone ({name})"
     )
     checked = f"equal to predict on {told}" if read else "not checked without onnxruntime"
-    card = cards.model_card(run, trained, path.name, facts, checked)
+    card, data = cards.model_card(run, trained, path.name, facts, checked), cards.data_card(run, trained)
     write_bytes(path, content)
     beside = path.with_name(path.name + cards.SUFFIX)
     write_text(beside, card)
+    write_text(path.with_name(path.name + cards.DATA_SUFFIX), data)
     return Written(path, rule, checked, beside)
 
 
