@@ -174,7 +174,10 @@ def test_the_commands_of_the_guide(tmp_path):
 
 @pytest.mark.slow
 def test_changes_in_operation(tmp_path):
-    """A fourth site during a run, a new key for it during the next, and a server of a later version, taken back."""
+    """A fourth site during a run, a new key for it during the next, and a server of a later version, taken back.
+
+    In place of the installation, the server finds the later version in another folder; the nodes keep theirs.
+    """
     guide, trial = Guide.read(), tmp_path / "trial"
     (request, register, east, four, renew, exchange, resume, version) = guide.sections[8]
     link, registers = guide.sections[3]
