@@ -54,8 +54,8 @@ def test_rotations(name, dtype, shape, degrees):
             continue
         expected = tv.rotate(x[i], angle, InterpolationMode(name))
         apart = (found[i].double() - expected.double()).abs()
-        # In 8 bits, what lies between two numbers may be rounded up here and down there; at 60 degrees, for instance,
-        # single pixels lie between two of which either is the nearest.
+        # In 8 bits, what lies between two numbers may be rounded up here and down there; at 60 degrees, say, single
+        # pixels lie between two of which either is the nearest.
         assert name == "nearest" or apart.max() <= (1 if dtype == torch.uint8 else 1e-4)
         assert (apart > 1e-4).double().mean() <= 0.1
 
