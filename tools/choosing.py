@@ -25,16 +25,11 @@ def accuracy(run: Run, hostile: set[str], rule: str) -> float:
     """Return the accuracy of the clients that are not hostile, in percent of their test samples."""
     last, hits, total = run.rounds[-1], 0.0, 0
     assert last.accuracy is not None
-    assert last.validation is not None
     for place, client in enumerate(run.clients):
         samples = sum(client.test)
         if client.name in hostile or not samples:
             continue
-        chosen = rule
-        if rule == "validated":
-            found = {name: last.validation.clients[name][place] for name in run.rules}
-            scores = {name: (score, name == run.main_rule) for name, score in found.items() if score is not None}
-            chosen = max(scores, key=lambda name: scores[name]) if scores else run.main_rule
+        chosen = rule if rule != "validated" else run.validated_rule(client.name) or run.main_rule
         hits += samples * (last.accuracy.clients[chosen][place] or 0.0)
         total += samples
     return 100 * hits / total

@@ -138,6 +138,19 @@ class Run:
         """Return each client's accuracy at the last evaluation; None without test samples."""
         return self.evaluations[self.last_evaluation].clients[rule] if self.evaluations else []
 
+    def validated_rule(self, client: str) -> str:
+        """Return the rule with the best last accuracy on a client's validation samples: if equal, the main rule.
+
+        ``""`` if it was not scored on any.
+        """
+        last = next((record.validation for record in reversed(self.rounds) if record.validation is not None), None)
+        place = self.names.index(client)
+        found = (
+            {} if last is None else {rule: last.clients[rule][place] for rule in self.rules if rule in last.clients}
+        )
+        scores = {rule: (score, rule == self.main_rule) for rule, score in found.items() if score is not None}
+        return max(scores, key=lambda rule: scores[rule], default="")
+
     def sent(self) -> dict[int, int]:
         """Return round → bytes sent since the start, by all parties in both directions."""
         total, result = 0, {}

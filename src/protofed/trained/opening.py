@@ -311,7 +311,7 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
         rest.received,
         rest.state,
         main_rule(builder.method.rules, builder.experiment.evaluation.rule),
-        _validated(run, name, builder.method),
+        run.validated_rule(name),
         "" if (only := described[name].only_class) is None else run.class_names[only],
         resize if type(resize) is int else 0,
         table,
@@ -328,17 +328,6 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
             f"{client_state(run.directory, name)}: does not fit {builder.method.name} ({why})"
         ) from None
     return trained
-
-
-def _validated(run: Run, name: str, method: Method) -> str:
-    """Return the rule with the best last accuracy on a client's validation samples; if equal, the main rule."""
-    last = next((record.validation for record in reversed(run.rounds) if record.validation is not None), None)
-    place = run.names.index(name)
-    found = (
-        {} if last is None else {rule: last.clients[rule][place] for rule in method.rules if rule in last.clients}
-    )
-    scores = {rule: (score, rule == run.main_rule) for rule, score in found.items() if score is not None}
-    return max(scores, key=lambda rule: scores[rule], default="")
 
 
 def _table_of(run: Run, name: str) -> Table | None:
