@@ -124,7 +124,8 @@ def export(
     suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == format), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
     written = exporting.export(run, run.client(client), path, format, rule, samples or (), trust_code)
-    typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Card: {written.card}")
+    cards = " and ".join(map(str, written.cards))
+    typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Cards: {cards}")
 
 
 @app.command()

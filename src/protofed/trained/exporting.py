@@ -72,13 +72,13 @@ class Written(NamedTuple):
     Attributes:
         rule: By which it classifies.
         checked: Samples on which it was compared with the client, in words.
-        card: The model card beside it.
+        cards: The model card and the card of the data, beside it.
     """
 
     path: Path
     rule: str
     checked: str
-    card: Path
+    cards: tuple[Path, Path]
 
 
 def export(
@@ -132,9 +132,9 @@ def export(
     checked = f"equal to predict on {told}" if read else "not checked without onnxruntime"
     card, data = cards.model_card(run, trained, path.name, facts, checked), cards.data_card(run, trained)
     write_bytes(path, content)
-    beside = path.with_name(path.name + cards.SUFFIX)
-    write_text(beside, card)
-    write_text(path.with_name(path.name + cards.DATA_SUFFIX), data)
+    beside = path.with_name(path.name + cards.SUFFIX), path.with_name(path.name + cards.DATA_SUFFIX)
+    for file, text in zip(beside, (card, data), strict=True):
+        write_text(file, text)
     return Written(path, rule, checked, beside)
 
 
