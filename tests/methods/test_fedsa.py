@@ -53,14 +53,17 @@ def loss(w, batch, anchors, delta):
     return naive.mean(total) + CALIBRATION * heads
 
 
-def test_three_rounds():
+@pytest.mark.parametrize("nearest", ["anchors", "means"])
+def test_three_rounds(nearest):
     data = uneven()
-    federation = build("fedsa", data, rounds=3, **CHOSEN)
+    federation = build("fedsa", data, rounds=3, method__nearest=nearest, **CHOSEN)
     own = {c.name: naive.own_net(federation, c.name) for c in data.clients}
     anchors = list(federation.server["prototypes"].clone())
     kept = {c.name: [] for c in data.clients}
+    means = {}
     for number, record in enumerate(federation.run(), start=1):
         sent = {y: [] for y in range(K)}
+        down = K + len(means) * (nearest == "means")
         for c in data.clients:
             delta = max(gap(kept[c.name]), gap(anchors), 0.0)
             for batch in naive.rounds_of(c.train, c.name, number):
@@ -76,15 +79,17 @@ def test_three_rounds():
                 kept[c.name].append(mean)
                 sent[y].append(mean)
         anchors = [MU * a + (1 - MU) * naive.mean(sent[y]) if sent[y] else a for y, a in enumerate(anchors)]
+        means |= {y: naive.mean(rows) for y, rows in sent.items() if rows}
         for y, a in enumerate(anchors):
             same(federation.server["prototypes"][y], a)
+        table = means if nearest == "means" else dict(enumerate(anchors))
         hits = []
         for c in data.clients:
             found = [naive.features(own[c.name], x.double()) for x in c.test.x]
-            guesses = [min(range(K), key=lambda y, f=f: float(length(f - anchors[y]))) for f in found]
+            guesses = [min(table, key=lambda y, f=f, t=table: float(length(f - t[y]))) for f in found]
             hits.append(sum(a == b for a, b in zip(guesses, c.test.y.tolist(), strict=True)) / len(c.test))
         assert record.accuracy.clients["global"] == hits
-        assert record.parameters["down"] == 3 * K * naive.D
+        assert record.parameters["down"] == 3 * down * naive.D
 
 
 def test_the_first_anchors():
@@ -110,6 +115,27 @@ def test_a_class_that_nobody_reports_keeps_its_anchor():
     after = federation.server["prototypes"]
     assert torch.equal(after[2:], before[2:])
     assert not torch.equal(after[:2], before[:2])
+
+
+def test_means_of_classes_that_somebody_reported_are_sent():
+    data = federated(client("ann", [0, 0, 1]), client("bob", [1, 1]))
+    federation = build("fedsa", data, rounds=2, method__nearest="means")
+    list(federation.run())
+    message = federation.method.broadcast(federation.server, 3)
+    assert message["reported"].tolist() == [0, 1]
+    assert federation.server["reported"].tolist() == [True, True] + [False] * (K - 2)
+    assert not federation.server["means"][2:].any()
+
+
+@pytest.mark.parametrize("executor", ["workers", "fused"])
+def test_means_on_every_executor(executor):
+    alone, other = (
+        build("fedsa", degenerate(), rounds=2, method__nearest="means", execution__executor=name)
+        for name in ("sequential", executor)
+    )
+    first, second = list(alone.run()), list(other.run())
+    assert [r.accuracy.clients["global"] for r in first] == [r.accuracy.clients["global"] for r in second]
+    same(alone.server["means"], other.server["means"])
 
 
 def test_clients_of_one_class_take_the_anchors_margin():

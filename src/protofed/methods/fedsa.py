@@ -3,14 +3,14 @@
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai and Wu, "FedSA: A Unified Representation Learning via Semantic Anchors for
 Prototype-based Federated Learning", AAAI 2025.
 
-Formulas and weights are those of the authors' code, which predicts by the nearest mean of the clients' prototypes.
-Clients here are sent the anchors alone, and the rule ``global`` is the nearest anchor.
+Formulas and weights are those of the authors' code. It predicts by the nearest mean of the clients' prototypes,
+which ``nearest = "means"`` sends beside the anchors; otherwise the rule ``global`` is the nearest anchor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -19,13 +19,14 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Terms, Upload
+from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Terms, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
-from protofed.methods.parts.nearest import mean_of
+from protofed.methods.parts.nearest import mean_of, nearest_scores, no_rows
 from protofed.methods.parts.training import linear_layer
 from protofed.options import fixed, option
 from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.table import Prototypes
+from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -44,6 +45,9 @@ class FedSAOptions(FedProtoOptions):
     momentum: float = option(0.9999, "share of its anchor that a class keeps in a round", least=0, most=1)
     prototypes: Literal["after", "during", "before"] = option(
         "during", "local prototypes from the steps of the last local epoch, or from a pass after or before training"
+    )
+    nearest: Literal["anchors", "means"] = option(
+        "anchors", "what the rule global compares with; means of the clients' prototypes are sent as well"
     )
     classes: Literal["all"] = fixed("all")
 
@@ -66,6 +70,30 @@ class FedSA(FedProto[FedSAOptions]):
     summary = "pull, margin and calibrated heads towards anchors that hardly move"
     reference = "Zhou et al., AAAI 2025, arXiv 2501.05496"
     Options = FedSAOptions
+
+    @classmethod
+    def traits(cls, options: FedSAOptions) -> Traits:
+        """As FedProto, and twice as much comes down if means do."""
+        found = super().traits(options)
+        return replace(found, down="2·K·d") if options.nearest == "means" else found
+
+    @property
+    def broadcast_schema(self) -> Schema:
+        """``k`` anchors, and ``m`` means of the clients' prototypes if they are compared with."""
+        anchors, K = super().broadcast_schema, self.task.num_classes
+        if self.options.nearest == "anchors":
+            return anchors
+        means = {"reported": Field(("m",), "label", parameter=False), "means": Field(("m", "d"))}
+        return replace(anchors, fields={**anchors.fields, **means}, limits={"k": K, "m": K})
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Return the anchors, and the ``(K, d)`` means and whose there are, ``(K,)``, if they are sent."""
+        found = super().receive(local, message)
+        if self.options.nearest == "anchors":
+            return found
+        if message is None:
+            return found | _tensors(no_rows(self.task))
+        return found | _tensors(Prototypes.received(message["means"], message["reported"], self.task.num_classes))
 
     def client_state(self, counts: Tensor) -> Tensors:
         """Start with no margin."""
@@ -91,16 +119,43 @@ class FedSA(FedProto[FedSAOptions]):
         terms["calibration"] = torch.where(some, o.calibration * heads, 0.0)
         return terms, output
 
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of the head, and minus the squared distances to prototypes, the shared ones by ``nearest``."""
+        shared = (Prototypes.of if self.options.nearest == "anchors" else _means)(received)
+        return nearest_scores(model(batch.x), state, shared, Prototypes.of(state))
+
     def server_state(self) -> Tensors:
-        """Start with random anchors of all classes."""
+        """Start with random anchors of all classes, and without means."""
         present = torch.ones(self.task.num_classes, dtype=torch.bool)
-        return Prototypes(first_anchors(self.task), present).tensors()
+        means = _tensors(no_rows(self.task)) if self.options.nearest == "means" else {}
+        return Prototypes(first_anchors(self.task), present).tensors() | means
+
+    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+        """Send the anchors, and the means that exist if they are compared with."""
+        message = super().broadcast(server, round, client)
+        if message is None or self.options.nearest == "anchors":
+            return message
+        rows, classes = _means(server).to_send()
+        return {**message, "reported": classes, "means": rows}
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """``a_c ← μ·a_c + (1 − μ)·C_c`` of the classes that somebody reports."""
         mean, mu = mean_of(uploads, self.task), self.options.momentum
         moved = mu * server["prototypes"] + (1 - mu) * mean.rows
-        return Aggregate(self.merge(server, mean._replace(rows=moved)), {})
+        new = self.merge(server, mean._replace(rows=moved))
+        if self.options.nearest == "means":
+            new |= _tensors(_means(server).merged(mean))
+        return Aggregate(new, {})
+
+
+def _means(tensors: Tensors) -> Prototypes:
+    """Return the table of the clients' mean prototypes in a state or among what was received."""
+    return Prototypes(tensors["means"], tensors["reported"])
+
+
+def _tensors(means: Prototypes) -> Tensors:
+    """Undo :func:`_means`."""
+    return {"means": means.rows, "reported": means.present}
 
 
 def gap(table: Prototypes) -> Tensor:
