@@ -50,8 +50,11 @@ def raw_parts(
         converted images.
     """
     named = [(item.where, value) for item, value in zip(listings, x, strict=True)]
-    if data.text and not any(c.kind in TEXTS for item in listings for c in item.columns or ()):
-        raise ConfigError(f"data.text={','.join(data.text)}: {listings[0].where} has no texts")
+    if not any(c.kind in TEXTS for item in listings for c in item.columns or ()):
+        if data.text:
+            raise ConfigError(f"data.text={','.join(data.text)}: {listings[0].where} has no texts")
+        if data.text_as == "tokens":
+            raise ConfigError(f"data.text_as=tokens: {listings[0].where} has no texts: name a column in data.text")
     if any(item.columns is not None for item in listings):
         agreed = merged([Site(item.where, columns=item.columns) for item in listings], data)
         _check_named(data, agreed, listings[0].where)
