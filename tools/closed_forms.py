@@ -23,7 +23,7 @@ from protofed.text import size
 SAVED = Path(__file__).resolve().parents[1] / "docs/study/closed"
 RECIPES = (
     *("quickstart", "scarce", "fed-mnist7k-tuned", "hospital-tables", "sensors", "cifar10-scarce"),
-    "domains",
+    *("domains", "concept", "quantity"),
 )
 FIRST, DIFFERENT = "first", "different-encoders"
 ARMS = (

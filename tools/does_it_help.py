@@ -318,10 +318,15 @@ def page(name: str, about: Mapping[str, str]) -> str:
 
 
 def overview() -> str:
-    """Return one line per study as a Markdown table: what exchanges against the best control like it."""
+    """Return one line per study as a Markdown table: what exchanges against the best control like it.
+
+    A study whose arms were tuned in another stands by that one alone.
+    """
     names = ("setting", "seeds", "FedProto", "`beacon`", "`fedlda`", "unseen: `beacon`, `fedlda`")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for name in studies():
+        if f"{name}-fair" in studies():
+            continue
         found = {arm.label.removesuffix("-balanced" * name.endswith("-fair")): arm for arm in study(name)}
         arms, figure = list(found.values()), own(list(found.values()))
         cells: list[str] = []
