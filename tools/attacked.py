@@ -12,8 +12,10 @@ import argparse
 import csv
 import io
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from protofed.config.schema import load_recipe
 from protofed.runs.loading import load_run
@@ -21,7 +23,8 @@ from protofed.runs.run import Run
 
 STUDY = Path(__file__).resolve().parents[1] / "docs" / "study"
 LOST = 3.0
-"""Points from which on a loss is bold."""
+"""A loss of more points is bold."""
+SHOWN = ("global", "head")
 CHOICES = ("global", "local", "head", "validated")
 ATTACKS = {"4 alie": "ALIE", "4 inner_product": "inner product", "4 min_max": "min-max", "4 limit": "limit"}
 
@@ -29,10 +32,13 @@ Find = Callable[[str, str, str], list[Run]]
 """Runs of a method, an attack and a robust rule, one of each seed."""
 
 
-def hostile(run: Run) -> set[str]:
+def hostile(run: Run, attack: str) -> set[str]:
     """Return the clients that attacked in a run's last round."""
+    if attack == "none":
+        return set()
     met = run.rounds[-1].attack
-    return set(met.clients) if met else set()
+    assert met is not None
+    return set(met.clients)
 
 
 def accuracy(run: Run, without: set[str], rule: str) -> float:
@@ -51,11 +57,14 @@ def accuracy(run: Run, without: set[str], rule: str) -> float:
 
 def lost(find: Find, method: str, attack: str, guard: str, calm: str, rule: str) -> float:
     """Return the points that the honest lose on average over seeds, against runs with a robust rule alone."""
-    pairs = zip(find(method, attack, guard), find(method, "none", calm), strict=True)
-    return statistics.fmean(accuracy(b, hostile(a), rule) - accuracy(a, hostile(a), rule) for a, b in pairs)
+    gone = []
+    for attacked, quiet in zip(find(method, attack, guard), find(method, "none", calm), strict=True):
+        without = hostile(attacked, attack)
+        gone.append(accuracy(quiet, without, rule) - accuracy(attacked, without, rule))
+    return statistics.fmean(gone)
 
 
-def colluding(tree: dict[str, dict[str, dict[str, object]]], find: Find) -> Iterator[list[str]]:
+def colluding(tree: Mapping[str, Any], find: Find) -> Iterator[list[str]]:
     """Yield the rows of docs/study/tables/colluding.csv."""
     attacks, guards = list(tree["axes"]["attack"]), list(tree["axes"]["rule"])
     yield ["method", "rule", *attacks]
@@ -64,14 +73,14 @@ def colluding(tree: dict[str, dict[str, dict[str, object]]], find: Find) -> Iter
             cells = []
             for attack in attacks:
                 runs = find(method, attack, guard)
-                means = [statistics.fmean(accuracy(r, hostile(r), rule) for r in runs) for rule in CHOICES[::2]]
-                worst = max(lost(find, method, attack, guard, "none", rule) for rule in CHOICES[::2])
+                means = [statistics.fmean(accuracy(r, hostile(r, attack), rule) for r in runs) for rule in SHOWN]
+                worst = max(lost(find, method, attack, guard, "none", rule) for rule in SHOWN)
                 text = " / ".join(f"{mean:.0f}" for mean in means)
                 cells.append(f"**{text}**" if worst > LOST else text)
             yield [method if guard == guards[0] else "", guard, *cells]
 
 
-def choosing(tree: dict[str, dict[str, dict[str, object]]], find: Find) -> Iterator[list[str]]:
+def choosing(tree: Mapping[str, Any], find: Find) -> Iterator[list[str]]:
     """Yield the rows of docs/study/tables/choosing.csv."""
     yield ["method", "at the server", "predicted by", "no attacker", *ATTACKS.values()]
     for method in tree["methods"]:
@@ -90,6 +99,7 @@ def main() -> None:
     given = parser.parse_args()
     tree = load_recipe(str(STUDY / f"{given.study}.toml"))["compare"]
 
+    @cache
     def find(method: str, attack: str, guard: str) -> list[Run]:
         name = "_".join((method, attack, guard)).replace(" ", "-")
         return [load_run(given.directory / f"{name}-seed{seed}") for seed in tree["seeds"]]

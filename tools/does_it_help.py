@@ -320,12 +320,13 @@ def page(name: str, about: Mapping[str, str]) -> str:
 def overview() -> str:
     """Return one line per study as a Markdown table: what exchanges against the best control like it.
 
-    A study whose arms were tuned in another stands by that one alone.
+    A study that has a ``-fair`` twin is left out.
     """
     names = ("setting", "seeds", "FedProto", "`beacon`", "`fedlda`", "unseen: `beacon`, `fedlda`")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for name in studies():
-        if f"{name}-fair" in studies():
+    known = studies()
+    for name in known:
+        if f"{name}-fair" in known:
             continue
         found = {arm.label.removesuffix("-balanced" * name.endswith("-fair")): arm for arm in study(name)}
         arms, figure = list(found.values()), own(list(found.values()))

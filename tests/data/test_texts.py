@@ -171,7 +171,9 @@ def test_data_without_texts():
     with pytest.raises(ConfigError, match=r"data.text=note: breast_cancer has no texts"):
         load(DataOptions(source="breast_cancer", clients=2, text=("note",)), "iid", None, 0)
     for source in ("breast_cancer", "digits"):
-        with pytest.raises(ConfigError, match=rf"data.text_as=tokens: {source} has no texts: name a column in"):
+        with pytest.raises(
+            ConfigError, match=rf"data.text_as=tokens: {source} has no texts, which data.text names"
+        ):
             load(DataOptions(source=source, clients=2, text_as="tokens"), "iid", None, 0)
 
 

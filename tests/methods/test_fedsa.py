@@ -14,6 +14,7 @@ from naive import build, same, same_nets, uneven
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.methods import Batch, fedsa
+from protofed.methods.contract import Upload
 from protofed.prototypes.table import Prototypes
 from support import K, client, degenerate, federated, visited
 
@@ -90,6 +91,7 @@ def test_three_rounds(nearest):
             hits.append(sum(a == b for a, b in zip(guesses, c.test.y.tolist(), strict=True)) / len(c.test))
         assert record.accuracy.clients["global"] == hits
         assert record.parameters["down"] == 3 * down * naive.D
+    assert federation.method.declared.down == ("2·K·d" if nearest == "means" else "K·d")
 
 
 def test_the_first_anchors():
@@ -125,6 +127,20 @@ def test_means_of_classes_that_somebody_reported_are_sent():
     assert message["reported"].tolist() == [0, 1]
     assert federation.server["reported"].tolist() == [True, True] + [False] * (K - 2)
     assert not federation.server["means"][2:].any()
+
+
+def test_the_mean_of_a_class_stays_until_somebody_reports_it_again():
+    method, server = (f := build("fedsa", method__nearest="means", method__gamma=3.0)).method, f.server
+    told = {}
+    for number, classes in enumerate([[0, 1], [1, 2]], start=1):
+        rows = torch.full((2, naive.D), float(number))
+        upload = Upload("ann", {"classes": torch.tensor(classes), "prototypes": rows})
+        server = method.aggregate(server, [upload], number).state
+        told |= dict.fromkeys(classes, float(number))
+    received = method.receive(SimpleNamespace(), method.broadcast(server, 3))
+    assert received["reported"].tolist() == [y in told for y in range(K)]
+    assert received["means"].mean(1).tolist() == [told.get(y, 0.0) for y in range(K)]
+    same(received["prototypes"], 3 * server["prototypes"])
 
 
 @pytest.mark.parametrize("executor", ["workers", "fused"])

@@ -54,7 +54,8 @@ def raw_parts(
         if data.text:
             raise ConfigError(f"data.text={','.join(data.text)}: {listings[0].where} has no texts")
         if data.text_as == "tokens":
-            raise ConfigError(f"data.text_as=tokens: {listings[0].where} has no texts: name a column in data.text")
+            where = listings[0].where
+            raise ConfigError(f"data.text_as=tokens: {where} has no texts, which data.text names in a table")
     if any(item.columns is not None for item in listings):
         agreed = merged([Site(item.where, columns=item.columns) for item in listings], data)
         _check_named(data, agreed, listings[0].where)
