@@ -1,9 +1,9 @@
 """What attackers that see all uploads leave to honest clients: ``python tools/attacked.py STUDY DIR [--save]``.
 
-DIR has the runs of ``protofed compare ../study/STUDY.toml --out DIR``, made in ``docs/examples``. ``colluding``:
-their accuracies by the rules ``global`` and ``head``, bold where either is over three points below that without
-attackers and robust rule. ``choosing``: the points lost by clients that predict by one rule, or by the one that
-their validation samples choose.
+DIR has the runs of ``protofed compare ../study/STUDY.toml --out DIR``, made in ``docs/examples``, whose code
+``choosing`` takes. ``colluding``: their accuracies by the rules ``global`` and ``head``, bold where either is over
+three points below that without attackers and robust rule. ``choosing``: the points lost by clients that predict by
+one rule, or by the one that their validation samples choose.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def accuracy(run: Run, without: set[str], rule: str) -> float:
 
 
 def lost(find: Find, method: str, attack: str, guard: str, calm: str, rule: str) -> float:
-    """Return the points that the honest lose on average over seeds, against runs with a robust rule alone."""
+    """Return the points that the honest lose on average over seeds, against runs with the rule ``calm`` alone."""
     gone = []
     for attacked, quiet in zip(find(method, attack, guard), find(method, "none", calm), strict=True):
         without = hostile(attacked, attack)

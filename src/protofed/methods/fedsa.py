@@ -91,9 +91,10 @@ class FedSA(FedProto[FedSAOptions]):
         found = super().receive(local, message)
         if self.options.nearest == "anchors":
             return found
-        if message is None:
-            return found | _tensors(no_rows(self.task))
-        return found | _tensors(Prototypes.received(message["means"], message["reported"], self.task.num_classes))
+        means = no_rows(self.task)
+        if message is not None:
+            means = Prototypes.received(message["means"], message["reported"], self.task.num_classes)
+        return found | _tensors(means)
 
     def client_state(self, counts: Tensor) -> Tensors:
         """Start with no margin."""

@@ -133,8 +133,8 @@ def export(
     card, data = cards.model_card(run, trained, path.name, facts, checked), cards.data_card(run, trained)
     write_bytes(path, content)
     beside = path.with_name(path.name + cards.SUFFIX), path.with_name(path.name + cards.DATA_SUFFIX)
-    for file, text in zip(beside, (card, data), strict=True):
-        write_text(file, text)
+    write_text(beside[0], card)
+    write_text(beside[1], data)
     return Written(path, rule, checked, beside)
 
 
