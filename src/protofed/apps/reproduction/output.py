@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import NamedTuple
 
+from protofed.analysis.report.facts import plural
 from protofed.analysis.table import TextCell, TextTable, tex
 from protofed.apps.reproduction.layout import Filled, Formula, Hyperparameter, Row, Scope, Sheet, hyperparameters
 from protofed.apps.reproduction.papers import ACCURACY, Claim, Paper, PaperTable
@@ -81,7 +82,7 @@ def facts_of(sheet: Sheet, command: str) -> Facts:
     return Facts(
         command,
         _hash(r.key for r in results),
-        f"{_hash(r.split for r in results)} ({len({r.split for r in results})} splits)",
+        f"{_hash(r.split for r in results)} ({plural(len({r.split for r in results}), 'split')})",
         "; ".join(sorted({r.made for r in results})) or "nothing was run",
         tuple(note for note in notes if note),
     )
