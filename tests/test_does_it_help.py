@@ -16,7 +16,7 @@ from support import script
 
 PAGES = ("README.md", "docs/does-it-help.md")
 INTERVAL = re.compile(r"[+-]\d+\.\d+ \([+-]\d+\.\d+ … [+-]\d+\.\d+\)")
-LINK = re.compile(r"\((?:\.\./)?(?:docs/)?((?:study|reproduction)/[\w-]+)\.md\)")
+LINK = re.compile(r"\((?:\.\./)?(?:docs/)?((?:(?:study|reproduction)/[\w-]+)|leaderboard)\.md(?:#[\w-]+)?\)")
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +86,62 @@ def test_a_figure_of_no_study_is_found(figures, wrong):
     assert not unfounded("+2.9 (+1.3 … +4.6), 87 %, 995 kB ([scarce](study/scarce.md))", figures)
 
 
-def test_prototypes_are_counted_as_the_first_finding_says(tool):
-    verdicts = Counter()
-    for name in tool.studies():
-        arms = tool.study(name)
+PROTOTYPES = ("fedproto", "fedtgp", "tinyproto", "gfpl")
+
+
+def verdicts(tool, settings, labels) -> Counter[str]:
+    """Count the verdicts of some arms, in each setting, on the best control that is like them."""
+    found: Counter[str] = Counter()
+    for arms in settings:
         for arm in arms:
-            if arm.label in ("fedproto", "fedtgp", "tinyproto", "gfpl"):
-                control, unlike = tool.control_of(arm, arms)
-                if control is not None and not unlike:
-                    verdicts[tool.relation(tool.apart(arm, control, tool.final))] += 1
-    assert verdicts == {"equal": 6, "cannot tell": 17, "worse": 1}
+            control, unlike = tool.control_of(arm, arms)
+            if arm.label in labels and control is not None and not unlike:
+                found[tool.relation(tool.apart(arm, control, tool.final))] += 1
+    return found
+
+
+def test_prototypes_are_counted_as_the_findings_say(tool):
     page = " ".join((REPOSITORY / "docs/does-it-help.md").read_text().split())
+    studies = {name: tool.study(name) for name in tool.studies()}
+    assert verdicts(tool, studies.values(), PROTOTYPES) == {"equal": 6, "cannot tell": 17, "worse": 1}
     assert "Of 24 comparisons" in page
     assert "none is better, 6 are equal within a point, 17 cannot be told, and 1 is worse" in page
+
+    board = script(REPOSITORY / "tools/leaderboard.py")
+    scenarios = [board.arms(board.read(), name) for name in board.scenarios(board.recipe())]
+    assert verdicts(tool, scenarios, PROTOTYPES) == {"better": 1, "equal": 6, "cannot tell": 21, "worse": 4}
+    assert "Of 32 more on the [leaderboard](leaderboard.md) 1 is better" in page
+    assert "6 equal, 21 cannot be told, 4 worse" in page
+
+    pairs = [{arm.label: arm for arm in arms} for arms in scenarios]
+    beside = Counter(tool.relation(tool.apart(a["beacon"], a["local_lda"], tool.final)) for a in pairs)
+    assert (beside["better"], beside["worse"]) == (4, 0)
+    assert "on the [leaderboard](leaderboard.md) it is better in four of eight scenarios, worse in none" in page
+    fixed = [tool.against(a["fedlda"], a["local_lda"]) for a in pairs]
+    assert min(float(text.split()[0]) for text in fixed) == -8.1
+
+    fair = [arms for name, arms in studies.items() if name.endswith("-fair")]
+    tuned = verdicts(tool, fair, [f"{label}-balanced" for label in (*PROTOTYPES, "protonorm")])
+    assert tuned == {"equal": 17, "cannot tell": 11, "worse": 2}
+    assert "of 30 comparisons none is better, 17 are equal, 11 cannot be told, 2 are worse" in page
+
+
+def test_the_best_that_sends_nothing_is_of_any_kind(tool):
+    def arm(label: str, value: float, sent: float):
+        scores = tool.Scores(value, None, None, None, None, None)
+        return tool.Arm(label, {0: tool.Measured({"head": scores}, sent, 1.0)})
+
+    arms = [arm("unshared", 0.8, 0), arm("local_lda", 0.9, 0), arm("fedlda", 0.95, 1)]
+    assert tool.best_alone(arms).label == "local_lda"
+    assert tool.best_alone(arms[:1]).label == "unshared"
+
+
+def test_a_tuned_study_shows_its_controls_untuned(tool):
+    arms = {arm.label: arm for arm in tool.study("many-clients-fair")}
+    plain = {arm.label: arm for arm in tool.study("many-clients")}
+    assert arms["untuned-fixed_etf-balanced"].runs == plain["fixed_etf-balanced"].runs
+    assert arms["untuned-fixed_etf-balanced"].group == tool.BALANCED
+    assert tool.control_of(arms["fedproto-balanced"], list(arms.values()))[0].label == "local-balanced"
 
 
 def test_an_arm_is_compared_with_a_control_that_computes_as_much(tool):

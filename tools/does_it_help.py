@@ -42,6 +42,8 @@ GROUPS = {
 }
 """What a client computes, with the arms that send nothing."""
 ONE, BALANCED, TWO, SHARED, FIXED = GROUPS
+USUAL = "local_lda"
+"""What is best of all that sends nothing, nearly everywhere."""
 UNLIKE = {ONE: (BALANCED, "other loss"), SHARED: (TWO, "other networks")}
 """Whose controls stand in where a group's were not run."""
 CONFOUNDED = {"protonorm": "γ 100 against 10"}
@@ -212,9 +214,15 @@ def studies() -> dict[str, dict[str, str]]:
 
 
 def study(name: str) -> list[Arm]:
-    """Return the arms of a study; closed forms train nothing, so those of the same recipe are the same."""
-    closed = studies()[name].get("closed")
-    return arms_of([STUDY / f"{name}.csv", *([STUDY / "closed" / f"{closed}.csv"] if closed else [])])
+    """Return the arms of a study; closed forms train nothing, so those of the same recipe are the same.
+
+    One whose arms are tuned also has the controls as they are without: values chosen elsewhere can make them worse.
+    """
+    known, plain = studies(), name.removesuffix("-fair")
+    closed = known[name].get("closed")
+    arms = arms_of([STUDY / f"{name}.csv", *([STUDY / "closed" / f"{closed}.csv"] if closed else [])])
+    untuned = arms_of([STUDY / f"{plain}.csv"]) if plain != name and plain in known else []
+    return arms + [Arm(f"untuned-{arm.label}", arm.runs) for arm in untuned if arm.label in GROUPS[BALANCED]]
 
 
 def own(arms: Sequence[Arm]) -> Figure:
@@ -231,6 +239,12 @@ def control_of(arm: Arm, arms: Sequence[Arm]) -> tuple[Arm | None, str]:
             best = max(controls, key=lambda other: statistics.fmean(other.values(figure)))
             return best, unlike or arm.unlike * (best.label == "fixed_etf")
     return None, ""
+
+
+def best_alone(arms: Sequence[Arm]) -> Arm:
+    """Return the best arm that sends nothing, whatever its clients compute."""
+    figure = own(arms)
+    return max((a for a in arms if not a.bytes), key=lambda arm: statistics.fmean(arm.values(figure)))
 
 
 def apart(one: Arm, other: Arm, figure: Figure) -> list[float]:
@@ -322,7 +336,7 @@ def overview() -> str:
 
     A study that has a ``-fair`` twin is left out.
     """
-    names = ("setting", "seeds", "FedProto", "`beacon`", "`fedlda`", "unseen: `beacon`, `fedlda`")
+    names = ("setting", "seeds", "FedProto", "`beacon`", "`fedlda`", "`beacon`, of any kind", "unseen")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     known = studies()
     for name in known:
@@ -340,6 +354,13 @@ def overview() -> str:
             cells.append(
                 f"{against(found[label], control, figure)} **{word}**" + (f" ({unlike})" if unlike else "")
             )
+        if "beacon" in found:
+            best = best_alone(arms)
+            word = relation(apart(found["beacon"], best, figure))
+            named = "" if best.label == USUAL else f" (`{best.label}`)"
+            cells.append(f"{against(found['beacon'], best, figure)} **{word}**{named}")
+        else:
+            cells.append("–")
         values = [found[label].values(unseen) if label in found else [] for label in ("beacon", "fedlda")]
         beyond = [f"{statistics.fmean(own):.0f}" if own else "–" for own in values]
         if set(cells) != {"–"}:
