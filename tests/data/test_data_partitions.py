@@ -307,6 +307,20 @@ def test_nway_kshot_uses_no_sample_twice_while_there_are_others():
     assert len(used.unique()) == len(used) == 5 * 4 * 12
 
 
+@pytest.mark.parametrize(("clients", "noted"), [(2, False), (40, True)])
+def test_test_samples_that_others_train_on_are_noted(clients, noted):
+    """Of the digits there are some 180 of a class."""
+    options = resolve_options(partitions.get("nway_kshot").Options, {"k": 40, "test_shots": 10}, "partition")
+    data = load(DataOptions(source="digits", clients=clients), "nway_kshot", options, 0)
+    trained = {x.numpy().tobytes() for client in data.clients for x in client.train.x}
+    seen = sum(x.numpy().tobytes() in trained for client in data.clients for x in client.test.x)
+    assert (seen > 0) == noted
+    if noted:
+        assert f"{seen:,} of {sum(len(c.test) for c in data.clients):,} test samples" in data.notes[-1]
+    else:
+        assert data.notes == ()
+
+
 @given(st.integers(1, 9), st.data())
 def test_a_deck_deals_evenly_and_never_a_card_twice_in_a_hand(n, data):
     deck = Deck(torch.arange(n), generator(0, "deck"))

@@ -84,6 +84,10 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
         ({"training.epochs": 0}, "training.epochs must be at least 1, not 0"),
         ({"participation.fraction": 1.5}, "participation.fraction must lie in (0, 1], not 1.5"),
         ({"evaluation.at": "noon"}, "evaluation.at must be 'broadcast' or 'trained', not 'noon'"),
+        (
+            {"method.name": "fedlda", "evaluation.at": "trained"},
+            "evaluation.at=trained scores the one round of fedlda before its answer has reached the clients",
+        ),
         ({"execution.device": "tpu"}, "execution.device must be auto, cpu, cuda, cuda:NUMBER or mps, not 'tpu'"),
         ({"execution.device": "cuda:1", "execution.devices": 2}, "execution.device=cuda:1 is one GPU"),
         ({"execution.device": "mps", "execution.precision": "fp64"}, "mps has no such numbers"),

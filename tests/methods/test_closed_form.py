@@ -151,6 +151,30 @@ def test_oas_is_that_of_scikit_learn():
     assert oracle(torch.tensor(centred.T @ centred / 30), 30) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("gamma", [0.1, 1.0])
+def test_fedcof_is_its_sum_class_by_class(gamma):
+    """In loops, with γ as the number that its authors take; class 2 is held by one client."""
+    x, y = points(40, 8)
+    owners = [0 if label == 2 else i % 3 for i, label in enumerate(y.tolist())]
+    held = {(i, k): x[(torch.tensor(owners) == i) & (y == k)] for i in range(3) for k in range(K)}
+    scatter, sizes = torch.zeros(D, D, dtype=torch.float64), 0
+    for k in range(K):
+        own = [rows for (_, label), rows in held.items() if label == k and len(rows)]
+        n = sum(map(len, own))
+        sizes += n - 1
+        for rows in own:
+            apart = rows.mean(0) - torch.cat(own).mean(0)
+            scatter += (n - 1) * len(rows) * apart.outer(apart) / max(len(own) - 1, 1)
+    absolute = gamma * scatter.trace() / D / sizes
+    gram = scatter + sizes * absolute * torch.eye(D, dtype=torch.float64) + 40 * x.mean(0).outer(x.mean(0))
+    sums = torch.stack([x[y == k].sum(0) for k in range(K)])
+    expected = torch.nn.functional.normalize(torch.linalg.solve(gram, sums.T).T, dim=1)
+    for scale in (1.0, 1e-3):  # of the features, which changes nothing
+        data = divided(scale * x, y, owners, ["ann", "bob", "cid"])
+        found = run("fedcof", data, method__gamma=gamma).server["weights"]
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_fedcof_estimates_the_covariance_from_means():
     """Many clients with a few samples of each class: their means tell the covariance within classes."""
@@ -159,7 +183,7 @@ def test_fedcof_estimates_the_covariance_from_means():
     data = divided(x, y, owners, [f"c{i}" for i in range(300)])
     found = run("fedcof", data, method__gamma=0.0).server["weights"]
     means = torch.stack([x[y == k].mean(0) for k in range(K)])
-    scatter = (x - means[y]).T @ (x - means[y])
+    scatter = (x - means[y]).T @ (x - means[y]) + len(x) * x.mean(0).outer(x.mean(0))
     sums = torch.stack([x[y == k].sum(0) for k in range(K)])
     expected = torch.nn.functional.normalize(torch.linalg.solve(scatter, sums.T).T, dim=1)
     assert (found * expected).sum(1).min() > 0.95

@@ -456,6 +456,12 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     traits = methods.get(method_name).traits(method_options)
     if traits.rounds is not None and ("rounds" not in tree or tree.get(USUAL)):
         scalars["rounds"] = traits.rounds + traits.choosing * validated
+    once = traits.rounds is not None and scalars["rounds"] == 1 and traits.exchanges != "nothing"
+    if once and sections["evaluation"].at == "trained":
+        raise ConfigError(
+            f"evaluation.at=trained scores the one round of {method_name} before its answer has reached the "
+            "clients: set evaluation.at=broadcast"
+        )
     partition = _table(tree, "partition")
     partition_name = _name(partition, "partition", PARTITION)
     kind = data.partitions.get(partition_name)

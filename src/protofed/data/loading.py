@@ -81,8 +81,22 @@ def _divided(
     )
     for client in clients:
         checks.check_validation(client, client.name)
+    notes += _seen_elsewhere(shares)
     federated = FederatedData(clients, len(class_names), class_names, tuple(x.shape[1:]), notes=notes)
     return federated, columns, {s.name: s.domain for s in shares}
+
+
+def _seen_elsewhere(shares: Sequence[Share]) -> tuple[str, ...]:
+    """Return a note if clients are tested on samples that others train on."""
+    trained = torch.cat([share.train for share in shares])
+    tests = torch.cat([share.test for share in shares if share.test is not None])
+    count = int(torch.isin(tests, trained).sum())
+    if not count:
+        return ()
+    return (
+        f"{count:,} of {len(tests):,} test samples are training samples of another client, for the data have too "
+        "few, so that what clients share has seen them: take fewer clients, or fewer samples for each.",
+    )
 
 
 def load_pool(data: DataOptions, seed: int) -> Pool:

@@ -28,7 +28,8 @@ def nway_kshot(request: Request, options: NWayKShotOptions) -> list[Share]:
     """Return shares with separate training and test parts.
 
     No sample is given to two clients while its class has unused ones; the training and test parts of one client
-    never overlap.
+    never overlap. Once a class has none left, one client's test samples may be another's training samples, which
+    is noted where data are loaded.
     """
     _check(request, options)
     K, M = request.num_classes, request.clients

@@ -22,15 +22,17 @@ from protofed.options import Options, option
 class FedCOFOptions(Options):
     """Hyperparameters."""
 
-    gamma: float = option(1.0, "γ of Σ̂_k + γI, in units of the features' variance", least=0)
+    gamma: float = option(1.0, "γ of Σ̂_k + γI, in units of the features' mean variance within classes", least=0)
 
 
 @register
 class FedCOF(ClosedForm[FedCOFOptions]):
-    """``W = (Σ_k (N_k − 1)·(Σ̂_k + γI))⁻¹ b``, within classes only, with columns of unit length.
+    """``W = (Σ_k (N_k − 1)·(Σ̂_k + γI) + N·μμᵀ)⁻¹ b`` with columns of unit length.
 
-    ``Σ̂_k = 1/(C_k − 1)·Σ_i n_ik (μ_ik − μ_k)(μ_ik − μ_k)ᵀ`` over the ``C_k`` clients that hold class k is
-    unbiased if clients draw their samples of a class alike; a class that one client holds says nothing.
+    That is ridge regression without what lies between classes; μ is the mean of all samples. ``Σ̂_k = 1/(C_k −
+    1)·Σ_i n_ik (μ_ik − μ_k)(μ_ik − μ_k)ᵀ`` over the ``C_k`` clients that hold class k is unbiased if clients draw
+    their samples of a class alike; a class that one client holds says nothing. The authors' γ is a number of its
+    own, which suits features of one scale.
     """
 
     name = "fedcof"
@@ -57,22 +59,26 @@ class FedCOF(ClosedForm[FedCOFOptions]):
         beyond = (total.counts - 1).clamp(min=0)
         factors = (counts * (beyond / (holders - 1).clamp(min=1))).sqrt()
         rows = (apart * factors.unsqueeze(-1)).flatten(0, 1)
-        scatter = rows.mT @ rows
-        return total, self.solved(total, scatter, self.options.gamma * float(beyond.sum()))
+        return total, self.solved(total, rows.mT @ rows)
 
     def classifier(self, total: Sums) -> Linear:
-        """Without means of several clients there is no covariance: it counts as that of white noise."""
-        return self.solved(
-            total, torch.zeros(self.task.feature_dim, self.task.feature_dim, dtype=torch.float64), 1.0
-        )
+        """Without means of several clients nothing is known of the covariance."""
+        return self.solved(total, total.sums.new_zeros(self.task.feature_dim, self.task.feature_dim))
 
-    def solved(self, total: Sums, scatter: torch.Tensor, ridge: float) -> Linear:
+    def solved(self, total: Sums, scatter: torch.Tensor) -> Linear:
         """Return the classifier.
 
         Args:
-            scatter: ``Σ_k (N_k − 1)·Σ̂_k``, ``(d, d)``.
-            ridge: ``γ·Σ_k (N_k − 1)``.
+            scatter: ``Σ_k (N_k − 1)·Σ̂_k``, ``(d, d)``; zero if no class is held by two clients, where the variance
+                between classes stands in for that within.
         """
-        W = solve(scatter, total.sums.mT, float(scatter.diagonal().mean()), self.task.dtype, ridge).mT
+        N = total.counts.sum().clamp(min=1)
+        mean = total.sums.sum(0) / N
+        between = (total.counts * (total.means.rows - mean).square().mean(-1)).sum() / N
+        # γ·Σ_k (N_k − 1) variances, of which the diagonal of the scatter holds Σ_k (N_k − 1).
+        variances = float(scatter.diagonal().mean() or between * (total.counts - 1).clamp(min=0).sum())
+        gram = scatter + N * mean.outer(mean)
+        square = float(gram.diagonal().mean())
+        W = solve(gram, total.sums.mT, square, self.task.dtype, self.options.gamma * variances).mT
         W = F.normalize(W, dim=-1, eps=1e-300)
         return Linear(W, W.new_zeros(len(W)), total.means.present)
