@@ -16,7 +16,7 @@ from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
 from protofed.rounds.loop import Federation
 from protofed.visits.visit import LocalTrainer
 from protofed.wire.validate import check_structure
-from support import build, degenerate, few, same, tensors_of, told, visited
+from support import build, client, degenerate, federated, few, same, tensors_of, told, uploads, visited
 
 STAND = ("fedproto", "fedavg", "gfpl")
 """Methods of three kinds, which stand for all in everyday work."""
@@ -195,8 +195,8 @@ def _check_loss(update: Update, clients, models, batches) -> None:
     received = [c.received or {} for c in clients]
     states = [copy.deepcopy(c.state) for c in clients]
     single = [update.terms(m, b, r, s)[0] for m, b, r, s in zip(models, batches, received, states, strict=True)]
-    for client, s in zip(clients, states, strict=True):
-        assert same(client.state, s)
+    for owner, s in zip(clients, states, strict=True):
+        assert same(owner.state, s)
 
     class Wrapped(torch.nn.Module):
         def __init__(self, model):
@@ -246,3 +246,33 @@ def test_what_needs_counts_says_so(name, options):
     assert method.declared.counts == (sent or used)
     sums = schema is not None and any(f.sums for f in schema.fields.values())
     assert method.declared.sums == sums
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedproto", {"prototypes": "during"}),
+        ("fedtgp", {"prototypes": "during"}),
+        ("tinyproto", {"base_options": {"prototypes": "during"}}),
+        ("feddistill", {"preset": "htfl"}),
+        ("fedgh", {"prototypes": "during"}),
+        ("fedsa", {}),
+        ("fedfa", {}),
+        ("fedpa", {}),
+        ("fedproc", {}),
+        ("fpl", {}),
+    ],
+)
+@few("executor", ["sequential", "fused"], 1)
+def test_a_client_that_can_take_no_step_sends_nothing_of_any_class(name, options, executor):
+    """BatchNorm cannot take its only sample, so no step's statistics are there."""
+    data = federated(client("ann", [0, 0, 1, 1, 2]), client("bob", [1, 1, 2, 2]), client("one", [3]))
+    chosen = {f"method__{key}": value for key, value in options.items()}
+    model = {"model__name": "support:WithBatchNorm", "model__options": {}, "execution__executor": executor}
+    federation = build(name, data, **model, **chosen)
+    sent = {upload.client: upload.payload for upload in uploads(federation)}
+    assert len(sent) == 3
+    if "classes" in sent["one"]:
+        assert not len(sent["one"]["classes"])
+        assert len(sent["ann"]["classes"]) == 3
+    assert not any(record.refused for record in federation.run())

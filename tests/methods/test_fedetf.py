@@ -28,9 +28,10 @@ def logits(w, x, v):
     return torch.stack([beta * (g @ v[c]) for c in range(K)])
 
 
-def loss(w, batch, v, counts):
-    """Cross-entropy over the client's classes of the logits plus ``log n_c``."""
-    held = [c for c in range(K) if counts[c]]
+def loss(w, batch, v, counts, absent):
+    """Cross-entropy of the logits plus ``log n_c``, where n_c of an absent class is 1 or the class is left out."""
+    held = [c for c in range(K) if counts[c] or absent == "one"]
+    counts = [max(count, 1) for count in counts]
     total = []
     for x, y in batch:
         z = logits(w, x, v)
@@ -38,9 +39,10 @@ def loss(w, batch, v, counts):
     return naive.mean(total)
 
 
-def test_two_rounds():
+@pytest.mark.parametrize("absent", ["one", "left_out"])
+def test_two_rounds(absent):
     data = uneven()
-    federation = build("fedetf", data, method__scale=BETA)
+    federation = build("fedetf", data, method__scale=BETA, method__absent=absent)
     v = spread_directions(K, naive.D, naive.SEED, dtype=torch.float64)
     names = list(federation.server)
     assert [n.split(".")[-1] for n in names[2:]] == ["weight", "bias", "beta"]
@@ -51,7 +53,7 @@ def test_two_rounds():
         for c in data.clients:
             w, counts = weights, torch.bincount(c.train.y, minlength=K).tolist()
             for batch in naive.rounds_of(c.train, c.name, number):
-                (w,), _ = naive.step([w], lambda n, b=batch, held=counts: loss(n[0], b, v, held))
+                (w,), _ = naive.step([w], lambda n, b=batch, held=counts: loss(n[0], b, v, held, absent))
             sent[c.name] = w
         n = sum(len(c.train) for c in data.clients)
         weights = [sum(len(c.train) * sent[c.name][i] for c in data.clients) / n for i in range(5)]
@@ -96,7 +98,7 @@ def test_more_classes_than_features_and_degenerate_clients():
 @pytest.fixture(scope="module")
 def plain():
     """A federation whose features are the samples themselves."""
-    return build("fedetf", model__name="identity", model__options={}, method__scale=BETA)
+    return build("fedetf", model__name="identity", model__options={}, method__scale=BETA, method__absent="left_out")
 
 
 @given(seed=st.integers(0, 2**31), n=st.integers(1, 5), scale=st.sampled_from([0.0, 1e-3, 1e3]))

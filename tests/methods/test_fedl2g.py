@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.func import functional_call
 
 import naive
 from naive import build, same, same_nets, uneven
@@ -205,6 +208,46 @@ def test_study_and_quiz_share_no_sample(plain, seed, n, validation):
     assert len(examined) == min(QUIZ, validation or n // 2)
     assert len(learned) == min(STUDY, n if validation else n - len(examined))
     assert torch.equal(torch.cat([study.y, quiz.y]), torch.cat([study.x, quiz.x]) % K)
+
+
+def test_batch_norm_takes_the_statistics_of_study_set_and_quiz():
+    """As in the authors' code, whose models are in train mode; the running statistics stay."""
+    data = federated(client("ann", [0, 0, 1, 1, 2, 2, 3, 3]))
+    federation = build("fedl2g", data, rounds=2, **SMALL, model__name="support:WithBatchNorm", model__options={})
+    list(federation.run())
+    owner, drawn = visited(federation)["ann"], generator(0, "guide")
+    local = SimpleNamespace(
+        model=owner.model.eval(),
+        state=owner.state,
+        received={
+            "guide": torch.randn(K, K, dtype=torch.float64, generator=drawn),
+            "present": torch.ones(K, dtype=torch.bool),
+        },
+        training=lambda: [Batch(owner.train.x.double(), owner.train.y)],
+        validation=list,
+        generator=lambda purpose: generator(0, purpose),
+    )
+    buffers = {name: tensor.clone() for name, tensor in local.model.named_buffers()}
+    sent = federation.method.upload(local, {})
+    assert not local.model.training
+    assert all(torch.equal(tensor, buffers[name]) for name, tensor in local.model.named_buffers())
+    assert all(m.track_running_stats for m in local.model.modules() if isinstance(m, torch.nn.BatchNorm1d))
+
+    study, quiz = federation.method.sets(local)
+    bare = copy.deepcopy(local.model).train()
+    for module in bare.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.running_mean = module.running_var = None
+            module.track_running_stats = False
+    guide = local.received["guide"].clone().requires_grad_()
+    weights = dict(bare.named_parameters())
+    logits = bare(study.x).logits
+    loss = F.cross_entropy(logits, study.y) + (logits - guide[study.y]).square().mean()
+    slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, allow_unused=True)
+    after = {n: w - RATE * (0 if g is None else g) for (n, w), g in zip(weights.items(), slopes, strict=True)}
+    answer = F.cross_entropy(functional_call(bare, after, quiz.x).logits, quiz.y)
+    (expected,) = torch.autograd.grad(answer, guide)
+    torch.testing.assert_close(sent["gradients"], expected[sent["classes"]])
 
 
 @pytest.mark.parametrize(

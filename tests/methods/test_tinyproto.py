@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,16 +33,6 @@ def test_tinyproto_without_its_two_parts_is_its_base(base, options):
         assert a.accuracy == b.accuracy
         assert a.losses == b.losses
         assert a.bytes == b.bytes
-
-
-@pytest.mark.parametrize("scaling", [True, False])
-def test_a_client_without_a_step_sends_nothing_of_any_class(scaling):
-    """As one whose only sample BatchNorm cannot take: there are no statistics."""
-    method = build("tinyproto", method__base_options={"prototypes": "during"}, method__scaling=scaling).method
-    d = method.task.feature_dim
-    local = SimpleNamespace(received={"prototypes": torch.zeros(K, d)}, state={})
-    sent = method.upload(local, {})
-    assert {name: len(rows) for name, rows in sent.items()} == {"classes": 0, "prototypes": 0}
 
 
 @few("cps", [True, False], 1)

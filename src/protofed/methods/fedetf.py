@@ -4,15 +4,15 @@ Li, Shang, He, Lin and Wu, "No Fear of Classifier Biases: Neural Collapse Inspir
 and Fixed Classifier", ICCV 2023.
 
 The formulas are those of the authors' code, in which clients in the end also fine-tune a projection and an ETF of
-their own; that is left out. Its relatives here: ``fixed_etf`` pulls the features of private networks, each with a
-head of its own, to the same directions and sends nothing; ``fednh`` has no projection and moves its directions.
-"""
+their own; that is left out. The projection is that of their small CNN, d × d (LeNet and ResNet project to K). Its
+relatives here: ``fixed_etf`` pulls the features of private networks, each with a head of its own, to the same
+directions and sends nothing; ``fednh`` has no projection and moves its directions. """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,9 @@ class FedETFOptions(FedAvgOptions):
     """Hyperparameters."""
 
     scale: float = option(10.0, "learned β at the start (the authors: 10 for a small CNN, 1 for LeNet)", above=0)
+    absent: Literal["one", "left_out"] = option(
+        "one", "a class that a client lacks, in its loss: counted as one sample (the authors' code), or left out"
+    )
 
 
 class _Head(nn.Module):
@@ -98,8 +101,9 @@ class FedETF(FedAvg[FedETFOptions]):
         return model.to(self.task.dtype)
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember the client's frequencies; classes that it does not hold are left out of its loss."""
-        return {"frequencies": over(counts.clamp(min=1).double().log().to(self.task.dtype), counts > 0)}
+        """Remember the client's frequencies."""
+        frequencies = counts.clamp(min=1).double().log().to(self.task.dtype)
+        return {"frequencies": frequencies if self.options.absent == "one" else over(frequencies, counts > 0)}
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy of the head's outputs plus ``log n_ic``."""

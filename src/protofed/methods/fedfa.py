@@ -77,11 +77,12 @@ class FedFA(FedAvg[FedFAOptions]):
         return with_samples(self.broadcast_schema, self.options.weighting, anchors=Field((K, d), by_class=True))
 
     def first_anchors(self) -> Tensor:
-        """Return distinct random one-hot vectors ``(K, d)``, or Gaussian ones where K > d."""
+        """Return distinct random one-hot vectors ``(K, d)``, or random directions of length 1 where K > d."""
         K, d = self.task.num_classes, self.task.feature_dim
         g = generator(self.task.seed, "anchors", K, d)
         if d < K:
-            return torch.randn(K, d, generator=g, dtype=torch.float64).to(self.task.dtype)
+            drawn = torch.randn(K, d, generator=g, dtype=torch.float64)
+            return F.normalize(drawn, dim=-1).to(self.task.dtype)
         return F.one_hot(torch.randperm(d, generator=g)[:K], d).to(self.task.dtype)
 
     def global_weights(self, received: Tensors) -> Tensors:

@@ -134,7 +134,8 @@ class FedGen(FedAvg[FedGenOptions]):
         return replace(
             super().traits(options),
             exchanges="part of the weights" if alone else "all weights",
-            down="|w| + |G|",
+            up="|φ|" if alone else "|w|",
+            down="|φ| + |G|" if alone else "|w| + |G|",
             rules=(HEAD,) if alone else (GLOBAL_MODEL, HEAD),
             same_architecture=not alone,
             same_feature_dim=True,

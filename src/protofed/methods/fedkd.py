@@ -48,8 +48,8 @@ GUARD = 1e-8
 class FedKDOptions(AuxiliaryOptions):
     """Hyperparameters; the thresholds are those of the paper as the prototype papers quote it."""
 
-    energy_start: float = option(0.95, "share T of the energy that a message keeps, at the start", above=0, most=1)
-    energy_end: float = option(0.98, "share T in the last round; linear in between", above=0, most=1)
+    energy_start: float = option(0.95, "share T of the energy that a message keeps, at first", above=0, most=1)
+    energy_end: float = option(0.98, "share T at the end; linear in between", above=0, most=1)
     preset: Literal["official", "htfl"] = option(
         "official", "whose variants to take where none is named: the authors' code, or HtFLlib's and PFLlib's"
     )
@@ -70,9 +70,10 @@ class FedKDOptions(AuxiliaryOptions):
 class FedKD(AuxiliaryMethod[FedKDOptions]):
     """Mentor ``t`` and map ``W_h`` stay with the client; mentee ``s`` is shared.
 
-    Updates need a mentee to be added to. The server counts its versions: a client that uploaded in the last round
-    has the one before, and is sent the update that leads to the present one; any other is sent the whole mentee. A
-    client that is scored and then trains receives an update twice and adds it once.
+    Updates need a mentee to be added to; with a lossy codec, roundings add up between the server's and the
+    clients'. The server counts its versions: a client that uploaded in the last round has the one before, and is
+    sent the update that leads to the present one; any other is sent the whole mentee. A client that is scored and
+    then trains receives an update twice and adds it once.
 
     Server state: the mentee that clients have, ``mentee.…``; the ``message.…`` that led to it; its ``version``; and
     for every client the version on which its last upload was based, ``client.NAME``. Client state: the ``mentee.…``
@@ -103,11 +104,15 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         )
 
     def energy(self, round: int) -> float | None:
-        """Return ``T(t) = T_start + (t/R)(T_end − T_start)``, rounds counted from 1; None without compression."""
+        """Return ``T(t) = T_start + (t/R)(T_end − T_start)``; None without compression.
+
+        Rounds are counted from 1, with the preset ``htfl`` from 0.
+        """
         o = self.options
         if o.compress == "none":
             return None
-        return o.energy_start + min(1.0, round / self.task.rounds) * (o.energy_end - o.energy_start)
+        passed = round - (o.preset == "htfl")
+        return o.energy_start + min(1.0, passed / self.task.rounds) * (o.energy_end - o.energy_start)
 
     @cached_property
     def packing(self) -> LowRank:

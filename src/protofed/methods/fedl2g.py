@@ -22,6 +22,7 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.prior import Shifting, SoftmaxOptions, cross_entropy, head_scores, own_classes
+from protofed.methods.parts.training import batch_statistics
 from protofed.options import option
 from protofed.prototypes.inference import pull
 from protofed.prototypes.means import RunningMean
@@ -142,11 +143,12 @@ class FedL2G(Shifting, Method[FedL2GOptions]):
         classes = (held & bool(len(quiz.y))).nonzero().squeeze(-1)
         if not len(classes):
             return {"classes": classes, "gradients": local.received["guide"][classes]}
-        gradient = grad(self.taken(local, study, quiz))(local.received["guide"])
+        with batch_statistics(local.model, len(study.y), len(quiz.y)):
+            gradient = grad(self.taken(local, study, quiz))(local.received["guide"])
         return {"classes": classes, "gradients": gradient[classes]}
 
     def taken(self, local: Local, study: Batch, quiz: Batch) -> Callable[[Tensor], Tensor]:
-        """Return the quiz's cross-entropy as a function of the vectors, ``(K, m)``; the model is in eval mode."""
+        """Return the quiz's cross-entropy as a function of the vectors, ``(K, m)``."""
         model, state = local.model, local.state
         weights = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 

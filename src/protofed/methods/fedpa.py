@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor
 
 from protofed.errors import ModelError
@@ -167,11 +166,6 @@ class FedPA(FedAvg[FedPAOptions]):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i``, ``n_i``, ``n_ij``, and ``p_ij`` of the classes seen."""
         payload = {**super().upload(local, statistics), **self.generator.counts_to_send(local.counts)}
-        d = self.task.feature_dim
-        if not statistics:  # no step was possible
-            like = payload["head.weight"]
-            none = torch.zeros(0, dtype=torch.int64, device=like.device)
-            return {**payload, "classes": none, "prototypes": like.new_zeros(0, d)}
         rows, classes = class_means(statistics["sums"], statistics["counts"]).to_send()
         return {**payload, "classes": classes, "prototypes": rows}
 

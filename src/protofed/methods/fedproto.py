@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
-import torch
 from torch import Tensor
 
 from protofed.methods import register
@@ -135,9 +134,6 @@ class FedProto(Shifting, Method[P]):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the prototypes ``c_ij`` of the classes present (Eq. 3), and keep them for the rule ``local``."""
-        if not statistics:  # no step was possible
-            rows = torch.zeros_like(local.received["prototypes"])
-            statistics = {"sums": rows, "counts": rows.new_zeros(len(rows))}
         means = class_means(statistics["sums"], statistics["counts"])
         local.state.update(means.tensors())
         rows, classes = means.to_send()

@@ -149,7 +149,7 @@ class TinyProto(FedProto[Any]):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``n_ij·ĉ_ij`` (Eq. 10); the client's own prototypes stay dense."""
         payload = super().upload(local, statistics)
-        if self.sparse.scaling and statistics:  # without a step there is nothing to scale
+        if self.sparse.scaling:
             counts = statistics["counts"][payload["classes"]].unsqueeze(-1)
             payload = {**payload, "prototypes": counts * payload["prototypes"]}
         return self.pack(payload)

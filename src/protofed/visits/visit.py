@@ -167,6 +167,8 @@ class LocalTrainer:
         for number, phase in enumerate(self.method.round(round).phases):
             collected = self._phase(steps, visits, phase, number)
             statistics = [new or old for new, old in zip(collected, statistics, strict=True)]
+        if moment == "during":
+            statistics = [own or self._none(steps, i, visits[i].client) for i, own in enumerate(statistics)]
         if moment == "after":
             statistics = self._statistics(steps, visits)
         together = (time.perf_counter() - start) / len(visits)
@@ -190,6 +192,15 @@ class LocalTrainer:
         plan = client.plan
         secret = plan.private is not None and self.secret
         return replace(plan, private=replace(plan.private, secret=True)) if secret else plan  # type: ignore[type-var]
+
+    def _none(self, steps: Steps, index: int, client: Member) -> Tensors:
+        """Return the statistics of no samples, for a client that could take no step: zeros."""
+        assert self.method.statistics is not None
+        with steps.model(index) as model, torch.no_grad():
+            _to_eval(model)
+            batch = next(batches(Samples(client.seen.x[:1], client.seen.y[:1]), model))
+            found = self.method.statistics.of(model(batch.x), batch)
+        return {name: torch.zeros_like(tensor) for name, tensor in found.items()}
 
     def _statistics(self, steps: Steps, visits: Sequence[_Visit]) -> list[Tensors]:
         """Return the statistics of each client's training data with its present weights."""

@@ -75,11 +75,7 @@ class MeansBeside(Base):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i``, ``n_i`` and the class means."""
         payload = super().upload(local, statistics)
-        if statistics:
-            rows, classes = class_means(statistics["sums"], statistics["counts"]).to_send()
-        else:  # no step was possible
-            rows = payload["head.weight"][:0]
-            classes = torch.zeros(0, dtype=torch.int64, device=rows.device)
+        rows, classes = class_means(statistics["sums"], statistics["counts"]).to_send()
         return {**payload, "classes": classes, "prototypes": rows}
 
     def server_state(self) -> Tensors:

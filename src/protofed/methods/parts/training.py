@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofed.methods.contract import Tensors
 from protofed.wire.schema import Field
@@ -16,6 +17,28 @@ def sound(tensors: Tensors) -> bool:
     """Return whether all numbers may be broadcast; after training on a diverged client's upload they may not."""
     real = (t for t in tensors.values() if t.is_floating_point())
     return all(bool(t.isfinite().all()) and not bool((t.abs() > Field.limit).any()) for t in real)
+
+
+@contextmanager
+def batch_statistics(model: nn.Module, *sizes: int) -> Iterator[None]:
+    """Put a model into train mode for batches of some sizes, without moving BatchNorm's running statistics.
+
+    A model with BatchNorm stays in eval mode for a batch of one sample, which has no variance.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    if norms and min(sizes) < 2:
+        yield
+        return
+    tracked, before = [module for module in norms if module.track_running_stats], model.training
+    for module in tracked:
+        module.track_running_stats = False
+    model.train()
+    try:
+        yield
+    finally:
+        model.train(before)
+        for module in tracked:
+            module.track_running_stats = True
 
 
 def linear_layer(inputs: int, outputs: int, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
