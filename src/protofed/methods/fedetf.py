@@ -6,7 +6,8 @@ and Fixed Classifier", ICCV 2023.
 The formulas are those of the authors' code, in which clients in the end also fine-tune a projection and an ETF of
 their own; that is left out. The projection is that of their small CNN, d × d (LeNet and ResNet project to K). Its
 relatives here: ``fixed_etf`` pulls the features of private networks, each with a head of its own, to the same
-directions and sends nothing; ``fednh`` has no projection and moves its directions. """
+directions and sends nothing; ``fednh`` has no projection and moves its directions.
+"""
 
 from __future__ import annotations
 
