@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from does_it_help import Arm, arms_of, final, save, spread, union, unseen
 
-from protofed.analysis.paired import difference
 from protofed.text import size
+from protofed.trained.paired import difference
 
 SAVED = Path(__file__).resolve().parents[1] / "docs/study/closed"
 RECIPES = (

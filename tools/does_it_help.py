@@ -18,11 +18,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from protofed.analysis.paired import difference, relation
 from protofed.config.schema import load_recipe
 from protofed.runs.loading import load_runs
 from protofed.runs.run import Run
 from protofed.runs.summary import RuleOutcome
+from protofed.trained.paired import difference, relation
 
 DOCS = Path(__file__).parent.parent / "docs"
 STUDY = DOCS / "study"

@@ -20,7 +20,6 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protofed.analysis.paired import difference
 from protofed.config.schema import apply_overrides, resolve
 from protofed.experiments.loading import load_data
 from protofed.methods.fedlda import discriminant
@@ -28,6 +27,7 @@ from protofed.methods.fedncm import nearest_by_cosine
 from protofed.methods.parts.centring import centred, means_apart, moved, offset, placed
 from protofed.methods.parts.moments import Linear, Sums
 from protofed.samples import FederatedData
+from protofed.trained.paired import difference
 
 SEEDS = (0, 1, 2, 3, 4)
 IMAGES: dict[str, Any] = {

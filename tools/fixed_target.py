@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rows import save
 
-from protofed.analysis.paired import difference
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.experiments.assemble import assemble
 from protofed.experiments.loading import load_data
@@ -34,6 +33,7 @@ from protofed.models.encoders.building import orthonormal
 from protofed.prototypes.geometry import unit_vectors
 from protofed.samples import FederatedData
 from protofed.text import mean_std
+from protofed.trained.paired import difference
 
 RECIPES, SEEDS = {"scarce": 512, "quickstart": 64}, (0, 1, 2)
 """Recipes, with the numbers of the closed form's features."""

@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from does_it_help import DOCS, STUDY, Arm, Measured, Scores, apart, control_of, final, measured, table, written
 
-from protofed.analysis.paired import BETTER, WORSE, relation
 from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ProtofedError
 from protofed.runs.files import read_comparison
 from protofed.runs.loading import load_run
+from protofed.trained.paired import BETTER, WORSE, relation
 
 RECIPE = STUDY / "leaderboard.toml"
 FIGURES = STUDY / "leaderboard.csv"

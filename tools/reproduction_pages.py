@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from protofed.analysis.paired import interval, relation
 from protofed.apps.reproduction.cells import CONTROLS
 from protofed.apps.reproduction.judging import judged, rules_of, verdicts
 from protofed.apps.reproduction.layout import Row, Scope, Sheet, committed_scopes, formula_runs
@@ -25,6 +24,7 @@ from protofed.apps.reproduction.output import as_markdown, facts_of, heading, se
 from protofed.apps.reproduction.papers import ACCURACY, CODED, Claim, Paper, papers
 from protofed.apps.reproduction.results import FOLDER, Result, committed, read_results, write_results
 from protofed.apps.reproduction.verdicts import CONTRADICTED, NOT_RUN
+from protofed.trained.paired import interval, relation
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reproduction"

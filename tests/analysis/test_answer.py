@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +16,11 @@ from scipy import stats
 
 from protofed.analysis.answer import answer, answer_table
 from protofed.analysis.figures import figures
-from protofed.analysis.paired import two_level
-from protofed.analysis.report.metrics import two_classes
+from protofed.analysis.report.metrics import _variance, two_classes
 from protofed.errors import CheckpointError, DataError
 from protofed.runs.loading import load_run, load_runs
 from protofed.storage.files import read_json
+from protofed.trained.paired import Sampled, two_level
 from rundirs import make_run
 
 
@@ -76,7 +78,8 @@ def test_one_seed_has_the_interval_over_test_samples(runs_of, bits):
     else:
         discordant = np.abs(apart).sum()
     half = stats.norm.ppf(0.975) * math.sqrt(((discordant + 1) / 72 - (apart.sum() / 72) ** 2) / 72)
-    assert found.gain == pytest.approx([100 * (apart.mean() + k * half) for k in (0, -1, 1)])
+    centre = apart.sum() / 72
+    assert found.gain == pytest.approx([100 * apart.mean(), 100 * (centre - half), 100 * (centre + half)])
     assert found.sentences[0].startswith(f"Federating helps: {100 * apart.mean():+.1f} (")
     assert found.sentences[1] == "By site, a gain is seen at 2 of 2 (client_00, client_01)."
     assert found.sentences[-1].startswith("One split and one draw of weights")
@@ -173,8 +176,59 @@ def test_the_interval_covers_the_true_gain(seeds, spread):
     """2,000 simulated comparisons; the spread between seeds is in units of that over test samples."""
     rng = np.random.default_rng(seeds)
     draws = 1.0 + rng.normal(0, 1, (2000, seeds)) + spread * rng.normal(0, 1, (2000, seeds))
-    found = [two_level([(value, 1.0) for value in row]) for row in draws]
+    found = [two_level([Sampled(value, 1.0) for value in row]) for row in draws]
     assert np.mean([each.low <= 1.0 <= each.high for each in found]) > 0.945
+
+
+def test_more_seeds_tell_no_more_of_the_same_test_samples(runs_of):
+    """Of a folder that sets them aside; before, eight seeds that differ in nothing made the interval a third."""
+    runs = [*runs_of("fedproto", *[MOST] * 4), *runs_of("local", *[FEW] * 4)]
+
+    def gain(seeds, tests):
+        chosen = [run for run in runs if run.seed < seeds]
+        return answer([replace(r, federation=replace(r.federation, tests=tests)) for r in chosen]).gain
+
+    assert gain(4, "0f") == pytest.approx(gain(1, "0f"))
+    assert gain(4, "").half == pytest.approx(gain(1, "").half / 2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 20, 30])
+def test_few_test_samples_show_no_gain_where_there_is_none(n):
+    """The exact probability that an interval excludes 0, with 30 % of samples that one of two has right."""
+    chance = 0.0
+    for more, less in itertools.product(range(n + 1), repeat=2):
+        if more + less <= n and two_level([Sampled.difference(n, more - less, more + less)]).sign:
+            chance += stats.multinomial.pmf([more, less, n - more - less], n, [0.15, 0.15, 0.7])
+    assert chance < 0.05
+
+
+def test_the_best_of_many_may_be_the_best_by_chance(runs_of):
+    """Six samples of 70 more: one method with this gain helps, the best of eight with it may."""
+    control = runs_of("local", FEW, bits=True)
+    alone = runs_of("fedproto", (range(23), range(18)), bits=True)
+    found = answer([*alone, *control])
+    assert (found.tried, found.gain.sign, found.sure) == (1, 1, 1)
+    assert found.sentences[0].startswith("Federating helps: +8.6 (")
+    names = ("fedtgp", "gfpl", "protonorm", "tinyproto", "fedavg", "fedper", "beacon")
+    found = answer([*alone, *control, *(run for name in names for run in runs_of(name, FEW, bits=True))])
+    assert (found.tried, found.gain.sign, found.sure) == (8, 1, 0)
+    assert found.sentences[0].startswith(
+        "Federating may help, but the best of 8 methods can be as good by chance: +8.6 ("
+    )
+
+
+@pytest.mark.parametrize(("area", "positive", "negative"), [(0.8, 20, 200), (0.95, 30, 300), (0.95, 200, 20)])
+def test_the_interval_of_an_area_covers_it_whichever_class_is_rare(area, positive, negative):
+    """500 draws of normal scores."""
+    rng, apart = np.random.default_rng(0), math.sqrt(2) * stats.norm.ppf(area)
+    held = 0
+    for _ in range(500):
+        one, other = rng.normal(apart, 1, positive), rng.normal(0, 1, negative)
+        found = stats.mannwhitneyu(one, other).statistic / positive / negative
+        classes = [SimpleNamespace(samples=negative), SimpleNamespace(samples=positive)]
+        spread = 1.96 * math.sqrt(_variance(SimpleNamespace(auroc=found, classes=classes)))
+        held += abs(found - area) <= spread
+    assert held / 500 > 0.94
 
 
 def test_two_classes_have_the_metrics_of_a_test(tmp_path):

@@ -21,6 +21,13 @@ def names(wanted, data: FederatedData | None = None) -> list[str]:
     return [str(a) for a in FederationSummary.of(wanted, data or ordinary()).architectures]
 
 
+def test_noise_of_clients_hides_what_a_mean_over_classes_tells():
+    """A mean over the classes that are present says which are."""
+    plain = FederationSummary.of(experiment("fedproto"), ordinary())
+    private = {"privacy__mode": "client", "privacy__epsilon": 8.0, "robust__rule": "none"}
+    assert plain.class_size > FederationSummary.of(experiment("fedproto", **private), ordinary()).class_size == 0
+
+
 def test_a_recipe_lists_its_own_group():
     members = [{"name": "mlp", "hidden": [8]}, {"name": "mlp", "hidden": [9], "relu_features": True}]
     wanted = chosen(model__members=members)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from protofed.analysis.exchange import EXCHANGES, exchanges
 from protofed.analysis.metrics import overall_text
-from protofed.analysis.paired import Interval, two_level
 from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.run import Run, by_label, rule_of, settled
 from protofed.text import duration, size
+from protofed.trained.paired import Interval, Sampled, two_level
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,21 +81,22 @@ class MethodResult:
         known = [beyond.final for beyond in found if beyond and beyond.final is not None]
         return 100 * statistics.fmean(known) if known else None
 
-    def gain(self, other: MethodResult) -> Interval | None:
-        """Return how many points more it reaches, with the 95 % interval over test samples and seeds.
+    def gain(self, other: MethodResult, level: float = 0.95) -> Interval | None:
+        """Return how many points more it reaches, with the interval over test samples and seeds.
 
         Both are compared on the seeds that they have in common; None if there are none.
         """
         known = [found for pair in self._pairs(other) if (found := _apart(*pair))]
-        return two_level(known) if known else None
+        return two_level(known, level, same=same_tests(self.runs)) if known else None
 
-    def gains(self, other: MethodResult) -> dict[str, Interval]:
+    def gains(self, other: MethodResult, level: float = 0.95) -> dict[str, Interval]:
         """Return the same on the test samples of each client that has some, by name."""
-        found: dict[str, list[tuple[float, float]]] = {}
+        found: dict[str, list[Sampled]] = {}
         for pair in self._pairs(other):
             for name, scores in _paired(*pair):
                 found.setdefault(name, []).append(_difference([scores]))
-        return {name: two_level(values) for name, values in found.items()}
+        same = same_tests(self.runs)
+        return {name: two_level(values, level, same=same) for name, values in found.items()}
 
     def _pairs(self, other: MethodResult) -> Iterator[tuple[Run, str, Run, str]]:
         """Yield the runs of both that have a seed in common, each with its rule."""
@@ -126,6 +127,18 @@ class Answer:
         return self.best.gain(self.control) if self.best and self.control else None
 
     @property
+    def tried(self) -> int:
+        """The number of methods that exchange, of which the best is taken."""
+        return sum(result.exchanges in EXCHANGES[1:] for result in self.results)
+
+    @property
+    def sure(self) -> int:
+        """The sign of the gain where it stands although the best of several was taken (Bonferroni), otherwise 0."""
+        level = 1 - 0.05 / max(self.tried, 1)
+        gain = self.best.gain(self.control, level) if self.best and self.control else None
+        return gain.sign if gain else 0
+
+    @property
     def sites(self) -> dict[str, Interval]:
         """The same on the test samples of each client that has some."""
         return self.best.gains(self.control) if self.best and self.control else {}
@@ -137,13 +150,17 @@ class Answer:
         if gain is None or self.best is None or self.control is None:
             return [_alone(self.results[0])] if len(self.results) == 1 else []
         helps = {1: "Federating helps", -1: "Federating does not help", 0: "No gain from federating is seen"}
+        said = helps[gain.sign]
+        if gain.sign > 0 and not self.sure:
+            said = f"Federating may help, but the best of {self.tried} methods can be as good by chance"
         told = (
-            f"{helps[gain.sign]}: {gain.text()} points with {self.best.label} ({_accuracy(self.best)}, "
+            f"{said}: {gain.text()} points with {self.best.label} ({_accuracy(self.best)}, "
             f"{self.best.traffic}) against {self.control.label}, the best that sends nothing "
             f"({_accuracy(self.control)})."
         )
         others = [*self._kinds(self.best, self.control), *_unseen(self.best, self.control)]
-        return [told, *_of_sites(self.sites), *others, *_doubt(self.results)]
+        level = 1 - 0.05 / max(len(self.sites), 1)
+        return [told, *_of_sites(self.best.gains(self.control, level)), *others, *_doubt(self.results)]
 
     @property
     def text(self) -> str:
@@ -208,37 +225,38 @@ def answer_table(found: Answer, most: int = ROWS) -> TextTable:
 def _result(label: str, group: list[Run]) -> MethodResult:
     rule = rule_of(group)
     found = [each for run in group if (each := _own(run, rule))]
-    accuracy = two_level(found) if found else Interval(-math.inf, -math.inf, math.inf)
+    accuracy = two_level(found, same=same_tests(group)) if found else Interval(-math.inf, -math.inf, math.inf)
     return MethodResult(label, group, rule, exchanges(group[0]), accuracy)
 
 
-def _own(run: Run, rule: str) -> tuple[float, float] | None:
-    """Return the final accuracy in percent and its variance over test samples (Agresti and Coull 1998)."""
+def same_tests(runs: Sequence[Run]) -> bool:
+    """Return whether runs of several seeds have the same test samples, as of a folder that sets them aside."""
+    tests = {run.federation.tests for run in runs}
+    return len(runs) > 1 and len(tests) == 1 and tests != {""}
+
+
+def _own(run: Run, rule: str) -> Sampled | None:
+    """Return the final accuracy in percent over test samples."""
     if not run.accuracy(rule):
         return None
-    share = run.accuracy(rule)[run.last_evaluation]
     n = sum(sum(client.test) for client in run.clients) if _told(run) else 0
-    shrunk = (n * share + 2) / (n + 4)
-    return 100 * share, 1e4 * shrunk * (1 - shrunk) / (n + 4) if n else math.inf
+    return Sampled.share(run.accuracy(rule)[run.last_evaluation], n)
 
 
-def _apart(one: Run, rule: str, other: Run, theirs: str) -> tuple[float, float] | None:
+def _apart(one: Run, rule: str, other: Run, theirs: str) -> Sampled | None:
     """Return the difference of two runs in points, and at most its variance over their common test samples."""
     if pairs := [scores for _, scores in _paired(one, rule, other, theirs)]:
         return _difference(pairs)
     if not (one.accuracy(rule) and other.accuracy(theirs)):
         return None
     ours, base = one.accuracy(rule)[one.last_evaluation], other.accuracy(theirs)[other.last_evaluation]
-    return 100 * (ours - base), math.inf
+    return Sampled(100 * (ours - base), math.inf)
 
 
-def _difference(pairs: Sequence[PairedScores]) -> tuple[float, float]:
-    """Return a difference in points and its variance over test samples (Agresti and Min 2005)."""
+def _difference(pairs: Sequence[PairedScores]) -> Sampled:
+    """Return a difference in points over the test samples of some clients."""
     n = sum(each.tests for each in pairs)
-    more = sum(each.ours - each.theirs for each in pairs)
-    # Half a sample more of every outcome, or few samples without a difference would leave no doubt.
-    apart = sum(each.apart for each in pairs) + 1
-    return 100 * more / n, 1e4 * (apart / (n + 2) - (more / (n + 2)) ** 2) / (n + 2)
+    return Sampled.difference(n, sum(each.ours - each.theirs for each in pairs), sum(each.apart for each in pairs))
 
 
 def _paired(one: Run, rule: str, other: Run, theirs: str) -> Iterator[tuple[str, PairedScores]]:

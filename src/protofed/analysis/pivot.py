@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from protofed.analysis.paired import Interval, interval
 from protofed.analysis.table import TextTable
 from protofed.errors import ConfigError, unknown_name
 from protofed.runs.run import Run
+from protofed.trained.paired import Interval, interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -100,7 +100,9 @@ class FederationSummary:
         withheld = [c.name for c in federated.clients if not c.train.exact]
         counts = torch.stack([*believed(stated, experiment.robust, withheld).values()]).sum(0)
         present = counts[counts > 0]
-        size = float(present.double().mean()) if len(present) else 0.0
+        # The mean over classes that are present tells which are: noise could not hide it.
+        hidden = experiment.privacy.mode == "client" or not len(present)
+        size = 0.0 if hidden else float(present.double().mean())
         return cls(
             federated.class_names,
             tuple(architectures),

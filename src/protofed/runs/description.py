@@ -58,6 +58,7 @@ class FederationDescription:
         network: Of a run whose clients are at the nodes of a network; ``""`` of others.
         rules: None in files of version 0.2.
         open_rule: For clients with samples of one class; ``""`` if the method has none.
+        tests: Hash of all clients' test samples; ``""`` where they are not at hand.
     """
 
     class_names: list[str]
@@ -69,6 +70,7 @@ class FederationDescription:
     network: str = ""
     rules: dict[str, Rule] = field(default_factory=dict)
     open_rule: str = ""
+    tests: str = ""
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> FederationDescription:
@@ -105,3 +107,4 @@ class _Written(Struct):
     network: _Network = _Network()
     rules: Annotated[list[Rule], Meta(max_length=MOST_RULES)] = []
     open_rule: Line = ""
+    tests: Line = ""

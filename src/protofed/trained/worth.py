@@ -20,6 +20,7 @@ from protofed.runs.run import Run
 from protofed.storage.files import write_json
 from protofed.trained.curves import FAR, SHARES, Curves, curves, missed, multiple
 from protofed.trained.metrics import answers
+from protofed.trained.paired import Sampled, two_level
 
 TOGETHER, ALONE = "fedlda", "local_lda"
 FILE = "worth.json"
@@ -29,8 +30,6 @@ DIM = 512
 """Most features per sample, unless the recipe says otherwise."""
 FEW = 30
 """Test samples below which a difference of a few points is chance."""
-DRAWS = 2000
-"""Bootstrap samples."""
 OFF = 0.03
 """Largest error of a curve through half of the samples, at all of them, with which it is extrapolated."""
 MANY = 200
@@ -49,7 +48,7 @@ class SiteWorth:
         lacks: Classes that only others have training samples of.
         alone: Accuracy on its own test samples with its own samples, mean over seeds.
         together: Accuracy with the samples of all sites.
-        gain: ``together - alone`` with the ends of its 95 % interval, by a bootstrap of seeds and test samples.
+        gain: ``together - alone`` with the ends of its 95 % interval over test samples and seeds.
         everywhere: Accuracy on the test samples of all sites, alone and together.
         curves: Accuracy against shares of samples, mean over seeds; None beyond :data:`MANY` sites.
         times: Multiple of its samples with which it would be as accurate alone, by its curve; infinite if more
@@ -164,12 +163,13 @@ def measure(comparison: Comparison[Any], runs: Sequence[Run]) -> Worth:
     first = of[TOGETHER][seeds[0]]
     held = np.array([client.train for client in first.clients])
     drawn = [_curves(of[ALONE][seed]) for seed in seeds]
+    same = len({run.federation.tests for run in of[TOGETHER].values()} - {""}) == 1
     sites: list[SiteWorth] = []
     every: list[list[NDArray[np.float64]]] = []
     for place, client in enumerate(first.clients):
         both = [(t[client.name], a[client.name]) for t, a in zip(hits[TOGETHER], hits[ALONE], strict=True)]
         every.append([t - a for t, a in both])
-        gain = interval(every[-1])
+        gain = interval(every[-1], same)
         own = held[place] > 0
         lacks = tuple(first.class_names[k] for k in np.flatnonzero(~own & (held.sum(0) > 0)))
         wide = (_mean([e[place] for e in everywhere[ALONE]]), _mean([e[place] for e in everywhere[TOGETHER]]))
@@ -193,7 +193,7 @@ def measure(comparison: Comparison[Any], runs: Sequence[Run]) -> Worth:
             )
         )
     together = [of[TOGETHER][seed] for seed in seeds]
-    gain = interval([np.concatenate(parts) for parts in zip(*every, strict=True)])
+    gain = interval([np.concatenate(parts) for parts in zip(*every, strict=True)], same)
     tests = [len(d) for differences in zip(*every, strict=True) for d in differences]
     curve = _averaged([c for d in drawn for c in d], tests) if all(drawn) else None
     worth = Worth(
@@ -212,28 +212,18 @@ def measure(comparison: Comparison[Any], runs: Sequence[Run]) -> Worth:
     return worth
 
 
-def interval(differences: Sequence[NDArray[np.float64]]) -> tuple[float, float, float]:
-    """Return a mean difference and its 95 % interval by a bootstrap of seeds, and of test samples within each.
+def interval(differences: Sequence[NDArray[np.float64]], same: bool = False) -> tuple[float, float, float]:
+    """Return a mean difference and its 95 % interval over test samples and seeds.
 
     Args:
         differences: ``(n,)`` differences of hits (-1, 0, 1) for the test samples of each seed; may be empty.
+        same: All seeds have the same test samples.
     """
-    differences = [d for d in differences if len(d)]
-    if not differences:
+    known = [Sampled.difference(len(d), float(d.sum()), float(np.abs(d).sum())) for d in differences if len(d)]
+    if not known:
         return (float("nan"), float("nan"), float("nan"))
-    drawing = np.random.default_rng(0)
-    means = np.array([_means(d, drawing) for d in differences])
-    chosen = drawing.integers(len(means), size=(len(means), DRAWS))
-    drawn = np.take_along_axis(means, chosen, axis=0).mean(0)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(np.mean([d.mean() for d in differences])), float(low), float(high)
-
-
-def _means(d: NDArray[np.float64], drawing: np.random.Generator) -> NDArray[np.float64]:
-    """Return the means of :data:`DRAWS` bootstrap samples of a few different values."""
-    values, counts = np.unique(d, return_counts=True)
-    drawn: NDArray[np.float64] = drawing.multinomial(len(d), counts / len(d), size=DRAWS) @ values / len(d)
-    return drawn
+    mean, low, high = two_level(known, same=same)
+    return mean / 100, max(low / 100, -1.0), min(high / 100, 1.0)
 
 
 def advice(
@@ -295,7 +285,7 @@ def _needed(curve: Curves | None, gain: tuple[float, float, float]) -> float:
 
 
 def _times(times: float) -> str:
-    return f"more than {FAR:.0f} times as many" if np.isinf(times) else f"about {times:.1f} times as many"
+    return f"more than {FAR:.0f} times as many" if np.isinf(times) else f"perhaps {times:.2g} times as many"
 
 
 def _hits(run: Run) -> dict[str, NDArray[np.float64]]:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from conftest import REPOSITORY
-from protofed.analysis.paired import agreement, difference, holm, interval, p_value, relation
 from protofed.apps.reproduction.verdicts import Contrast, judge, number_verdict
+from protofed.trained.paired import agreement, difference, holm, interval, p_value, relation
 from support import few, script
 
 RATES = script(REPOSITORY / "tools/verdict_rates.py")

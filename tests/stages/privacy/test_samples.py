@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import reduce
 
 import dp_accounting
@@ -16,6 +17,7 @@ from protofed.compute.seeding import generator
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import ConfigError, FederationError, ModelError
 from protofed.experiments.assemble import assemble
+from protofed.methods import methods
 from protofed.methods.contract import Batch
 from protofed.models import build as build_model
 from protofed.models import group_norm
@@ -450,6 +452,20 @@ def test_what_cannot_be_protected_is_refused_before_training(method, overrides, 
     with pytest.raises(ConfigError, match=message) as error:
         build(method, **chosen)
     assert "\n" not in str(error.value)
+
+
+def test_several_updates_on_one_batch_are_refused(monkeypatch):
+    """They release one batch several times, which the accountant would count as several batches."""
+    kind = methods().get("fedavg")
+    plain = kind.round
+
+    def twice(self, number):
+        (phase,) = plain(self, number).phases
+        return replace(plain(self, number), phases=(replace(phase, updates=phase.updates * 2),))
+
+    monkeypatch.setattr(kind, "round", twice)
+    with pytest.raises(ConfigError, match="several updates on a batch"):
+        build("fedavg", **PRIVATE)
 
 
 @few("recipe", ["private", "private-samples"], 1)

@@ -218,6 +218,7 @@ def test_threshold_is_more_than_half(clients):
         least = SecureOptions(threshold=share).least(clients)
         assert clients < 2 * least <= 2 * clients
         assert least >= math.ceil(share * clients)
+    assert SecureOptions(threshold=0.55).least(100) == 55, "55.000000000000007 is rounding"
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from protofed.runs.records import RoundRecord
 from protofed.stages.robust import Findings, Guard, RobustOptions
 from protofed.stages.robust import spool as spooling
 from protofed.stages.robust.believed import believed
+from protofed.stages.robust.pooling import hostile
 from protofed.stages.robust.rules import geometric_median, median, trimmed_mean
 from protofed.wire.schema import prototype_schema, weight_schema
 
@@ -218,6 +219,11 @@ def test_multi_krum_leaves_out_no_more_than_are_assumed_hostile():
     found, findings = screened(guard(rule="multi_krum"), [*honest(), upload(4, {0: [-1e6, 0, 0]})])
     assert [u.client for u in found] == ["c0", "c1", "c2", "c3"]
     assert list(findings.left_out) == ["c4"]
+
+
+def test_the_number_of_hostile_clients_is_not_raised_by_rounding():
+    assert hostile(100, RobustOptions(attackers=0.07)) == 7
+    assert hostile(101, RobustOptions(attackers=0.07)) == 8
 
 
 def test_krum_puts_the_most_central_clients_row_everywhere():

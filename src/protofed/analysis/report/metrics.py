@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from protofed.analysis.answer import same_tests
 from protofed.analysis.metrics import overall_text, spread_text, writer
-from protofed.analysis.paired import two_level
 from protofed.analysis.report import facts
 from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.metrics import HEADLINES, SampleMetrics
 from protofed.runs.run import Run, by_label
 from protofed.text import area, mean_std, number
+from protofed.trained.paired import Sampled, two_level
 
 BY_CLASS = {
     "recall": "Recall (sensitivity)",
@@ -47,8 +48,8 @@ def two_classes(runs: Sequence[Run]) -> TextTable | None:
     for label, group in groups.items():
         found = [run.measured.overall for run in group if run.measured]
         recalls = [[c.recall for m in found for c in m.classes if c.label == k] for k in (1, 0)]
-        areas = [(m.auroc, _variance(m)) for m in found if m.auroc is not None]
-        mean = two_level(areas) if areas else None
+        areas = [Sampled(m.auroc, _variance(m)) for m in found if m.auroc is not None]
+        mean = two_level(areas, same=same_tests(group)) if areas else None
         known = mean and math.isfinite(mean.half)
         ends = f"{max(0.0, mean.low):.3f} … {min(1.0, mean.high):.3f}" if mean and known else ""
         table.add(
@@ -61,13 +62,17 @@ def two_classes(runs: Sequence[Run]) -> TextTable | None:
 
 
 def _variance(metrics: SampleMetrics) -> float:
-    """Return the variance of the area of two classes over test samples."""
+    """Return the variance of the area of two classes over test samples.
+
+    Hanley and McNeil's formula depends on which class has the more even scores; the larger value is taken.
+    """
     a, counts = metrics.auroc or 0.0, [c.samples for c in metrics.classes if c.samples]
     if len(counts) != 2:
         return math.inf
     m, n = counts
-    q1, q2 = a / (2 - a), 2 * a**2 / (1 + a)
-    return (a * (1 - a) + (m - 1) * (q1 - a**2) + (n - 1) * (q2 - a**2)) / (m * n)
+    q1, q2 = a / (2 - a) - a**2, 2 * a**2 / (1 + a) - a**2
+    most = max((m - 1) * q1 + (n - 1) * q2, (n - 1) * q1 + (m - 1) * q2)
+    return (a * (1 - a) + most) / (m * n)
 
 
 def overall(run: Run) -> TextTable | None:

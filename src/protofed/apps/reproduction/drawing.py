@@ -18,7 +18,6 @@ from protofed.analysis.figures.base import (
 )
 from protofed.analysis.figures.classes import class_styles
 from protofed.analysis.figures.lines import band, recorded
-from protofed.analysis.paired import interval
 from protofed.analysis.style import GREY, PALETTE, method_styles
 from protofed.apps.reproduction.cells import combinations, scaled
 from protofed.apps.reproduction.layout import Find, Scope, Sheet
@@ -28,6 +27,7 @@ from protofed.errors import DataError
 from protofed.experiments.loading import load_data
 from protofed.runs.labels import flat
 from protofed.runs.run import Run, by_label, settled
+from protofed.trained.paired import interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -10,7 +10,6 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from protofed.analysis.paired import POINT, interval
 from protofed.apps.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
 from protofed.apps.reproduction.papers import ACCURACY, CODED, Paper, PaperTable, Printed
 from protofed.apps.reproduction.results import FOLDER, Result, committed
@@ -25,6 +24,7 @@ from protofed.apps.reproduction.verdicts import (
 )
 from protofed.config.schema import Experiment, apply_overrides, identity, load_recipe, resolve
 from protofed.runs.labels import flat
+from protofed.trained.paired import POINT, interval
 
 Find = Callable[[str], "Result | None"]
 """Returns the result of a configuration by its key."""

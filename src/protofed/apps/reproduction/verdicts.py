@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from protofed.analysis.paired import EQUAL, POINT, Interval, agreement, holm, interval, p_value, relation
+from protofed.trained.paired import EQUAL, POINT, Interval, agreement, holm, interval, p_value, relation
 
 REPRODUCED, CONTRADICTED, CANNOT_TELL = "reproduced", "contradicted", "cannot tell"
 NOT_RUN, UNTESTABLE = "not run", "not testable here"
@@ -24,7 +24,7 @@ def number_verdict(
     """Return the relation of values, one per seed, to a printed number.
 
     Counts, which have no spread, agree if they round to the printed number; others are judged by
-    :func:`~protofed.analysis.paired.agreement`.
+    :func:`~protofed.trained.paired.agreement`.
 
     Args:
         printed: Empty for a dash, which stands for a failure to converge.

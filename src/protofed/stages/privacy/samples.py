@@ -123,6 +123,11 @@ def check(method: Method) -> None:
     reason = "" if method.declared.vector else beyond_means(method)
     if not reason and method.statistics is not None and method.statistics.when == "during":
         reason = "they hold statistics collected during training, to which no noise is added"
+    trained = [p for r in range(1, method.task.rounds + 1) for p in method.round(r).phases if not p.stays]
+    if not reason and any(len(phase.updates) > 1 or phase.source for phase in trained):
+        reason = (
+            "a phase of its training has several updates on a batch, or samples of its own, which ε does not count"
+        )
     if reason:
         raise ConfigError(f"privacy.mode=sample cannot protect the uploads of {method.name}: {reason}")
 

@@ -17,7 +17,7 @@ from protofed.stages.robust.vectors import Vectors, put_back
 
 def hostile(clients: int, options: RobustOptions) -> int:
     """Return the number of clients that are assumed to be hostile."""
-    return math.ceil(options.attackers * clients)
+    return math.ceil(options.attackers * clients - 1e-9)  # 0.07 · 100 is above 7
 
 
 def pooled(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustOptions) -> list[Upload]:

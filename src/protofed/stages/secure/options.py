@@ -31,4 +31,4 @@ class SecureOptions(Options):
 
     def least(self, clients: int) -> int:
         """Return the number of clients without which a round of ``clients`` fails: always more than half, and 2."""
-        return max(2, clients // 2 + 1, math.ceil(self.threshold * clients))
+        return max(2, clients // 2 + 1, math.ceil(self.threshold * clients - 1e-9))

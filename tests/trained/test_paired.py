@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from protofed.analysis.paired import Interval, difference, interval
+from protofed.trained.paired import Interval, difference, interval
 
 
 def test_against_a_printed_table_of_t():

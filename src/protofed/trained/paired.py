@@ -28,7 +28,7 @@ class Interval(NamedTuple):
     @property
     def half(self) -> float:
         """Half of its width."""
-        return self.high - self.mean
+        return (self.high - self.low) / 2
 
     def with_half(self, digits: int = 1) -> str:
         """Return the mean with half of the interval, if that is finite.
@@ -70,33 +70,70 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def two_level(values: Sequence[tuple[float, float]], level: float = 0.95) -> Interval:
+class Sampled(NamedTuple):
+    """A value of one seed over test samples.
+
+    Attributes:
+        variance: Over test samples; infinite where it is not known.
+        centre: Of its interval; None for the value.
+    """
+
+    value: float
+    variance: float
+    centre: float | None = None
+
+    @classmethod
+    def share(cls, share: float, n: float) -> Sampled:
+        """Return a share of ``n`` test samples, in percent (Agresti and Coull 1998)."""
+        if not n:
+            return cls(100 * share, math.inf)
+        shrunk = (n * share + 2) / (n + 4)
+        return cls(100 * share, 1e4 * shrunk * (1 - shrunk) / (n + 4), 100 * shrunk)
+
+    @classmethod
+    def difference(cls, n: float, more: float, apart: float) -> Sampled:
+        """Return how many more of ``n`` test samples one of two has right, in percent (Agresti and Min 2005).
+
+        Args:
+            more: Hits of the one less those of the other.
+            apart: Samples that one has right and the other wrong.
+        """
+        # Half a sample more of every outcome, or few samples without a difference would leave no doubt.
+        centre = more / (n + 2)
+        return cls(100 * more / n, 1e4 * ((apart + 1) / (n + 2) - centre**2) / (n + 2), 100 * centre)
+
+
+def two_level(values: Sequence[Sampled], level: float = 0.95, *, same: bool = False) -> Interval:
     """Return the mean over seeds with an interval over test samples and seeds.
 
     The variance of the mean is that between seeds, of which there are few, plus that of the test samples of each:
-    Student's t interval with Satterthwaite's (1946) degrees of freedom. Test samples count in both, so that the
-    interval is rather too wide.
+    Student's t interval with Satterthwaite's (1946) degrees of freedom. Test samples of a seed's own count in both,
+    so that the interval is rather too wide; with two or three seeds that differ as much as test samples make them,
+    it is slightly too narrow.
 
     Args:
-        values: For each seed a value and its variance over test samples, infinite where it is not known, which
-            leaves the seeds; at least one.
+        values: One for each seed, at least one; without a variance, the seeds alone are left.
+        same: All seeds have the same test samples, of which more seeds tell no more.
 
     Example:
-        >>> [round(end, 2) for end in two_level([(1.0, 0.0), (2.0, 0.0), (3.0, 0.0)])]
+        >>> [round(end, 2) for end in two_level([Sampled(1.0, 0.0), Sampled(2.0, 0.0), Sampled(3.0, 0.0)])]
         [2.0, -0.48, 4.48]
-        >>> [round(end, 2) for end in two_level([(1.0, 4.0)])]
+        >>> [round(end, 2) for end in two_level([Sampled(1.0, 4.0)])]
+        [1.0, -2.92, 4.92]
+        >>> [round(end, 2) for end in two_level([Sampled(1.0, 4.0)] * 4, same=True)]
         [1.0, -2.92, 4.92]
     """
-    means = [value for value, _ in values]
+    means = [each.value for each in values]
     seeds = interval(means, level)
-    within = math.fsum(variance for _, variance in values) / len(values) ** 2
+    within = math.fsum(each.variance for each in values) / len(values) ** (1 if same else 2)
     if math.isinf(within):
         return seeds
     between = _error(means, seeds.mean) ** 2 if len(values) > 1 else 0.0
     total = between + within
     freedom = (len(values) - 1) * (total / between) ** 2 if between else math.inf
     half = _quantile((1 + level) / 2, freedom) * math.sqrt(total)
-    return Interval(seeds.mean, seeds.mean - half, seeds.mean + half)
+    centre = statistics.fmean(each.value if each.centre is None else each.centre for each in values)
+    return Interval(seeds.mean, centre - half, centre + half)
 
 
 def _error(values: Sequence[float], mean: float) -> float:
