@@ -10,6 +10,7 @@ import pytest
 
 from network import write_folders
 from protofed import load_run
+from protofed.api import worth
 from protofed.samples import Samples
 from protofed.trained.curves import SHARES, Curves
 from protofed.trained.worth import _needed, advice, interval
@@ -22,10 +23,10 @@ def test_as_typed(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     status, told, errors = command(monkeypatch, capsys, "worth", "quickstart", *SMALL, "--out", out, "--json")
     assert status == 0, errors
-    worth = json.loads(told)
-    assert worth == json.loads((out / "worth.json").read_text())
+    found = json.loads(told)
+    assert found == json.loads((out / "worth.json").read_text())
     alone, together = ([load_run(out / f"{name}-seed{s}") for s in (0, 1)] for name in ("local_lda", "fedlda"))
-    for place, site in enumerate(worth["sites"]):
+    for place, site in enumerate(found["sites"]):
         for name, runs in (("alone", alone), ("together", together)):
             scores = [run.rounds[-1].accuracy.clients["head"][place] for run in runs]
             assert site[name] == pytest.approx(np.mean(scores))
@@ -33,7 +34,7 @@ def test_as_typed(tmp_path, monkeypatch, capsys):
         assert site["gain"][0] == pytest.approx(site["together"] - site["alone"])
         assert site["gain"][1] <= site["gain"][0] <= site["gain"][2]
     assert "What joining is worth" in (out / "worth.html").read_text()
-    assert worth["sent"] * 4 == np.mean([run.rounds[-1].bytes["up"] for run in together])
+    assert found["sent"] * 4 == np.mean([run.rounds[-1].bytes["up"] for run in together])
 
 
 @pytest.mark.slow
@@ -83,6 +84,26 @@ def test_intervals_of_little():
     assert mean == 1
     assert low < 0 < high, "one sample decides nothing"
     assert interval([np.zeros(0), np.ones(1)] * 3, same=True)[1] == pytest.approx(low)
+
+
+def test_more_seeds_tell_no_more_of_test_samples_that_are_set_aside(tmp_path):
+    """Nothing depends on the seed here, neither features nor test samples."""
+    drawing = np.random.default_rng(0)
+    for site in ("north", "south", "west"):
+        for part, n in (("train", 40), ("test", 30)):
+            y = drawing.integers(0, 3, n)
+            x = drawing.normal(0, 1, (n, 4)) + np.eye(3, 4)[y]
+            rows = [",".join([*(f"{value:.4f}" for value in row), "abc"[k]]) for row, k in zip(x, y, strict=True)]
+            path = tmp_path / "folder" / "clients" / site / f"{part}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(["a,b,c,d,label", *rows]) + "\n")
+    options = {"encoder.name": "identity", "data.label_column": "label"}
+    one, three = (
+        worth(tmp_path / "folder", seeds, options, out=tmp_path / f"out{len(seeds)}") for seeds in ([0], [0, 1, 2])
+    )
+    assert one.gain[2] > one.gain[1]
+    assert three.gain == pytest.approx(one.gain)
+    assert [site.gain for site in three.sites] == [pytest.approx(site.gain) for site in one.sites]
 
 
 @pytest.mark.parametrize(

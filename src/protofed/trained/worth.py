@@ -212,8 +212,10 @@ def measure(comparison: Comparison[Any], runs: Sequence[Run]) -> Worth:
     return worth
 
 
-def interval(differences: Sequence[NDArray[np.float64]], same: bool = False) -> tuple[float, float, float]:
-    """Return a mean difference and its 95 % interval over test samples and seeds.
+def interval(
+    differences: Sequence[NDArray[np.float64]], same: bool = False, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Return a mean difference and its interval over test samples and seeds.
 
     Args:
         differences: ``(n,)`` differences of hits (-1, 0, 1) for the test samples of each seed; may be empty.
@@ -222,7 +224,7 @@ def interval(differences: Sequence[NDArray[np.float64]], same: bool = False) -> 
     known = [Sampled.difference(len(d), float(d.sum()), float(np.abs(d).sum())) for d in differences if len(d)]
     if not known:
         return (float("nan"), float("nan"), float("nan"))
-    mean, low, high = two_level(known, same=same)
+    mean, low, high = two_level(known, level, same=same)
     return mean / 100, max(low / 100, -1.0), min(high / 100, 1.0)
 
 

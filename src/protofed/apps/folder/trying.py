@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from protofed.api import compare
@@ -23,6 +24,7 @@ from protofed.samples import ClientData, FederatedData
 from protofed.storage.files import write_json
 from protofed.text import size
 from protofed.trained.metrics import answers
+from protofed.trained.paired import Sampled, two_level
 from protofed.trained.run import TrainedRun
 from protofed.trained.worth import interval
 
@@ -43,16 +45,20 @@ class Arm:
         together: Whether it learns from the samples of all sites.
         federated: Whether nothing but messages leaves a site; otherwise its samples would.
         hits: Its right answers.
+        same: All seeds have the same test samples.
     """
 
     name: str
     together: bool
     federated: bool
     hits: Hits
+    same: bool = False
 
     def mean(self, site: str = "") -> tuple[float, float, float]:
         """Return the accuracy on the test samples of a site, or of all, with its 95 % interval."""
-        return interval([np.concatenate(parts) for parts in _by_seed(self.hits, site)])
+        seeds = [own for parts in _by_seed(self.hits, site) if len(own := np.concatenate(parts))]
+        mean, low, high = two_level([Sampled.share(float(own.mean()), len(own)) for own in seeds], same=self.same)
+        return mean / 100, max(low / 100, 0.0), min(high / 100, 1.0)
 
     @property
     def title(self) -> str:
@@ -86,15 +92,16 @@ class FolderTrial:
         """Path of the HTML page."""
         return self.directory / "try.html"
 
-    def gain(self, site: str = "") -> tuple[float, float, float]:
+    def gain(self, site: str = "", level: float = 0.95) -> tuple[float, float, float]:
         """Return what the closed form gains over its twin, on the test samples of a site or of all."""
-        return difference(self.arms[0], self.arms[1], site)
+        return difference(self.arms[0], self.arms[1], site, level)
 
     @property
     def verdict(self) -> str:
         """The answer in one or two sentences."""
-        helped = [site for site in self.sites if self.gain(site)[1] > 0]
-        hurt = [site for site in self.sites if self.gain(site)[2] < 0]
+        gains = {site: self.gain(site, 1 - 0.05 / len(self.sites)) for site in self.sites}
+        helped = [site for site, (_, low, _) in gains.items() if low > 0]
+        hurt = [site for site, (_, _, high) in gains.items() if high < 0]
         mean, low, high = self.gain()
         points = f"{100 * mean:+.1f} points on average ({100 * low:+.1f} … {100 * high:+.1f})"
         how = f"with {self.arms[0].name} in one round of {size(round(self.sent))} per site"
@@ -141,14 +148,14 @@ def _by_seed(hits: Hits, site: str) -> list[list[NDArray[np.float64]]]:
     return [list(parts) for parts in zip(*chosen, strict=True)]
 
 
-def difference(arm: Arm, other: Arm, site: str = "") -> tuple[float, float, float]:
-    """Return how much more often an arm is right than another, with the 95 % interval.
+def difference(arm: Arm, other: Arm, site: str = "", level: float = 0.95) -> tuple[float, float, float]:
+    """Return how much more often an arm is right than another, with an interval over test samples and seeds.
 
     Args:
         site: A site whose test samples count; "" for those of all.
     """
     pairs = zip(_by_seed(arm.hits, site), _by_seed(other.hits, site), strict=True)
-    return interval([np.concatenate(own) - np.concatenate(theirs) for own, theirs in pairs])
+    return interval([np.concatenate(own) - np.concatenate(theirs) for own, theirs in pairs], arm.same, level)
 
 
 def _percent(arm: Arm) -> str:
@@ -183,10 +190,17 @@ def tried(
     arms = [Arm(runs[n][0].method, b > 0, b > 0, _answered(runs[n])) for n, b in zip(names, sent, strict=True)]
     for name, make in _estimators(int(np.prod(held[0][0].train.x.shape[1:]))).items():
         arms += [Arm(name, pooled, False, _learnt(make, held, pooled)) for pooled in (False, True)]
-    arms = [replace(arm, hits={site: arm.hits[site] for site in kept}) for arm in arms]
+    same = all(_same_tests(held[0], clients) for clients in held)
+    arms = [replace(arm, hits={site: arm.hits[site] for site in kept}, same=same) for arm in arms]
     trial = FolderTrial(kept, tuple(sorted(single)), tuple(arms), tuple(seeds), sent[0], directory)
     write_json(directory / "try.json", trial.to_dict())
     return trial
+
+
+def _same_tests(clients: Sequence[ClientData], others: Sequence[ClientData]) -> bool:
+    """Return whether two seeds have the same test samples, as those of a folder that sets them aside."""
+    pairs = [(a.test, b.test) for a, b in zip(clients, others, strict=True)]
+    return all(torch.equal(a.y, b.y) and torch.equal(a.x, b.x) for a, b in pairs)
 
 
 def _numbers(experiment: Experiment) -> FederatedData:
