@@ -198,6 +198,7 @@ PHRASES = {
         "and 1 is worse",
         "200 photographs",
         "With 200 classes",
+        "with 200 classes",
         "260 digits",
         "50 digits",
         "8.1 points",
