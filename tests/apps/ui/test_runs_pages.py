@@ -97,8 +97,9 @@ COLOURS = """JSON.stringify(protofed.instance(document.querySelector('.nicegui-e
 
 def series(page: Any, title: str) -> dict[str, list]:
     """Return name → points of the lines of the chart with this title, as ECharts has them."""
-    lines = "getOption().series.filter((s) => s.type === 'line').map((s) => [s.name, s.data])"
-    return dict(page.evaluate(f"(title) => protofed.instance({ELEMENT}).{lines}", title))
+    chart, line = f"protofed.instance({ELEMENT}).getOption().series", "(s) => s.type === 'line'"
+    page.wait_for_function(f"(title) => {chart}.some({line})", arg=title, timeout=WAIT_MS)  # it may be drawn anew
+    return dict(page.evaluate(f"(title) => {chart}.filter({line}).map((s) => [s.name, s.data])", title))
 
 
 def drawn(page: Any, title: str) -> None:
