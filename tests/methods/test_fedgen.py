@@ -413,3 +413,9 @@ def test_bad_options(method, options, message):
     with pytest.raises(ConfigError, match=message) as caught:
         build(method, **{f"method__{n}": v for n, v in options.items()})
     assert "\n" not in str(caught.value)
+
+
+def test_traffic_is_of_what_travels():
+    whole, heads = (build("fedgen", method__preset=preset).method.declared for preset in ("original", "htfl"))
+    assert (whole.up, whole.down) == ("|w|", "|w| + |G|")
+    assert (heads.up, heads.down) == ("|φ|", "|φ| + |G|")

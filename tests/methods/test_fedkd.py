@@ -264,6 +264,12 @@ def test_traffic_is_less_than_all_of_it():
         assert record.diagnostics["energy"] == pytest.approx(0.95 + record.round / 3 * 0.03)
 
 
+def test_energy_is_counted_from_the_first_round_or_as_htfllib_counts_it():
+    ours, theirs = (build("fedkd", rounds=10, method__preset=preset).method for preset in ("official", "htfl"))
+    assert [ours.energy(t) for t in (1, 10)] == pytest.approx([0.953, 0.98])
+    assert [theirs.energy(t) for t in (1, 10)] == pytest.approx([0.95, 0.977])
+
+
 # What it has to survive.
 
 

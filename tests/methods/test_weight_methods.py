@@ -227,6 +227,15 @@ def test_fednh_trains_neither_its_prototypes_nor_the_models_head():
     assert not any(n.startswith("head") for n in federation.server)
 
 
+def test_fedfa_starts_with_anchors_of_length_one():
+    """With more classes than dimensions, too."""
+    for d in (3, 5):
+        federation, _ = assemble(experiment("fedfa", model__d=d), ordinary())
+        anchors = federation.method.first_anchors()
+        assert anchors.shape == (K, d)
+        torch.testing.assert_close(anchors.norm(dim=-1), torch.ones(K))
+
+
 def test_fedfa_keeps_the_anchor_of_a_class_nobody_holds():
     data = federated(client("ann", [0, 0, 1, 1, 1]), client("bob", [1, 1, 0], [0, 1, 2]))
     federation, _ = assemble(experiment("fedfa", rounds=3), data)
