@@ -13,7 +13,7 @@ from protofed.analysis.metrics import overall_text
 from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.run import Run, by_label, rule_of, settled
 from protofed.text import duration, size
-from protofed.trained.paired import Interval, Sampled, two_level
+from protofed.trained.paired import Interval, Sampled, same_tests, two_level
 
 if TYPE_CHECKING:
     import numpy as np
@@ -227,12 +227,6 @@ def _result(label: str, group: list[Run]) -> MethodResult:
     found = [each for run in group if (each := _own(run, rule))]
     accuracy = two_level(found, same=same_tests(group)) if found else Interval(-math.inf, -math.inf, math.inf)
     return MethodResult(label, group, rule, exchanges(group[0]), accuracy)
-
-
-def same_tests(runs: Sequence[Run]) -> bool:
-    """Return whether runs of several seeds have the same test samples, as of a folder that sets them aside."""
-    tests = {run.federation.tests for run in runs}
-    return len(runs) > 1 and len(tests) == 1 and tests != {""}
 
 
 def _own(run: Run, rule: str) -> Sampled | None:

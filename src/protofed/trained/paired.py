@@ -6,7 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from protofed.runs.run import Run
 
 BETTER, WORSE, EQUAL, CANNOT_TELL = "better", "worse", "equal", "cannot tell"
 POINT = 1.0
@@ -134,6 +137,12 @@ def two_level(values: Sequence[Sampled], level: float = 0.95, *, same: bool = Fa
     half = _quantile((1 + level) / 2, freedom) * math.sqrt(total)
     centre = statistics.fmean(each.value if each.centre is None else each.centre for each in values)
     return Interval(seeds.mean, centre - half, centre + half)
+
+
+def same_tests(runs: Sequence[Run]) -> bool:
+    """Return whether runs of several seeds have the same test samples, as of a folder that sets them aside."""
+    tests = {run.federation.tests for run in runs}
+    return len(runs) > 1 and len(tests) == 1 and tests != {""}
 
 
 def _error(values: Sequence[float], mean: float) -> float:

@@ -20,7 +20,7 @@ from protofed.runs.run import Run
 from protofed.storage.files import write_json
 from protofed.trained.curves import FAR, SHARES, Curves, curves, missed, multiple
 from protofed.trained.metrics import answers
-from protofed.trained.paired import Sampled, two_level
+from protofed.trained.paired import Sampled, same_tests, two_level
 
 TOGETHER, ALONE = "fedlda", "local_lda"
 FILE = "worth.json"
@@ -163,7 +163,8 @@ def measure(comparison: Comparison[Any], runs: Sequence[Run]) -> Worth:
     first = of[TOGETHER][seeds[0]]
     held = np.array([client.train for client in first.clients])
     drawn = [_curves(of[ALONE][seed]) for seed in seeds]
-    same = len({run.federation.tests for run in of[TOGETHER].values()} - {""}) == 1
+    together = [of[TOGETHER][seed] for seed in seeds]
+    same = same_tests(together)
     sites: list[SiteWorth] = []
     every: list[list[NDArray[np.float64]]] = []
     for place, client in enumerate(first.clients):
@@ -192,7 +193,6 @@ def measure(comparison: Comparison[Any], runs: Sequence[Run]) -> Worth:
                 advice(gain, tested, lacks, wide, times),
             )
         )
-    together = [of[TOGETHER][seed] for seed in seeds]
     gain = interval([np.concatenate(parts) for parts in zip(*every, strict=True)], same)
     tests = [len(d) for differences in zip(*every, strict=True) for d in differences]
     curve = _averaged([c for d in drawn for c in d], tests) if all(drawn) else None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from protofed.api import compare
@@ -24,7 +23,7 @@ from protofed.samples import ClientData, FederatedData
 from protofed.storage.files import write_json
 from protofed.text import size
 from protofed.trained.metrics import answers
-from protofed.trained.paired import Sampled, two_level
+from protofed.trained.paired import Sampled, same_tests, two_level
 from protofed.trained.run import TrainedRun
 from protofed.trained.worth import interval
 
@@ -190,17 +189,11 @@ def tried(
     arms = [Arm(runs[n][0].method, b > 0, b > 0, _answered(runs[n])) for n, b in zip(names, sent, strict=True)]
     for name, make in _estimators(int(np.prod(held[0][0].train.x.shape[1:]))).items():
         arms += [Arm(name, pooled, False, _learnt(make, held, pooled)) for pooled in (False, True)]
-    same = all(_same_tests(held[0], clients) for clients in held)
+    same = same_tests(runs[names[0]])
     arms = [replace(arm, hits={site: arm.hits[site] for site in kept}, same=same) for arm in arms]
     trial = FolderTrial(kept, tuple(sorted(single)), tuple(arms), tuple(seeds), sent[0], directory)
     write_json(directory / "try.json", trial.to_dict())
     return trial
-
-
-def _same_tests(clients: Sequence[ClientData], others: Sequence[ClientData]) -> bool:
-    """Return whether two seeds have the same test samples, as those of a folder that sets them aside."""
-    pairs = [(a.test, b.test) for a, b in zip(clients, others, strict=True)]
-    return all(torch.equal(a.y, b.y) and torch.equal(a.x, b.x) for a, b in pairs)
 
 
 def _numbers(experiment: Experiment) -> FederatedData:
