@@ -58,3 +58,52 @@ def test_pooling_is_torchs(size):
     with WithBatchingRules():
         for found in (F.adaptive_avg_pool2d(x, size), F.adaptive_avg_pool2d(x, output_size=size)):
             torch.testing.assert_close(found, expected)
+
+
+CONVOLUTIONS = [
+    lambda x, w, b: F.conv2d(x, w, b),
+    lambda x, w, b: F.conv2d(x, w, bias=b, stride=2, padding=1),
+    lambda x, w, b: F.conv2d(x, w[:, :2], None, (1, 2), "valid", 2, 2),
+    lambda x, w, b: F.conv2d(x[0], w, b, padding="same"),
+    lambda x, w, b: F.conv2d(x, torch.ones_like(w[0, 0]).expand(1, 4, 3, 3), padding=1),
+    lambda x, w, b: F.max_pool2d(x + b[:4, None, None], 2),
+    lambda x, w, b: F.max_pool2d(F.relu(F.conv2d(x, w, b)), 3, 2, 1, ceil_mode=True),
+    lambda x, w, b: F.max_pool2d(x * w[0, 0, 0, 0], 2, return_indices=True)[0],
+    lambda x, w, b: F.max_pool2d(x[0] * w[0, 0, 0, 0], 2),
+    lambda x, w, b: torch.func.vmap(lambda own: F.conv2d(own[None], w, b))(x),
+    lambda x, w, b: torch.func.grad(lambda own: F.conv2d(own, w, b).square().sum())(x),
+    lambda x, w, b: F.conv2d(torch.ones(1, 4, 5, 5, dtype=x.dtype), w, b) * x.mean(),
+]
+
+
+@pytest.mark.parametrize("of", CONVOLUTIONS)
+@pytest.mark.parametrize("clients", [1, 3])
+def test_images_of_clients_side_by_side_give_each_its_own(of, clients):
+    """Values and gradients of weights and input, beside those of each client alone."""
+    g = torch.Generator().manual_seed(0)
+    shapes = ((clients, 2, 4, 9, 8), (clients, 6, 4, 3, 3), (clients, 6))
+    tensors = [torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in shapes]
+
+    def together(*own):
+        with WithBatchingRules():
+            return of(*own)
+
+    found = torch.func.vmap(together)(*tensors)
+    expected = torch.stack([of(*(t[c] for t in tensors)) for c in range(clients)])
+    torch.testing.assert_close(found, expected)
+    upstream = torch.randn(expected.shape, generator=g, dtype=torch.float64)
+    mine, theirs = (torch.autograd.grad(y, tensors, upstream, allow_unused=True) for y in (found, expected))
+    assert [own is None for own in mine] == [own is None for own in theirs]
+    torch.testing.assert_close([own for own in mine if own is not None], [t for t in theirs if t is not None])
+
+
+def test_clients_side_by_side_are_one_operation_in_the_fast_layout():
+    """Which copies no layer: its output goes as it is into the next operation."""
+    x, w = torch.randn(3, 2, 4, 8, 8), torch.randn(3, 6, 4, 3, 3)
+
+    def together(x, w):
+        with WithBatchingRules():
+            return F.max_pool2d(F.conv2d(x, w), 2)
+
+    out = torch.func.vmap(together, out_dims=1)(x, w)
+    assert out.flatten(1, 2).is_contiguous(memory_format=torch.channels_last)
