@@ -12,7 +12,16 @@ from protofed.errors import CheckpointError
 from protofed.untrusted.decoding import Number, decoded
 from protofed.untrusted.reading import parse_json
 
-HUGE = ["1e309", "-1E+400", "2" * 400 + ".5", "[1e-5, " + "9" * 310 + ".0]", "1.7E999", "1e" + "0" * 9 + "999"]
+HUGE = [
+    "1e309",
+    "-1E+400",
+    "2" * 400 + ".5",
+    "[1e-5, " + "9" * 310 + ".0]",
+    "1.7E999",
+    "2" * 290 + "e99",
+    "2" * 210 + "e+99",
+    "1e" + "0" * 9 + "999",
+]
 
 
 @pytest.mark.parametrize("text", HUGE)
@@ -27,7 +36,12 @@ def test_all_other_numbers_are_read_as_they_are(values):
 
 
 def test_long_fractions_and_tiny_numbers_are_no_large_ones():
-    assert parse_json(f"[0.{'3' * 500}, 1e-999, 1e300]") == [1 / 3, 0.0, 1e300]
+    assert parse_json(f"[0.{'3' * 500}, 1e-999, 1e300, {'1' * 209}e99]") == [
+        1 / 3,
+        0.0,
+        1e300,
+        float("1" * 209 + "e99"),
+    ]
 
 
 @pytest.mark.parametrize(

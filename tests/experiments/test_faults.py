@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from protofed.experiments.assemble import assemble
 from protofed.rounds import checkpoint
 from protofed.rounds.checkpoint import Saving, load_checkpoint, save_checkpoint
 from protofed.storage import snapshots
-from protofed.storage.files import remove_partial, write_bytes
+from protofed.storage.files import remove_partial, write_bytes, write_text
 from protofed.visits.roster import StoreSnapshot
 from support import experiment, few, ordinary, write_vectors
 
@@ -108,7 +109,10 @@ class Full:
         opened = Path.open
 
         def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
-            return opened(Path("/dev/full") if mode == "wb" and word in str(path) else path, mode, **options)
+            if mode not in ("wb", "xb") or word not in str(path):
+                return opened(path, mode, **options)
+            opened(path, mode).close()
+            return opened(Path("/dev/full"), "wb")
 
         monkeypatch.setattr(Path, "write_bytes", limited)
         monkeypatch.setattr(Path, "open", open_full)
@@ -253,6 +257,28 @@ def test_a_clock_that_jumps(tmp_path, monkeypatch, undisturbed):
     assert tensors(tmp_path / "run") == undisturbed
     for record in run.rounds:
         assert all(0 <= seconds < 600 for seconds in record.seconds.values())
+
+
+def test_no_link_of_a_folder_chooses_what_is_written(tmp_path, monkeypatch):
+    """Whatever the temporary file is called, it is no link that was there before."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr(secrets, "token_hex", lambda n: "ab")
+    for name in (".report.html.partial", ".report.html.ab.partial"):
+        (tmp_path / name).symlink_to(victim)
+    with pytest.raises(OutputError, match="File exists"):
+        write_text(tmp_path / "report.html", "new")
+    monkeypatch.undo()
+    write_text(tmp_path / "report.html", "new")
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "report.html").is_symlink()
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def test_half_written_files_of_a_killed_run_go(tmp_path):

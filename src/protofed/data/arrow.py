@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.data.checks import as_labels, check_names, check_sample
+from protofed.data.checks import as_labels, check_columns, check_names, check_sample
 from protofed.data.columns import Columns
 from protofed.data.images import decode
 from protofed.data.pool import Listing
@@ -60,8 +60,7 @@ def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     Args:
         schema: ``pyarrow.Schema``.
     """
-    if len(set(schema.names)) < len(schema.names):
-        raise DataError(f"{where}: several columns have the same name among {_list(schema.names)}")
+    check_columns(schema.names, where)
     hub = _hub_features(schema, where)
     label = _label_column(schema.names, columns, hub, where) if columns.labelled else ""
     dropped = () if columns.anywhere else columns.drop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,13 @@ def open_file(path: Path) -> BinaryIO:
         return open_ordinary(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def check_columns(names: Sequence[str], where: str) -> None:
+    """Refuse a table with two columns of one name."""
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"{where}: several columns have the same name, {claims.clean(twice, 80)!r}")
 
 
 def as_labels(values: np.ndarray, where: str, budget: Budget) -> np.ndarray:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from protofed.data.arrow import from_arrow
-from protofed.data.checks import open_file
+from protofed.data.checks import check_columns, open_file
 from protofed.data.columns import Columns
 from protofed.data.excel import texts_of
 from protofed.data.pool import Listing
@@ -75,7 +75,9 @@ def read_texts(path: Path, columns: Columns, budget: Budget) -> Any:
         table = texts_of(path, missing, budget)
     else:
         table = _texts(path, missing, budget, columns.encoding)
-    return table.rename_columns(columns.called(table.column_names))
+    names = columns.called(table.column_names)
+    check_columns(names, str(path))
+    return table.rename_columns(names)
 
 
 def in_utf8(path: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.data.checks import open_file
+from protofed.data.npz import open_zip
 from protofed.errors import ConfigError, DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
@@ -38,7 +39,7 @@ def texts_of(path: Path, missing: Collection[str], budget: Budget) -> Any:
         raise ConfigError(f"{path}: Excel files need openpyxl: pip install 'protofed[excel]'") from None
     with open_file(path) as file:
         try:
-            size = sum(entry.file_size for entry in zipfile.ZipFile(file).infolist())
+            size = sum(entry.file_size for entry in open_zip(file).infolist())
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
             raise DataError(f"{path}: not a readable Excel file (.xlsx)") from None
         if size > limits.CSV_BYTES:

@@ -93,7 +93,7 @@ def _as_images(x: np.ndarray) -> Tensor:
 
 
 def _read(path: Path, budget: Budget) -> dict[str, np.ndarray]:
-    with open_file(path) as file, zipfile.ZipFile(_InPortions(file)) as archive:
+    with open_file(path) as file, open_zip(file) as archive:
         members = archive.infolist()
         names = [member.filename.removesuffix(".npy") for member in members]
         if len(names) > limits.MEMBERS:
@@ -106,6 +106,11 @@ def _read(path: Path, budget: Budget) -> dict[str, np.ndarray]:
                 raise DataError(f"{path}: no array {name!r}; it holds {', '.join(sorted(names)) or 'nothing'}")
         wanted = [(name, member) for name, member in zip(names, members, strict=True) if name in ARRAYS]
         return {name: _array(archive, member, f"{path}: {name}", budget) for name, member in wanted}
+
+
+def open_zip(file: BinaryIO) -> zipfile.ZipFile:
+    """Open an archive; ``zipfile.BadZipFile`` if it is none, or its directory is long."""
+    return zipfile.ZipFile(_InPortions(file))
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str, budget: Budget) -> np.ndarray:

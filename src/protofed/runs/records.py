@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from protofed.errors import CheckpointError, DivergedError, PayloadError
 from protofed.runs.findings import Findings, WrittenFindings
 from protofed.runs.spent import Spent
-from protofed.untrusted.decoding import Count, Number, Ordinal, decoded
+from protofed.untrusted.decoding import LARGEST, Count, Number, Ordinal, decoded
 
 if TYPE_CHECKING:
     from protofed.visits.contract import Missing, Trained
@@ -222,19 +222,21 @@ class RoundRecord:
 
     def set_losses(self, trained: Sequence[Trained]) -> None:
         """Average the clients' losses, weighted by their numbers of samples, and note those that are not finite."""
-        found = {t.client: [name for name, loss in t.losses.items() if not math.isfinite(loss)] for t in trained}
+        found = {t.client: [name for name, loss in t.losses.items() if not abs(loss) < LARGEST] for t in trained}
         self.not_finite = {client: names for client, names in found.items() if names}
         terms = {name for result in trained for name in result.losses}
         for name in sorted(terms):
             with_term = [t for t in trained if name in t.losses]
             samples = sum(t.samples for t in with_term)
-            self.losses[name] = sum(t.losses[name] * t.samples for t in with_term) / max(samples, 1)
+            whole = not any(name in names for names in self.not_finite.values())
+            total = sum(t.losses[name] * t.samples for t in with_term) if whole else math.nan
+            self.losses[name] = total / max(samples, 1)
         if self.losses:
             self.losses["total"] = sum(value for value in self.losses.values() if value is not None)
         self.losses = _finite(self.losses)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain values for JSON, numbers that JSON does not know replaced by None."""
+        """Return the record as plain values for JSON, numbers that files cannot have replaced by None."""
         record: dict[str, Any] = {"round": self.round, "participants": self.participants}
         record |= {n: accuracy.to_dict() for n in SCORED if (accuracy := getattr(self, n))}
         if findings := self.robust.to_dict():
@@ -300,11 +302,11 @@ def _spread(clients: Sequence[float | None]) -> tuple[float, float]:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that JSON does not know by None."""
+    """Replace numbers that files cannot have by None."""
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(v) for v in value]
-    if isinstance(value, float) and not -float("inf") < value < float("inf"):
+    if isinstance(value, float) and not abs(value) < LARGEST:
         return None
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -48,11 +49,13 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         OutputError: An existing file is left unchanged.
     """
-    partial = path.with_name(f".{path.name}{PARTIAL}")
+    # A folder of others may hold a link by any name that can be foreseen.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            partial.write_bytes(data)
+            with partial.open("xb") as file:
+                file.write(data)
             os.replace(partial, path)
         except BaseException:
             with suppress(OSError):

@@ -59,7 +59,7 @@ def twin(name: str) -> str:
 def class_name(value: object) -> str:
     """Return the name of a class: printable text of bounded length."""
     name = _text(value, "a class name", limits.CLASS_NAME)
-    if not name or any(unicodedata.category(c)[0] == "C" for c in name):
+    if not name or not name.isprintable():
         raise ValueError(f"class name {clean(name, 80)!r}: expected printable text")
     return name
 

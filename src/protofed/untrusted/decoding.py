@@ -40,7 +40,8 @@ T = TypeVar("T")
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Large = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Ordinal = Annotated[int, Meta(ge=1, lt=2**53)]
-Number = Annotated[float, Meta(gt=-1e300, lt=1e300)]
+LARGEST = 1e300
+Number = Annotated[float, Meta(gt=-LARGEST, lt=LARGEST)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Round = Annotated[int, Meta(ge=0, le=limits.ROUNDS)]
 SampleCount = Annotated[int, Meta(ge=0, le=limits.CLAIMED_SAMPLES)]
@@ -85,7 +86,7 @@ def _class_names(values: object) -> tuple[str, ...]:
 
 
 def _shape(values: object) -> tuple[int, ...]:
-    kind: Any = Annotated[tuple[Side, ...], Meta(max_length=limits.INPUT_DIMENSIONS)]
+    kind: Any = Annotated[tuple[Side, ...], Meta(min_length=1, max_length=limits.INPUT_DIMENSIONS)]
     sides: tuple[int, ...] = decoded(values, kind, error=ValueError)
     if (size := math.prod(sides)) > limits.INPUT_NUMBERS:
         raise ValueError(f"{size} numbers per sample, at most {limits.INPUT_NUMBERS} are allowed")

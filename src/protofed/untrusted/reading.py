@@ -132,7 +132,7 @@ def _not_json(name: str) -> NoReturn:
 
 def _may_overflow(text: bytes) -> bool:
     """Return whether a text may hold a number beyond the largest float: by its exponent or its digits."""
-    step = 150  # a longer row of digits covers a whole step somewhere
+    step = 100  # a row of digits twice as long covers a whole step somewhere, and a shorter one ends with e99
     return bool(_LARGE.search(text)) or any(text[i : i + step].isdigit() for i in range(0, len(text), step))
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 
 from flwr.app import Error, Message
 
+import protofed
 from network import (
     FakeGrid,
     apart,
@@ -122,6 +123,11 @@ DESCRIPTIONS = {
     "70,000 classes": (says(classes=[str(i) for i in range(70_000)]), "at most 65536 entries, not a list of 70000"),
     "a class name of a megabyte": (says(classes=["0", "1", "2", "x" * 10**6]), "at most 128"),
     "a class with a new line": (says(classes=["0", "1", "2", "3\n"]), "expected printable text"),
+    "a class with a hard space": (
+        says(classes=["0", "1", "2", "3\u00a0"]),
+        "expected printable text",
+    ),
+    "a class with the end of a line": (says(classes=["0", "1", "2", "\u20283"]), "expected printable text"),
     "classes of other names": (says(classes=["0", "1", "2", "x"]), "class 3 is 'x', for most others '3'"),
     "classes that are named": (says(named=True), "names its classes, but the federation numbers them"),
     "more classes than there are": (says(**SIX), "has 6 classes, at most 4"),
@@ -133,6 +139,7 @@ DESCRIPTIONS = {
     # Samples.
     "another shape": (says(input_shape=[7]), r"samples are \(7,\), but those of most clients are \(6,\)"),
     "five dimensions": (says(input_shape=[1] * 5), "at most 4 entries, not a list of 5"),
+    "no sides": (says(input_shape=[]), "input_shape: must have at least 1 entry, not a list of 0"),
     "a side of 10^9": (says(input_shape=[10**9]), r"input_shape\[0\]: must be from 1"),
     "a sample of 2^48 numbers": (says(input_shape=[2**16] * 3), "numbers per sample, at most"),
     "a side of none": (says(input_shape=[0]), r"input_shape\[0\]: must be from 1"),
@@ -145,6 +152,7 @@ DESCRIPTIONS = {
     "a model that is a list": (says(settings={"model": ["mlp"]}), "expected the name of an architecture"),
     "a d of 10^9": (says(settings={"d": 10**9}), "d: must be from 1 to 65536"),
     "another d": (says(settings={"d": 9}), "has d=9, most clients have d=5, but the method exchanges features"),
+    "a model with a d of its own": (says(settings={"model": "identity"}), "has d=6, most clients have d=5, but"),
     "epochs without end": (says(settings={"epochs": 10**9}), "epochs: must be from 1 to 1000"),
     "a batch of nothing": (says(settings={"batch_size": 0}), "batch_size: must be from 1"),
     "a learning rate of NaN": (says(settings={"lr": float("nan")}), "NaN is not a JSON number"),
@@ -289,6 +297,25 @@ def test_a_hostile_answer_becomes_a_reason(attack, root, tmp_path):
         assert missing.client == "cid"
         assert missing.reason.isprintable()
         assert len(missing.reason) <= limits.REASON
+
+
+@pytest.mark.parametrize("loss", [1e305, -1e300, float("nan")])
+def test_a_loss_that_no_file_can_have_is_known_as_such(loss, root, tmp_path):
+    """The mean is unknown, its client named, and the run can be read and go on."""
+
+    def tamper(node, message, reply):
+        values = dict(reply.content[RECORD])
+        if node == HOSTILE and "losses" in values:
+            values["losses"] = json.dumps({**json.loads(values["losses"]), "cross_entropy": loss})
+        return reply_with(message, values)
+
+    grid = FakeGrid(nodes_of(root, tmp_path / "state"), tamper)
+    run = over(grid, wanted("fedproto", root, rounds=2), tmp_path / "run")
+    read = protofed.load_run(run.directory)
+    for record in read.rounds:
+        assert record.losses["cross_entropy"] is None
+        assert record.not_finite == {"zoe": ["cross_entropy"]}
+        assert not record.missing
 
 
 @few("kind", [RecursionError, MemoryError, ValueError, KeyError, UnicodeError], 1)

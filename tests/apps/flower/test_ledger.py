@@ -120,6 +120,24 @@ def test_missing_last_lines_are_found_with_the_servers_record_only(tmp_path):
     assert len(list(compare(known, receipts.path))) == 1
 
 
+@pytest.mark.parametrize("said", ["", "x", "\x1b[2J", 5, None])
+def test_whatever_a_node_says_of_its_ledger_the_servers_record_can_be_read(said, tmp_path):
+    receipts = ledger.Receipts(tmp_path)
+    receipts.add(1, "ann", VALUES)
+    receipts.add(2, "eve", {**VALUES, "ledger": said})
+    assert [r.client for r in ledger.read_receipts(receipts.path)] == ["ann", "eve"]
+
+
+def test_a_receipt_cut_short_goes_with_the_next_one(tmp_path):
+    receipts = ledger.Receipts(tmp_path)
+    for name in ("ann", "bob"):
+        receipts.add(1, name, VALUES)
+    receipts.path.write_bytes(receipts.path.read_bytes()[:-30])
+    assert [r.client for r in ledger.read_receipts(receipts.path)] == ["ann"]
+    receipts.add(1, "cid", VALUES)
+    assert [r.client for r in ledger.read_receipts(receipts.path)] == ["ann", "cid"]
+
+
 def _write(path: Path) -> None:
     for _ in range(20):
         NodeLedger(path).record(REQUEST, VALUES)

@@ -130,6 +130,12 @@ def test_the_sites_of_one_table_are_in_a_column(tmp_path):
         inspected(tmp_path, site="clinic")
 
 
+def test_two_columns_of_one_name_are_told_in_a_line(tmp_path):
+    (tmp_path / "a.csv").write_text("a,a,label\n1,2,x\n3,4,y\n")
+    with pytest.raises(DataError, match=r"a\.csv: several columns have the same name, 'a'$"):
+        inspected(tmp_path)
+
+
 def test_everything_is_told_at_once(tmp_path, monkeypatch):
     FOLDERS["hospitals"](tmp_path / "sites")
     (tmp_path / "sites" / "README.txt").write_text("ask Anna")

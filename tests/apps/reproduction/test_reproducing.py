@@ -226,6 +226,29 @@ def test_results_are_read_as_they_were_written(tmp_path):
     assert (tmp_path / "r.csv").read_bytes() == (tmp_path / "s.csv").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"scale": "../../owned"}, "unknown scale '../../owned'"),
+        ({"values": {"final": 7.0}}, "final 7: accuracies are fractions"),
+        ({"values": {"best": -0.1}}, "best -0.1: accuracies are fractions"),
+        ({"others": {"head": {"client_mean": 1.5}}}, "client_mean 1.5: accuracies are fractions"),
+        ({"values": {"up": 1e306}}, "up 1e+306: accuracies are fractions, other numbers at most 1e+15"),
+        ({"values": {"up": float("nan")}}, "up nan"),
+    ],
+)
+def test_results_that_no_run_has_are_refused(change, expected, tmp_path):
+    write_results(tmp_path / "r.csv", [replace(Result("k", "full", "r", "m", 0), **change)])
+    with pytest.raises(CheckpointError, match=re.escape(f"r.csv: cannot be read ({expected}")):
+        read_results(tmp_path / "r.csv")
+
+
+def test_a_run_has_one_result(tmp_path):
+    write_results(tmp_path / "r.csv", [Result("k", "full", "r", "m", 0), Result("k", "full", "r", "m", 1)])
+    with pytest.raises(CheckpointError, match="has the run k more than once"):
+        read_results(tmp_path / "r.csv")
+
+
 def test_a_line_by_another_rule_belongs_to_a_run(tmp_path):
     write_results(tmp_path / "r.csv", [Result("k", "full", "r", "m", 0, others={"local": {"final": 0.5}})])
     first, main, other = (tmp_path / "r.csv").read_text().splitlines()

@@ -21,6 +21,7 @@ from protofed.config.architectures import (
     fitted,
     is_code,
     one_architecture,
+    own_width,
     recipe_names,
     traits_of,
     why_one,
@@ -246,9 +247,14 @@ def _models(
     unfit: dict[str, str] = {}
     if traits.same_feature_dim or same:
         why = why_one(experiment).partition(" and ")[0] if same else "exchanges features"
-        unfit |= _differing(
-            descriptions, lambda d: d.settings.get("d", experiment.model.d), experiment.model.d, why
-        )
+        usual_name = assigned[0].name if assigned else ""
+        parts = experiment.encoder.beside or experiment.encoder.members
+
+        def width(d: Description) -> int:
+            name = "" if parts else str(d.settings.get("model", usual_name))
+            return int(d.settings.get("d", own_width(experiment, name, d.input_shape)))
+
+        unfit |= _differing(descriptions, width, experiment.model.d, why)
     if same and not experiment.model.shared:
         private = [d.name for d in descriptions if d.settings.get("model") == claims.PRIVATE]
         why = why_one(experiment)

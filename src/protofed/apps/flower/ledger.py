@@ -204,7 +204,7 @@ class Receipt:
     client: Line
     bytes: Count
     sha256: Hash
-    ledger: Hash | str
+    ledger: Line
 
 
 class Receipts:
@@ -219,8 +219,11 @@ class Receipts:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         said = claims.clean(head, 64) if isinstance(head, str) else ""
         receipt = Receipt(now, str(node), claims.clean(client, 64), len(packed), sha256(packed).hexdigest(), said)
-        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(receipt), ensure_ascii=False) + "\n")
+        with writing(self.path), self.path.open("ab+") as file:
+            last, torn = _last(file)
+            if torn:  # by a crash or a full disk
+                file.truncate(file.tell() - len(last))
+            file.write(json.dumps(asdict(receipt), ensure_ascii=False).encode() + b"\n")
 
 
 def read_receipts(path: Path) -> Iterator[Receipt]:

@@ -15,7 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from protofed.errors import CheckpointError
+from protofed.apps.reproduction.cells import SCALES
+from protofed.errors import CheckpointError, unknown_name
 from protofed.runs.run import Run
 from protofed.runs.trouble import diverged
 from protofed.storage.files import write_text
@@ -27,6 +28,7 @@ FOLDER = Path(str(resources.files("protofed.apps.reproduction") / "results"))
 """Results that come with the library."""
 BY_RULE = ("final", "best", "client_mean", "best_client_mean", "client_std", "converged", "moved")
 """Numbers that depend on how test samples are classified; accuracies in fractions."""
+ACCURACIES = BY_RULE[:5]
 VALUES = (
     *BY_RULE,
     "up",
@@ -39,6 +41,8 @@ VALUES = (
     "alignment_most",
 )
 """Numbers of a result; those by rule are by its main rule."""
+MOST = 1e15
+"""Largest number that a result can have: of parameters, over all rounds."""
 FACTS = ("key", "scale", "recipe", "method", "seed", "rounds", "images", "split", "rule", "state", "made")
 
 
@@ -206,9 +210,14 @@ def _results(rows: Iterable[dict[str, Any]]) -> list[Result]:
     for row in rows:
         facts: dict[str, Any] = {name: claims.clean(row[name], 400) for name in FACTS}
         values = {name: float(row[name]) for name in VALUES if row.get(name)}
-        if not all(map(math.isfinite, values.values())):
-            raise ValueError("has numbers that are not finite")
+        for name, value in values.items():
+            if not (0 <= value <= 1 if name in ACCURACIES else abs(value) <= MOST):
+                raise ValueError(f"{name} {value:.4g}: accuracies are fractions, other numbers at most {MOST:g}")
         if facts["scale"]:
+            if facts["scale"] not in SCALES:
+                raise ValueError(unknown_name("scale", facts["scale"], SCALES))
+            if facts["key"] in first:
+                raise ValueError(f"has the run {facts['key']} more than once")
             for name in ("seed", "rounds", "images"):
                 facts[name] = int(facts[name])
             first[facts["key"]] = {**facts, "values": values}
