@@ -16,7 +16,7 @@ from protofed.apps.ui.demo.engine import (
     whole_digits,
 )
 from protofed.apps.ui.demo.setup import MAX_CLIENTS, VARIANTS, Chosen, Setup, usual
-from protofed.apps.ui.demo.words import DOES, KNOBS, TITLES, listed, look_for, why_low
+from protofed.apps.ui.demo.words import KNOBS, METHODS, listed, look_for, why_low
 from protofed.errors import ConfigError
 from protofed.experiments.encoding import encode
 from support import few, visited
@@ -167,8 +167,7 @@ def test_every_method(name, d):
         pair.sides["left"].change({knob: max(1, KNOBS[knob].low)})
     pair.step()
     assert all(look_for(name, "local"))
-    assert name in TITLES
-    assert name in DOES
+    assert name in METHODS
 
 
 def test_words_fit_the_clients_and_menus_their_names():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -24,41 +23,6 @@ from protofed.samples import FederatedData
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Disclosure, SampleCount, decoded
 from protofed.visits.rare import LEAST_SAMPLES
-
-
-class Source(Protocol):
-    """The clients of one node; equal sources have equal hashes."""
-
-    def __hash__(self) -> int: ...
-
-    def describe(self, experiment: Experiment) -> list[Description]:
-        """Return descriptions of the clients."""
-        ...
-
-    def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
-        """Return the samples of one client as a federation.
-
-        Args:
-            summary: Agreed classes in the order of the labels, form of the samples.
-        """
-        ...
-
-    @property
-    def company(self) -> Source:
-        """The source with all clients that may visit this node's process, however many nodes it serves."""
-        ...
-
-    def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
-        """Return the samples of all clients."""
-        ...
-
-    def counts(self, experiment: Experiment, name: str) -> str:
-        """Return a client's disclosure of its numbers of samples: one of ``claims.COUNTS``."""
-        ...
-
-    def recorded(self, experiment: Experiment) -> Experiment:
-        """Return the experiment as a node's own run directory records it, which says where the data are."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -195,6 +159,10 @@ class SimulatedShare:
     def recorded(self, experiment: Experiment) -> Experiment:
         """Return the experiment."""
         return experiment
+
+
+Source = Folder | SimulatedShare
+"""The clients of one node; equal sources have equal hashes."""
 
 
 def source_of(node: Mapping[str, bool | float | int | str]) -> Source:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Protocol
 
 from protofed.apps.flower.messages import Job, VisitOutcome
 from protofed.apps.flower.state import ClientFolder, Generation, digest
@@ -12,30 +11,6 @@ from protofed.storage.snapshots import pack, unpack
 from protofed.untrusted import claims
 from protofed.visits.contract import Trained
 from protofed.visits.roster import Roster
-
-
-class ClientStorage(Protocol):
-    """The storage from which a visit loads a client and to which it returns it."""
-
-    def answered(self) -> tuple[Trained, VisitOutcome] | None:
-        """Return the existing answer to a repeated request to train, or None to train now."""
-        ...
-
-    def enter(self, *, training: bool) -> None:
-        """Load the client into the roster as it was before the visit."""
-        ...
-
-    def trained(self, result: Trained) -> VisitOutcome:
-        """Store the client as the roster has it after training."""
-        ...
-
-    def delivered(self) -> VisitOutcome:
-        """Store the client as the roster has it after it received the outcome of a round."""
-        ...
-
-    def unchanged(self) -> VisitOutcome:
-        """Return the outcome of a visit that changed nothing."""
-        ...
 
 
 class Carried:
@@ -148,6 +123,10 @@ class Kept:
         self.folder.commit(new, self.start, self.job.order, {self.job.after, self.job.saved})
         self.start = new
         return VisitOutcome(new.name, self.anew)
+
+
+ClientStorage = Carried | Kept
+"""The storage from which a visit loads a client and to which it returns it."""
 
 
 def _line(error: Exception) -> str:

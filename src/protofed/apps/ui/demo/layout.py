@@ -5,13 +5,16 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
 from protofed.apps.ui import shell
-from protofed.apps.ui.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Setup, Side
-from protofed.apps.ui.demo.words import DOES, KNOBS, TITLES, listed, look_for, title
+from protofed.apps.ui.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Side
+from protofed.apps.ui.demo.words import KNOBS, METHODS, listed, look_for, title
+
+if TYPE_CHECKING:
+    from protofed.apps.ui.demo.page import Demo
 
 SKEWS = {"paired": "by halves, 3 : 1", "apart": "by halves, each its own digits", "dirichlet": "by Dir(α)"}
 MODELS = {"same": "784→64→16→d for all", "mixed": "four different ones"}
@@ -19,40 +22,10 @@ _STROKE = '<svg class="stroke" aria-hidden="true"><line x1="0" y1="5" x2="26" y2
 DIMENSIONS = (2, 3, 4, 8, 16, 32)
 
 
-class Demonstration(Protocol):
-    """A demonstration as its controls see it."""
-
-    setup: Setup
-
-    def begin(self, **changes: Any) -> None:
-        """Begin anew, with a changed setup."""
-
-    def toggle(self) -> None:
-        """Run or pause."""
-
-    def step(self) -> None:
-        """Run one round."""
-
-    def reset(self) -> None:
-        """Return to the initial weights."""
-
-    def choose(self, side: Side, method: str) -> None:
-        """Put another method on a side."""
-
-    def change(self, side: Side, name: str, value: float) -> None:
-        """Change an option while the method runs."""
-
-    def send(self, command: str, *arguments: Any) -> None:
-        """Send a command to the process that learns."""
-
-    def script(self, function: str, argument: Any) -> None:
-        """Call a function of ``static/demo.js``."""
-
-
 class DemoLayout:
     """The parts of one page."""
 
-    def __init__(self, demo: Demonstration) -> None:
+    def __init__(self, demo: Demo) -> None:
         self.demo = demo
         self.charts: dict[str, int] = {}
         self._controls: list[Any] = []
@@ -105,7 +78,7 @@ class DemoLayout:
                 chosen = self.demo.setup.chosen(side).method
                 self._method[side] = (
                     ui.select(
-                        listed(dict.fromkeys(TITLES)),
+                        listed(dict.fromkeys(METHODS)),
                         label=f"Method on the {side}",
                         value=chosen,
                         on_change=lambda e, side=side: self.demo.choose(side, e.value),
@@ -290,7 +263,7 @@ class DemoLayout:
     def words(self) -> None:
         """Describe what runs on either side, and what to look for."""
         methods = {side: self.demo.setup.chosen(side).method for side in SIDES}
-        does = {side: DOES.get(method, f"runs {title(method)}") for side, method in methods.items()}
+        does = {side: METHODS.get(method, ("", f"runs {method}"))[1] for side, method in methods.items()}
         self._lead.set_text(
             "Two federations with the same clients, data and initial weights. "
             f"The left one {does['left']}; the right one {does['right']}."
