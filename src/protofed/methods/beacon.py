@@ -27,7 +27,6 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.methods.given import Batch, Local, Task, Tensors
-from protofed.methods.parts.expert import EXPERT
 from protofed.methods.parts.prior import cross_entropy, log_prior, over
 from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights, with_samples
 from protofed.methods.traits import ALL_CLASSES, GLOBAL_MODEL, HEAD
@@ -36,22 +35,13 @@ from protofed.options import Options, option
 from protofed.prototypes.fusion import learned
 from protofed.prototypes.inference import pull
 from protofed.prototypes.table import Prototypes
-from protofed.runs.rules import Rule
+from protofed.runs.rules import BEACON, EXPERT
 from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 log = logging.getLogger("protofed")
-
-BEACON = Rule(
-    "beacon",
-    "Beacon with prior",
-    "the shared tiny network, weighed with the frequencies of the client's classes",
-    "",
-    "grey",
-    80,
-)
 
 
 @dataclass(frozen=True)

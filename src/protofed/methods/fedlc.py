@@ -21,19 +21,10 @@ from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.prior import log_prior, over
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import option
-from protofed.runs.rules import Rule
+from protofed.runs.rules import GLOBAL_PRIOR
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
-
-GLOBAL_PRIOR = Rule(
-    "global_prior",
-    "Global model with prior",
-    "the server's model, weighed with the frequencies of the client's classes",
-    "prior",
-    "grey",
-    20,
-)
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,12 @@ from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Round, Task, Tensors, Traits, Upload
 from protofed.methods.parts import centring, expert
-from protofed.methods.parts.expert import EXPERT
 from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
 from protofed.methods.parts.prior import over
 from protofed.options import Options, option
 from protofed.prototypes.inference import closeness, most_likely
 from protofed.prototypes.table import Prototypes
-from protofed.runs.rules import Rule
+from protofed.runs.rules import EXPERT, NEAREST
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
@@ -99,7 +98,6 @@ def oracle(covariance: Tensor, n: float) -> float:
     return min(1.0, (mean_square + square) / apart) if apart > 0 else 1.0
 
 
-NEAREST = Rule("nearest", "nearest", "the class whose mean, over the samples of all clients, is nearest")
 SHARES = {0.3: "a third of", 0.1: "a tenth of", 0.03: "a thirtieth of", 0.01: "a hundredth of"}
 """Words for some values of ``κ``."""
 

@@ -22,19 +22,11 @@ from protofed.methods.parts import pseudo
 from protofed.methods.parts.prior import Shifting, SoftmaxOptions, cross_entropy, head_scores, own_classes
 from protofed.options import option
 from protofed.prototypes.etf import simplex_etf
-from protofed.runs.rules import Rule
+from protofed.runs.rules import ETF
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
-
-ETF = Rule(
-    "etf",
-    "ETF",
-    "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
-    colour="purple",
-    place=60,
-)
 
 
 @dataclass(frozen=True)

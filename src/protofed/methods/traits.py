@@ -1,6 +1,7 @@
 """A method's declaration: its traits, among them the rules by which it classifies.
 
-The rules here are those of several methods; any other stands in its method's file.
+The rules here are those of several methods; any other stands in its method's file, or with
+them in :mod:`~protofed.runs.rules`.
 """
 
 from __future__ import annotations

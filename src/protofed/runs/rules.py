@@ -89,43 +89,56 @@ ALL_CLASSES = Rule(
     "black",
     90,
 )
-_OLDER = (
-    Rule(
-        "global_prior",
-        "Global model with prior",
-        "the server's model, weighed with the frequencies of the client's classes",
-        "prior",
-        "grey",
-        20,
-    ),
-    Rule(
-        "etf",
-        "ETF",
-        "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
-        "",
-        "purple",
-        60,
-    ),
-    Rule(
-        "expert",
-        "Expert",
-        "the client's own model, among the classes it trains on, weighed with their frequencies",
-        "",
-        "purple",
-        70,
-    ),
-    Rule(
-        "beacon",
-        "Beacon with prior",
-        "the shared tiny network, weighed with the frequencies of the client's classes",
-        "",
-        "grey",
-        80,
-    ),
-    Rule("nearest", "nearest", "the class whose mean, over the samples of all clients, is nearest"),
+GLOBAL_PRIOR = Rule(
+    "global_prior",
+    "Global model with prior",
+    "the server's model, weighed with the frequencies of the client's classes",
+    "prior",
+    "grey",
+    20,
 )
-"""Rules of single methods in runs of version 0.2 and before, which do not describe them."""
-KNOWN_RULES = {rule.name: rule for rule in (HEAD, GLOBAL_MODEL, LOCAL, GLOBAL, GLOBAL_OWN, ALL_CLASSES, *_OLDER)}
+ETF = Rule(
+    "etf",
+    "ETF",
+    "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
+    "",
+    "purple",
+    60,
+)
+EXPERT = Rule(
+    "expert",
+    "Expert",
+    "the client's own model, among the classes it trains on, weighed with their frequencies",
+    "",
+    "purple",
+    70,
+)
+BEACON = Rule(
+    "beacon",
+    "Beacon with prior",
+    "the shared tiny network, weighed with the frequencies of the client's classes",
+    "",
+    "grey",
+    80,
+)
+NEAREST = Rule("nearest", "nearest", "the class whose mean, over the samples of all clients, is nearest")
+KNOWN_RULES = {
+    rule.name: rule
+    for rule in (
+        HEAD,
+        GLOBAL_MODEL,
+        LOCAL,
+        GLOBAL,
+        GLOBAL_OWN,
+        ALL_CLASSES,
+        GLOBAL_PRIOR,
+        ETF,
+        EXPERT,
+        BEACON,
+        NEAREST,
+    )
+}
+"""Rules in runs of version 0.2 and before, which do not describe them."""
 
 
 def known(name: str) -> Rule:

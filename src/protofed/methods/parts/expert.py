@@ -16,7 +16,6 @@ from torch import Tensor
 from protofed.methods.contract import Batch, Phase, Tensors, Terms, Update
 from protofed.methods.parts.prior import cross_entropy, over
 from protofed.prototypes.fusion import learned
-from protofed.runs.rules import Rule
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -24,14 +23,6 @@ if TYPE_CHECKING:
 Expert = Literal["none", "plain", "balanced", "auto"]
 LEAST = 300
 """Training samples from which ``auto`` trains a network: see docs/methods.md."""
-EXPERT = Rule(
-    "expert",
-    "Expert",
-    "the client's own model, among the classes it trains on, weighed with their frequencies",
-    "",
-    "purple",
-    70,
-)
 CAUTION = 1.0
 """Weight of the penalty on ``(a - ½)² + (b - ½)²``, as beacon has it."""
 
