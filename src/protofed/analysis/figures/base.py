@@ -18,6 +18,7 @@ from protofed.text import size
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axes._base import _AxesBase
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 Draw = Callable[..., "Figure"]
@@ -88,6 +89,30 @@ def legend_below(fig: Figure, axes: Sequence[Axes]) -> None:
     columns = math.ceil(len(entries) / rows)
     fig.set_figheight(fig.get_figheight() + 0.2 * (rows - 1))
     fig.legend(entries.values(), entries, loc="outside lower center", ncols=columns, columnspacing=1.4)
+
+
+def map_axes(ax: Axes, x: str, y: str) -> None:
+    """Label the axes of a map of cells, which have neither grid nor ticks nor frame."""
+    ax.grid(False)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+
+
+def colour_bar(
+    fig: Figure,
+    cells: ScalarMappable,
+    ax: Axes | Sequence[Axes],
+    label: str = "",
+    *,
+    pad: float = 0.02,
+    **look: Any,
+) -> None:
+    """Add a bar that tells what the colours of a map mean."""
+    bar = fig.colorbar(cells, ax=ax, fraction=0.05, pad=pad, **look)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
 
 
 def inner_labels_off(axes: Sequence[Axes], columns: int) -> None:

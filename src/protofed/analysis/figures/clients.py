@@ -9,9 +9,11 @@ from protofed.analysis.figures.base import (
     WIDTH,
     Series,
     canvas,
+    colour_bar,
     counting_axis,
     figure,
     legend_below,
+    map_axes,
     name_ticks,
     percent_axis,
     series,
@@ -88,14 +90,8 @@ def draw_split(
         right.tick_params(length=0, labelcolor="#5B6570", labelsize=7.5)
         right.spines[:].set_visible(False)
     ax.invert_yaxis()
-    ax.grid(False)
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    ax.set_xlabel("Class")
-    ax.set_ylabel("Client")
-    bar = fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02, aspect=30, shrink=min(1.0, 16 / M))
-    bar.set_label(unit.capitalize())
-    bar.outline.set_visible(False)
+    map_axes(ax, "Class", "Client")
+    colour_bar(fig, mesh, ax, unit.capitalize(), aspect=30, shrink=min(1.0, 16 / M))
     return fig
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protofed.analysis.figures.base import figure, name_ticks, panels, titled, write_title
+from protofed.analysis.figures.base import figure, map_axes, name_ticks, panels, titled, write_title
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import INK
 from protofed.errors import DataError
@@ -61,8 +61,4 @@ def _draw(ax: Axes, metrics: SampleMetrics, class_names: list[str]) -> None:
     name_ticks(ax, "x", class_names, 30, 0.5)
     name_ticks(ax, "y", class_names, 30, 0.5)
     ax.invert_yaxis()
-    ax.grid(False)
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    ax.set_xlabel("Class given")
-    ax.set_ylabel("Class")
+    map_axes(ax, "Class given", "Class")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protofed.analysis.figures.base import figure, panels, titled, write_title
 from protofed.analysis.figures.classes import GLOBAL, LOCAL, SAMPLE, class_legend, class_styles, dots
-from protofed.analysis.figures.geometry import final_prototypes, global_prototypes
+from protofed.analysis.figures.geometry import final_prototypes
 from protofed.errors import ConfigError, DataError
 from protofed.runs.run import Run
 
@@ -56,7 +56,7 @@ def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool
         own = final_prototypes(run, f"local.{name}")
         if own is not None:
             parts.append((*own.to_send(), 1))
-    together = used(run, global_prototypes(run))
+    together = used(run, final_prototypes(run, "global"))
     if together is not None:
         parts.append((*together.to_send(), 2))
     widths = {rows.shape[1] for rows, _, _ in parts if len(rows)}

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.analysis.figures.base import (
     canvas,
+    colour_bar,
     counting_axis,
     figure,
     legend_below,
+    map_axes,
     name_ticks,
     panels,
     write_title,
@@ -23,11 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from protofed.prototypes.table import Prototypes
-
-
-def global_prototypes(run: Run) -> Prototypes | None:
-    """Return the global prototypes a run ended with; only finite ones count as present."""
-    return final_prototypes(run, "global")
 
 
 def final_prototypes(run: Run, whose: str) -> Prototypes | None:
@@ -75,18 +72,12 @@ def prototype_distances(runs: list[Run], metric: Literal["distance", "cosine"] =
         mesh = ax.pcolormesh(matrix.numpy(), rasterized=matrix.numel() > 4000, **limits)
         ax.set_facecolor(FAINT)
         ax.invert_yaxis()
-        ax.grid(False)
-        ax.tick_params(length=0)
-        ax.spines[:].set_visible(False)
         for axis in ("x", "y"):
             name_ticks(ax, axis, runs[0].class_names, 30 if single else 12, 0.5)
-        ax.set_xlabel("Class")
-        ax.set_ylabel("Class")
+        map_axes(ax, "Class", "Class")
         if not single:
             write_title(ax, label)
-        bar = fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02)
-        bar.set_label("Cosine" if metric == "cosine" else "Euclidean distance")
-        bar.outline.set_visible(False)
+        colour_bar(fig, mesh, ax, "Cosine" if metric == "cosine" else "Euclidean distance")
     return fig
 
 
@@ -142,7 +133,7 @@ def margins(runs: list[Run], sort: bool = False) -> Figure:
 def _tables(runs: Sequence[Run]) -> dict[str, list[Prototypes]]:
     """Return label → the global prototypes of its runs."""
     groups = {
-        label: [table for run in settled(group) if (table := global_prototypes(run)) is not None]
+        label: [table for run in settled(group) if (table := final_prototypes(run, "global")) is not None]
         for label, group in by_label(runs).items()
     }
     groups = {label: tables for label, tables in groups.items() if tables}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from protofed.analysis.figures.base import figure, panels, shortened, titled, write_title
-from protofed.analysis.figures.geometry import final_prototypes, global_prototypes
+from protofed.analysis.figures.base import colour_bar, figure, panels, shortened, titled, write_title
+from protofed.analysis.figures.geometry import final_prototypes
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import BLUE, FAINT
 from protofed.errors import ConfigError, DataError
@@ -118,7 +118,7 @@ def _sheet(run: Run, which: str, class_: str | int | None, client: str | int | N
     from protofed.analysis.restore import used
 
     if which == "global":
-        return _Sheet(_rows(run.class_names, used(run, global_prototypes(run))), "Class")
+        return _Sheet(_rows(run.class_names, used(run, final_prototypes(run, "global"))), "Class")
     names = [c.name for c in run.clients]
     if which == "client":
         name = names[place_of(names, client, "client")]
@@ -126,7 +126,7 @@ def _sheet(run: Run, which: str, class_: str | int | None, client: str | int | N
     j = place_of(run.class_names, class_, "class")
     own = _own(run, names)
     rows: Rows = [(name, _row(own.get(name), j)) for name in names]
-    together = _row(used(run, global_prototypes(run)), j)
+    together = _row(used(run, final_prototypes(run, "global")), j)
     last: Rows = [] if together is None else [("global", together)]
     return _Sheet(rows + last, "Client", f"class {run.class_names[j].removeprefix('class ')}", bool(last))
 
@@ -184,9 +184,7 @@ def _draw(fig: Figure, ax: Axes, sheet: _Sheet, binary: bool) -> None:
         right.spines[:].set_visible(False)
         right.set_ylabel("Entries that are not zero")
         return
-    bar = fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.015, aspect=max(16, len(names)), extend=extend)
-    bar.set_label("Value")
-    bar.outline.set_visible(False)
+    colour_bar(fig, mesh, ax, "Value", pad=0.015, aspect=max(16, len(names)), extend=extend)
 
 
 def _matrix(rows: Rows) -> NDArray[Any]:

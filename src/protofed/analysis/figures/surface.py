@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from protofed.analysis.figures.base import figure, name_ticks, panels, write_title
+from protofed.analysis.figures.base import colour_bar, figure, map_axes, name_ticks, panels, write_title
 from protofed.analysis.style import INK
 from protofed.errors import DataError, unknown_name
 from protofed.runs.labels import flat
@@ -51,15 +51,9 @@ def surface(runs: list[Run], x: str = "", y: str = "", rule: str | None = None) 
             ax.text(*place, f"{value:.1f}", ha="center", va="center", fontsize=7.5, color=ink)
         name_ticks(ax, "x", [f"{value}" for value in across], 12, 0.5)
         name_ticks(ax, "y", [f"{value}" for value in up], 12, 0.5)
-        ax.grid(False)
-        ax.tick_params(length=0)
-        ax.spines[:].set_visible(False)
-        ax.set_xlabel(x)
-        ax.set_ylabel(y)
+        map_axes(ax, x, y)
         write_title(ax, method)
-    bar = fig.colorbar(mesh, ax=axes, fraction=0.05, pad=0.02)
-    bar.set_label("Final test accuracy (%)")
-    bar.outline.set_visible(False)
+    colour_bar(fig, mesh, axes, "Final test accuracy (%)")
     return fig
 
 

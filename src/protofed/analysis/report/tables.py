@@ -174,10 +174,10 @@ def communication(runs: Sequence[Run]) -> TextTable:
 
 def geometry(run: Run) -> TextTable | None:
     """Return distances, angles and lengths of the global prototypes; None if there are none."""
-    from protofed.analysis.figures.geometry import global_prototypes
+    from protofed.analysis.figures.geometry import final_prototypes
     from protofed.prototypes.geometry import summary
 
-    table_and_present = global_prototypes(run)
+    table_and_present = final_prototypes(run, "global")
     values = summary(*table_and_present) if table_and_present else {}
     if not values.get("classes"):
         return None

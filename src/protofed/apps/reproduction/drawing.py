@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures import draw_figure, figures
 from protofed.analysis.figures.base import (
+    colour_bar,
     counting_axis,
     legend_below,
     name_ticks,
@@ -155,7 +156,7 @@ def splits(given: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment]
         ax.set_xlabel("Class")
         ax.set_ylabel("Client")
         write_title(ax, ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, value in own.items()))
-        fig.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02).outline.set_visible(False)
+        colour_bar(fig, mesh, ax)
     return fig
 
 
