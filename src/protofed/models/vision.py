@@ -71,81 +71,75 @@ def _fit_stem(model: nn.Module, path: str, channels: int, init: Callable[[Tensor
     setattr(parent, name, new)
 
 
+def _torchvision(
+    name: str,
+    channels: int,
+    options: VisionOptions,
+    stem: str,
+    init: Callable[[Tensor], None] | None,
+    removed: tuple[str, ...] = ("fc",),
+    normalisation: Normalisation = IMAGENET,
+    **arguments: Any,
+) -> Backbone:
+    """Return a network of torchvision without its classifier, the first of ``removed``."""
+    from torchvision.models import get_model
+
+    model = get_model(name, weights=None, **arguments)
+    _fit_stem(model, stem, channels, init)
+    setattr(model, removed[0], nn.Identity())
+    return Backbone(model, None, options.dropout, stem, removed, normalisation)
+
+
 @architecture("resnet18", "ResNet-18 (He et al. 2016), 512 wide", ResNet18Options)
 def _resnet18(input_shape: tuple[int, ...], d: int, options: ResNet18Options) -> Backbone:
-    from torchvision.models import resnet18
-
-    model = resnet18(weights=None)
-    _fit_stem(model, "conv1", input_shape[0], _he)
+    backbone = _torchvision("resnet18", input_shape[0], options, "conv1", _he)
     conv, pool = options.stem_stride
+    model: Any = backbone.module
     model.conv1.stride = (conv, conv)
     model.maxpool.stride = pool
-    return _headless(model, options, "conv1", ("fc",))
+    return backbone
 
 
 @architecture("mobilenet_v2", "MobileNet v2 (Sandler et al. 2018), 1280 wide", MobileNetOptions)
 def _mobilenet_v2(input_shape: tuple[int, ...], d: int, options: MobileNetOptions) -> Backbone:
-    from torchvision.models import mobilenet_v2
-
-    model = mobilenet_v2(weights=None)
-    _fit_stem(model, "features.0.0", input_shape[0], _he)
-    backbone = _headless(model, options, "features.0.0", ("classifier",))
+    backbone = _torchvision("mobilenet_v2", input_shape[0], options, "features.0.0", _he, ("classifier",))
     if options.feature_dropout:
-        model.classifier = nn.Dropout(options.feature_dropout)
+        backbone.module.classifier = nn.Dropout(options.feature_dropout)
     return backbone
 
 
 @architecture("shufflenet_v2_x1_0", "ShuffleNet v2 (Ma et al. 2018), 1024 wide", VisionOptions)
 def _shufflenet_v2(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
-    from torchvision.models import shufflenet_v2_x1_0
-
-    model = shufflenet_v2_x1_0(weights=None)
-    _fit_stem(model, "conv1.0", input_shape[0], None)
-    return _headless(model, options, "conv1.0", ("fc",))
+    return _torchvision("shufflenet_v2_x1_0", input_shape[0], options, "conv1.0", None)
 
 
 @architecture(
     "shufflenet_v2_x0_5", "ShuffleNet v2 of half the channels (TinyProto, Fig. 1), 1024 wide", VisionOptions
 )
 def _shufflenet_v2_half(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
-    from torchvision.models import shufflenet_v2_x0_5
-
-    model = shufflenet_v2_x0_5(weights=None)
-    _fit_stem(model, "conv1.0", input_shape[0], None)
-    return _headless(model, options, "conv1.0", ("fc",))
+    return _torchvision("shufflenet_v2_x0_5", input_shape[0], options, "conv1.0", None)
 
 
 @architecture("efficientnet_b0", "EfficientNet-B0 (Tan and Le 2019), 1280 wide", VisionOptions)
 def _efficientnet_b0(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
-    from torchvision.models import efficientnet_b0
-
-    model = efficientnet_b0(weights=None)
-    _fit_stem(model, "features.0.0", input_shape[0], _he)
-    return _headless(model, options, "features.0.0", ("classifier",))
+    return _torchvision("efficientnet_b0", input_shape[0], options, "features.0.0", _he, ("classifier",))
 
 
 @architecture("googlenet", "GoogLeNet (Szegedy et al. 2015), no auxiliary heads, 1024 wide", VisionOptions)
 def _googlenet(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
-    from torchvision.models import googlenet
-
-    # The default of init_weights does the same but warns.
-    model = googlenet(weights=None, aux_logits=False, init_weights=True)
-    _fit_stem(model, "conv1.conv", input_shape[0], _narrow)
-    model.dropout = nn.Identity()
-    # With weights, torchvision's own model turns ImageNet's normalisation into this one (transform_input).
-    return _headless(model, options, "conv1.conv", ("fc", "aux1", "aux2"), HALVES)
-
-
-def _headless(
-    model: nn.Module,
-    options: VisionOptions,
-    stem: str,
-    removed: tuple[str, ...],
-    normalisation: Normalisation = IMAGENET,
-) -> Backbone:
-    """Return a network of torchvision without its classifier, the first of ``removed``."""
-    setattr(model, removed[0], nn.Identity())
-    return Backbone(model, None, options.dropout, stem, removed, normalisation)
+    backbone = _torchvision(
+        "googlenet",
+        input_shape[0],
+        options,
+        "conv1.conv",
+        _narrow,
+        ("fc", "aux1", "aux2"),
+        HALVES,  # into which torchvision's own model, with weights, turns ImageNet's (transform_input)
+        aux_logits=False,
+        init_weights=True,  # the default does the same but warns
+    )
+    backbone.module.dropout = nn.Identity()
+    return backbone
 
 
 @dataclass(frozen=True)
