@@ -87,6 +87,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError unless a condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return the error message for an unknown name, with the nearest valid name and all valid names.
 

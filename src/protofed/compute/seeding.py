@@ -55,9 +55,8 @@ class Stream:
             g.set_state(state)
 
 
-def seeded(seed: int, *scope: str | int) -> Stream:
-    """Seed torch's default generators inside a ``with`` block (initial weights, dropout) and restore them after."""
-    return Stream(seed, *scope)
+seeded = Stream
+"""Seed torch's default generators inside a ``with`` block (initial weights, dropout) and restore them after."""
 
 
 def uniform_from_system(n: int) -> torch.Tensor:

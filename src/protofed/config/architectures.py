@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from msgspec import Meta
@@ -16,15 +16,12 @@ from protofed.config.schema import Experiment, ModelOptions
 from protofed.data import Table
 from protofed.errors import ConfigError, unknown_name
 from protofed.options import build_options
+from protofed.runs.description import ArchitectureName
 from protofed.samples import Encoding, FederatedData
 from protofed.stages.robust.believed import believed
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side, line
+from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side
 
-if TYPE_CHECKING:
-    ArchitectureName = str
-else:
-    ArchitectureName = line(limits.ARCHITECTURE)
 ClientCount = Annotated[int, Meta(ge=0, le=limits.CLIENTS)]
 ClassSize = Annotated[float, Meta(gt=-1, le=float(limits.CLIENTS) * limits.CLAIMED_SAMPLES)]
 MOST_OPTIONS = 64

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 from protofed import data, methods
 from protofed.data import DataOptions, ShiftOptions, TransformOptions
@@ -239,24 +239,6 @@ class CompareOptions(Options):
         }
 
 
-SECTIONS: dict[str, type] = {
-    "data": DataOptions,
-    "model": ModelOptions,
-    "training": TrainingOptions,
-    "shift": ShiftOptions,
-    "transforms": TransformOptions,
-    "encoder": EncoderOptions,
-    "participation": ParticipationOptions,
-    "evaluation": EvaluationOptions,
-    "wire": WireOptions,
-    "robust": RobustOptions,
-    "attack": AttackOptions,
-    "privacy": PrivacyOptions,
-    "secure": SecureOptions,
-    "execution": ExecutionOptions,
-    "checkpoint": CheckpointOptions,
-    "compare": CompareOptions,
-}
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10, "stages": ()}
 COMPONENTS = ("method", "partition")
 USUAL = "usual_rounds"
@@ -331,6 +313,13 @@ class Experiment:
         names = {"method.name": self.method, "partition.name": self.partition}
         text = json.dumps({**own, **names}, sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+SECTIONS: dict[str, type] = {
+    name: kind
+    for name, kind in {**get_type_hints(Experiment), "compare": CompareOptions}.items()
+    if isinstance(kind, type) and issubclass(kind, Options)
+}
 
 
 def identity(tree: Mapping[str, Any]) -> Tree:

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from protofed.compute.seeding import generator
-from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
+from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
 from protofed.data.splits import subset
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, require
 from protofed.options import Options, option
 
 TRAINING = 0.75

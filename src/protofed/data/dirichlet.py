@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from protofed.compute.seeding import derive, generator
-from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
-from protofed.errors import ConfigError
+from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
+from protofed.errors import ConfigError, require
 from protofed.options import Options, option
 
 log = logging.getLogger("protofed")

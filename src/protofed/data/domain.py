@@ -10,8 +10,8 @@ from torch import Tensor
 
 from protofed.compute.seeding import derive, generator
 from protofed.data.given import called
-from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
-from protofed.errors import ConfigError
+from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
+from protofed.errors import ConfigError, require
 from protofed.options import Options, build_options, option
 
 

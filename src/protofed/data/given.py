@@ -13,8 +13,8 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.data import checks
-from protofed.data.partition import Partition, Request, Share, names, partitions, require
-from protofed.errors import DataError, unknown_name
+from protofed.data.partition import Partition, Request, Share, names, partitions
+from protofed.errors import DataError, require, unknown_name
 from protofed.options import Options, option
 from protofed.untrusted import limits
 from protofed.untrusted.reading import parse_json, read_text, reason

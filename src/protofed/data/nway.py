@@ -8,8 +8,8 @@ import torch
 
 from protofed.compute.seeding import generator
 from protofed.data.deck import Deck
-from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
-from protofed.errors import ConfigError
+from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
+from protofed.errors import ConfigError, require
 from protofed.options import Options, option
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from protofed.errors import ConfigError
+from protofed.errors import require
 from protofed.options import NoOptions
 from protofed.registry import Registry
 
@@ -73,12 +73,6 @@ def names(count: int) -> list[str]:
     """Return the names ``client-00``, ``client-01``, ..., with as many digits as ``count``, but at least two."""
     width = max(2, len(str(count)))
     return [f"client-{number:0{width}d}" for number in range(count)]
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigError unless a condition holds."""
-    if not condition:
-        raise ConfigError(message)
 
 
 def require_clients(request: Request) -> None:

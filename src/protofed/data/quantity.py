@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from protofed.compute.seeding import derive, generator
-from protofed.data.partition import Partition, Request, Share, names, partitions, require, require_clients
+from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
 from protofed.data.splits import apportion
+from protofed.errors import require
 from protofed.options import Options, option
 
 

@@ -1,7 +1,7 @@
 """One algorithm per file: client side and server side together, reading like the paper's algorithm box.
 
 A file in this package whose class carries :func:`register` is a method: nothing else has to be edited.
-Files that start with an underscore hold what several methods share.
+What several methods share is in :mod:`protofed.methods.parts`.
 """
 
 from __future__ import annotations

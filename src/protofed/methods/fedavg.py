@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Method, Tensors, Terms, Traits
+from protofed.methods.contract import Batch, Local, Method, Tensors, Traits
 from protofed.methods.parts.averaged import AveragedWeights
 from protofed.methods.parts.weights import copied, load_weights, sharing_notes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
@@ -86,11 +86,6 @@ class FedAvg(AveragedWeights[W], Method[W]):
     def begin(self, local: Local) -> None:
         """Start from ``w^t``."""
         load_weights(local.model, self.global_weights(local.received))
-
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Cross-entropy on the client's samples."""
-        output = model(batch.x)
-        return {"cross_entropy": batch.cross_entropy(output.logits)}, output
 
     def classify(self, model: Callable[[Tensor], Output], batch: Batch, received: Tensors) -> Tensor:
         """Return the logits ``(B, K)`` of a model."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from torch import nn
 
+from protofed.errors import require
 from protofed.models.catalogue import Backbone, ImageOptions, architecture, pairs
 from protofed.models.categories import CategoryEmbeddings
-from protofed.models.checking import flat_width, require
+from protofed.models.checking import flat_width
 from protofed.options import Options, option
 
 # Smallest image side for two unpadded 5×5 convolutions, each followed by 2×2 pooling.
@@ -53,9 +55,7 @@ def _mlp(input_shape: tuple[int, ...], d: int, options: MlpOptions) -> Backbone:
     ProtoNorm's 5-layer perceptron (Sec. 3.2) is three hidden layers with ``d = 2``.
     """
     layers: list[nn.Module] = [nn.Flatten()]
-    width = 1
-    for n in input_shape:
-        width *= n
+    width = math.prod(input_shape)
     if options.categories:
         first, n = options.blocks[-1]
         require(first + n <= width, f"mlp: categories name input {first + n - 1}, but there are {width}")

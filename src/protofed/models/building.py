@@ -12,9 +12,9 @@ from torch import nn
 
 from protofed.compute.imports import user_module
 from protofed.compute.seeding import seeded
-from protofed.errors import ConfigError, ModelError, unknown_name
+from protofed.errors import ConfigError, ModelError, require, unknown_name
 from protofed.models.catalogue import ImageOptions, architectures
-from protofed.models.checking import check_shape, flat_width, require
+from protofed.models.checking import check_shape, flat_width
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
 from protofed.models.hugging import TransformersOptions
 from protofed.models.preparation import Normalisation, prepare, scaled

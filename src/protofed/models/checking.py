@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from protofed.errors import ConfigError, ModelError
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigError unless a condition holds."""
-    if not condition:
-        raise ConfigError(message)
+from protofed.errors import ModelError
 
 
 def show(shape: tuple[int, ...] | torch.Size) -> str:

@@ -6,6 +6,8 @@ alone, in another process, or stacked with others under ``torch.func.vmap``, on 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +21,7 @@ def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     hash-prospector). It is applied to the sum of the position and the lower half of the key, and again after
     combining the result with the upper half.
     """
-    position = torch.arange(_size(shape), device=key.device)
+    position = torch.arange(math.prod(shape), device=key.device)
     low, high = key & _MASK, (key >> 32) & _MASK
     mixed = _mix(_mix((position + low) & _MASK) ^ high)
     return ((mixed >> 8).float() / 2**24).view(shape)
@@ -32,13 +34,6 @@ def _mix(h: Tensor) -> Tensor:
     h = h ^ (h >> 15)
     h = (h * 0x735A2D97) & _MASK
     return h ^ (h >> 15)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 class _Keyed(nn.Module):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from protofed.errors import ConfigError, ModelError, unknown_name
-from protofed.models.checking import check_shape, probe, require, show
+from protofed.errors import ConfigError, ModelError, require, unknown_name
+from protofed.models.checking import check_shape, probe, show
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from protofed.errors import ModelError
+from protofed.errors import ModelError, require
 from protofed.models.basic import dense
 from protofed.models.catalogue import Backbone, TextOptions, architecture
-from protofed.models.checking import require, show
+from protofed.models.checking import show
 from protofed.options import option
 
 PAIR = 1_000_003

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protofed.options import Options, option
-from protofed.stages.robust.vectors import Part, parts_of
+from protofed.stages.robust.vectors import Part, bounded, parts_of
 from protofed.untrusted import limits
 from protofed.wire.schema import Payload, Schema
 from protofed.wire.validate import COUNT_LIMIT
@@ -98,7 +98,7 @@ Attack = Callable[[Payload, Knowledge], Payload]
 
 def sign_flip(payload: Payload, known: Knowledge) -> Payload:
     """Multiply every vector by ``-scale``."""
-    return {**payload, **{p.name: _within(-known.scale * payload[p.name], p) for p in known.free_parts()}}
+    return {**payload, **{p.name: bounded(-known.scale * payload[p.name], p.field) for p in known.free_parts()}}
 
 
 def random(payload: Payload, known: Knowledge) -> Payload:
@@ -108,7 +108,7 @@ def random(payload: Payload, known: Knowledge) -> Payload:
         honest = payload[part.name]
         spread = honest.std() if honest.numel() > 1 else honest.abs().sum()
         noise = torch.randn(honest.shape, generator=known.generator, dtype=torch.float64).to(honest.dtype)
-        changed[part.name] = _within(known.scale * spread * noise, part)
+        changed[part.name] = bounded(known.scale * spread * noise, part.field)
     return {**payload, **changed}
 
 
@@ -130,7 +130,7 @@ def huge(payload: Payload, known: Knowledge) -> Payload:
     changed = {}
     for part in known.free_parts():
         signs = torch.randint(2, payload[part.name].shape, generator=known.generator) * 2 - 1
-        changed[part.name] = _within((known.scale * signs).to(payload[part.name].dtype), part)
+        changed[part.name] = bounded((known.scale * signs).to(payload[part.name].dtype), part.field)
     return {**payload, **changed}
 
 
@@ -163,7 +163,7 @@ def free_rider(payload: Payload, known: Knowledge) -> Payload:
         copied = _received(part, payload, known)
         noise = torch.randn(honest.shape, generator=known.generator, dtype=torch.float64).to(honest.dtype)
         scale = float(copied.std()) if copied.numel() > 1 else 1.0
-        changed[part.name] = _within(copied + 0.01 * (scale or 1.0) * noise, part)
+        changed[part.name] = bounded(copied + 0.01 * (scale or 1.0) * noise, part.field)
     return {**payload, **changed}
 
 
@@ -180,11 +180,6 @@ def _received(part: Part, payload: Payload, known: Knowledge) -> Tensor:
                 copied[place] = table[label]
         return copied
     return sent.clone() if sent.shape == copied.shape else copied
-
-
-def _within(values: Tensor, part: Part) -> Tensor:
-    """Clamp values to magnitudes that the schema accepts."""
-    return values.clamp(min=-part.field.limit, max=part.field.limit)
 
 
 ATTACKS: dict[str, Attack] = {
