@@ -13,15 +13,7 @@ from msgspec import Meta
 
 from protofed.apps.flower import trust
 from protofed.apps.flower.admission import Admission, admit
-from protofed.apps.flower.identity import (
-    IDENTITIES,
-    Bindings,
-    Identity,
-    admitted_samples,
-    bound,
-    read_roster,
-    roster_end,
-)
+from protofed.apps.flower.identity import IDENTITIES, Bindings, Identity, KnownClients, bound, read_roster
 from protofed.apps.flower.messages import Description, Job, RunName, ValidDescription, Values, read_sizes, sizes
 from protofed.apps.flower.nodes import QUERY, Nodes, reason_of
 from protofed.apps.flower.summary import client_summaries, described_federation
@@ -69,16 +61,19 @@ class Gathering:
         if self.clients_per_node < 1:
             raise ConfigError(f"clients-per-node={self.clients_per_node}: must be at least 1")
 
+    def listed(self) -> KnownClients:
+        """Read the roster; without one, nobody is listed."""
+        return read_roster(Path(self.roster).expanduser()) if self.roster else KnownClients({}, {}, None)
+
     def bindings(self) -> Bindings:
         """Return the bindings of names to keys before any client has arrived."""
-        keys = read_roster(Path(self.roster).expanduser()) if self.roster else {}
+        keys = self.listed().keys
         return Bindings(keys, bool(keys), cast(Identity, self.identity), self.clients_per_node)
 
     def log_ends(self) -> None:
         """Warn in the log of a roster and of certificates that end soon."""
-        roster = Path(self.roster).expanduser()
-        if self.roster and (end := roster_end(roster)) is not None:
-            trust.log_end(roster, end)
+        if (end := self.listed().end) is not None:
+            trust.log_end(Path(self.roster).expanduser(), end)
         for name in self.certificates:
             trust.log_certificates(Path(name).expanduser())
 
@@ -90,11 +85,11 @@ class Gathering:
         """
         if not self.roster:
             return dict(stated)
-        keys = self.bindings().keys
+        keys, samples, _ = self.listed()
         for name in stated:
             if name not in keys:
                 raise ConfigError(unknown_name(f"client in robust.admitted (roster {self.roster})", name, keys))
-        return {**stated, **admitted_samples(Path(self.roster).expanduser())}
+        return {**stated, **samples}
 
 
 class Anew(TypedDict):

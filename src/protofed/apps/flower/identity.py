@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -99,25 +99,18 @@ def fingerprint(key: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(base64.b64decode(blob)).digest()).decode().rstrip("=")
 
 
-def read_roster(path: Path) -> dict[str, str]:
-    """Read a JSON file ``{"north": "SHA256:…", "south": {"key": "ecdsa-sha2-nistp384 AAAA…", "samples": 5000}}``.
+class KnownClients(NamedTuple):
+    """What a roster says.
 
-    A roster that an authority signed is read as well. The server needs no signature: its operator chooses the file.
-
-    Returns:
-        Each client's fingerprint.
+    Attributes:
+        keys: Each client's fingerprint.
+        samples: The most samples that clients are believed to have, where it sets them.
+        end: Of a roster that an authority signed; None for another.
     """
-    return _read(path)[0]
 
-
-def admitted_samples(path: Path) -> dict[str, int]:
-    """Read the most samples that clients are believed to have from a roster, by name, where it sets them."""
-    return _read(path)[1]
-
-
-def roster_end(path: Path) -> datetime | None:
-    """Read the end of a roster that an authority signed; None for another."""
-    return _read(path)[2]
+    keys: dict[str, str]
+    samples: dict[str, int]
+    end: datetime | None
 
 
 def period(fields: Mapping[str, object]) -> tuple[datetime, datetime]:
@@ -135,8 +128,12 @@ class _Entry:
     samples: SampleCount
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, int], datetime | None]:
-    """Return a roster's fingerprints and numbers of samples, by name, and the end of a signed one, valid now."""
+def read_roster(path: Path) -> KnownClients:
+    """Read a JSON file ``{"north": "SHA256:…", "south": {"key": "ecdsa-sha2-nistp384 AAAA…", "samples": 5000}}``.
+
+    A roster that an authority signed is read as well, if it is valid now. The server needs no signature: its
+    operator chooses the file.
+    """
     try:
         roster, end = parsed(read_text(path, limits.JSON_CHARACTERS), "roster"), None
         if isinstance(roster, Mapping) and "signature" in roster:
@@ -148,7 +145,8 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, int], datetime | None]:
         named = {claims.client_name(name): entry for name, entry in roster.items()}
         entries = decoded(named, dict[str, str | _Entry], error=ValueError, exact=True)
         samples = {name: entry.samples for name, entry in entries.items() if isinstance(entry, _Entry)}
-        return bound({n: e.key if isinstance(e, _Entry) else e for n, e in entries.items()}), samples, end
+        keys = bound({n: e.key if isinstance(e, _Entry) else e for n, e in entries.items()})
+        return KnownClients(keys, samples, end)
     except OSError as error:
         message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
         raise ConfigError(message) from None
