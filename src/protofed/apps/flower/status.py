@@ -15,9 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from protofed.apps.flower.ledger import NAME, LedgerEntry, read_ledger, read_receipts
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
@@ -152,26 +150,14 @@ def _node(ledger: Path, now: datetime) -> Health:
     return Health("node", not faults and not refused, [*lines, *faults], numbers)
 
 
-class _Numbers(Collector):
-    """The numbers of a status in the form of Prometheus."""
-
-    def __init__(self, found: Health) -> None:
-        self.found = found
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        numbers: Numbers = {**self.found.numbers, "healthy": {(): float(self.found.healthy)}}
-        for name, values in numbers.items():
-            text, labels = HELP[name]
-            family = GaugeMetricFamily(f"protofed_{self.found.side}_{name}", text, labels=labels)
-            for key, value in values.items():
-                family.add_metric(key, value)
-            yield family
-
-
 def metrics(found: Health) -> bytes:
     """Return a status as a page that Prometheus reads."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Numbers(found))
+    registry = CollectorRegistry()
+    numbers: Numbers = {**found.numbers, "healthy": {(): float(found.healthy)}}
+    for name, values in numbers.items():
+        gauge = Gauge(f"protofed_{found.side}_{name}", *HELP[name], registry=registry)
+        for key, value in values.items():
+            (gauge.labels(*key) if key else gauge).set(value)
     return bytes(generate_latest(registry))
 
 
