@@ -20,6 +20,7 @@ page asks another host for anything.
 
 from __future__ import annotations
 
+import html
 import socket
 import threading
 import webbrowser
@@ -137,21 +138,19 @@ def page(title: str, *, links: Mapping[str, str] | None = None) -> Iterator[None
         with theme:
             ui.html(_MOON, sanitize=False).props('aria-hidden="true"')
     with ui.element("main").classes("main"):
-        ui.html(f"<h1>{_escaped(title)}</h1>", sanitize=False)
+        ui.html(f"<h1>{html.escape(title)}</h1>", sanitize=False)
         yield
 
 
-def assets(*names: str) -> None:
-    """Let the page load style sheets and scripts of the folder ``static``."""
+def assets(*names: str, folder: Path = STATIC, prefix: str = PREFIX, defer: bool = False) -> None:
+    """Let the page load style sheets and scripts of a ``folder`` that is served below ``prefix``."""
     from nicegui import ui
 
     for name in names:
         # The address changes when the file does, so that browsers may keep it.
-        address = f"{PREFIX}/{name}?{(STATIC / name).stat().st_mtime_ns:x}"
-        script = name.endswith(".js")
-        ui.add_head_html(
-            f'<script src="{address}"></script>' if script else f'<link rel="stylesheet" href="{address}">'
-        )
+        address = f"{prefix}/{name}?{(folder / name).stat().st_mtime_ns:x}"
+        script = f'<script{" defer" * defer} src="{address}"></script>'
+        ui.add_head_html(script if name.endswith(".js") else f'<link rel="stylesheet" href="{address}">')
 
 
 def chart(options: dict[str, Any], *, label: str) -> Any:
@@ -164,7 +163,7 @@ def chart(options: dict[str, Any], *, label: str) -> Any:
     from nicegui import ui
 
     element = ui.echart({"animation": False, "backgroundColor": "transparent", **options})
-    element.props(f'role="img" aria-label="{_escaped(label)}"').classes("chart")
+    element.props(f'role="img" aria-label="{html.escape(label)}"').classes("chart")
     return element
 
 
@@ -195,12 +194,6 @@ def _run(site: Callable[[], None], title: str, host: str, listener: socket.socke
 def _address(host: str, port: int) -> str:
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}"
-
-
-def _escaped(text: str) -> str:
-    import html
-
-    return html.escape(text, quote=True)
 
 
 _MOON = (

@@ -216,7 +216,9 @@ class Feed:
         told: dict[str, Any] = {}
         for key, line in lines.items():
             before = self._told.get(key)
-            kept = _common(before.points, line.points) if before else 0
+            old = before.points if before else []
+            pairs = enumerate(zip(old, line.points, strict=False))
+            kept = next((i for i, (b, a) in pairs if b != a), min(len(old), len(line.points)))
             news: dict[str, Any] = {}
             if before is None or len(line.points) != kept or len(before.points) != kept:
                 news = {"from": kept, "points": line.points[kept:]}
@@ -229,15 +231,3 @@ class Feed:
             message |= {"lines": told, "order": list(lines)}
         self._told = {key: Line(n.name, n.look, list(n.points), n.level) for key, n in lines.items()}
         return message or None
-
-
-def _common(before: Sequence[Point], after: Sequence[Point]) -> int:
-    """Count the equal leading points."""
-    if before == after[: len(before)]:
-        return len(before)
-    return next(i for i, (b, a) in enumerate(_padded(before, after)) if b != a)
-
-
-def _padded(before: Sequence[Point], after: Sequence[Point]) -> Iterable[tuple[Point | None, Point | None]]:
-    length = max(len(before), len(after))
-    return zip(*([*points, *[None] * (length - len(points))] for points in (before, after)), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import time
 from typing import Any
@@ -50,7 +51,7 @@ class OneRun:
         self._next_vectors = 0.0
         self._built = False
         with ui.element("p").classes("crumb"):
-            ui.html(f"<code>{_escaped(key)}</code>", sanitize=False, tag="span")
+            ui.html(f"<code>{html.escape(key)}</code>", sanitize=False, tag="span")
             ui.link("Report", rows.report_address(key))
         with ui.element("div").classes("wide").style("margin-top: 10px"):
             self.status = Status()
@@ -394,12 +395,6 @@ def _refusal(i: int, texts: list[str]) -> rows.Row:
 
 def _worded(name: str) -> str:
     return name.replace("_", " ").replace(".", ": ")
-
-
-def _escaped(text: str) -> str:
-    import html
-
-    return html.escape(text)
 
 
 def _warnings(run: Run) -> list[str]:

@@ -37,14 +37,7 @@ def tell_again(client: Client) -> None:
 
 def assets() -> None:
     """Add the scripts and styles of runs to the page that is being built."""
-    for name in ("runs.js", "runs.css"):
-        address = f"/runs-static/{name}?{(STATIC / name).stat().st_mtime_ns:x}"
-        tag = (
-            f'<script defer src="{address}"></script>'
-            if name.endswith("js")
-            else f'<link rel="stylesheet" href="{address}">'
-        )
-        ui.add_head_html(tag)
+    shell.assets("runs.js", "runs.css", folder=STATIC, prefix="/runs-static", defer=True)
 
 
 def heading(text: str, note: str = "") -> None:
@@ -124,7 +117,9 @@ class Plot:
         self.note.set_visibility(bool(note))
 
     def _call(self, function: str, *arguments: Any) -> None:
-        listed = ", ".join(_json(a) for a in (self.chart.id, *arguments))
+        listed = ", ".join(
+            json.dumps(a, separators=(",", ":"), allow_nan=False) for a in (self.chart.id, *arguments)
+        )
         self.chart.client.run_javascript(f"runs.{function}({listed})")
 
 
@@ -158,8 +153,6 @@ class RecordTable(Element, component="static/table.js"):
         *,
         label: str,
         empty: str = "nothing here",
-        by: str = "",
-        descending: bool = False,
         on_pick: Callable[[list[str]], None] | None = None,
         filterable: bool = False,
     ) -> None:
@@ -169,7 +162,6 @@ class RecordTable(Element, component="static/table.js"):
             columns: ``name``, ``label``, ``kind`` (text, number or state), and perhaps ``title``.
             label: For screen readers.
             empty: Text without rows.
-            by: First sorted column; the order of the rows if ``""``.
             on_pick: Called with the ids of the ticked rows; None for a table without boxes.
             filterable: Show a filter.
         """
@@ -177,8 +169,6 @@ class RecordTable(Element, component="static/table.js"):
         self._props["columns"] = list(columns)
         self._props["label"] = label
         self._props["empty"] = empty
-        self._props["by"] = by
-        self._props["descending"] = descending
         self._props["pickable"] = on_pick is not None
         self._props["filterable"] = filterable
         self._sent = Sent()
@@ -312,7 +302,3 @@ def options_table(options: Sequence[Option], names: Sequence[str]) -> str:
         for option in options
     )
     return f'<table><thead><tr><th scope="col">Option</th>{head}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -36,9 +36,9 @@ export default {
         <p v-if="!shown.length" class="soft none">{{ !version ? "Reading…" : rows.size ? "No row fits the filter." : empty }}</p>
       </div>
     </div>`,
-  props: { columns: Array, label: String, empty: String, pickable: Boolean, filterable: Boolean, by: String, descending: Boolean },
+  props: { columns: Array, label: String, empty: String, pickable: Boolean, filterable: Boolean },
   data() {
-    return { rows: new Map(), order: [], picked: [], sought: "", column: this.by || "", down: this.descending, version: 0 };
+    return { rows: new Map(), order: [], picked: [], sought: "", column: "", down: false, version: 0 };
   },
   computed: {
     shown() {
