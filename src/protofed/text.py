@@ -56,6 +56,16 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
+def sides(shape: Sequence[int]) -> str:
+    """Return a sample's shape.
+
+    Example:
+        >>> sides((1, 28, 28)), sides(())
+        ('1×28×28', 'one number')
+    """
+    return "×".join(map(str, shape)) or "one number"
+
+
 def area(value: float | None) -> str:
     """Return an area under a curve, by custom a fraction.
 

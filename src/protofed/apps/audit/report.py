@@ -45,12 +45,9 @@ def table(audit: Audit) -> TextTable:
         found = TextCell(_number(f, f.value), "" if not f.error else f"± {_number(f, f.error)}")
         learned = TextCell(WORDS[f.learned], strong=bool(f.learned))
         guess = _number(f, f.baseline)
-        rows.add(TextCell(f.attack, f.observer), TextCell(_capital(f.measure), f.note), learned, found, guess)
+        figure = TextCell(f.measure[:1].upper() + f.measure[1:], f.note)
+        rows.add(TextCell(f.attack, f.observer), figure, learned, found, guess)
     return rows
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _number(finding: Finding, value: float | None) -> str:

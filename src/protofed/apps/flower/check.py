@@ -34,6 +34,7 @@ from protofed.experiments.builder import Builder
 from protofed.experiments.encoding import encode
 from protofed.experiments.hardware import Hardware
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.text import sides
 from protofed.visits.batches import batches
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ class _Node:
         settings = ", ".join(f"{name} = {value!r}" for name, value in client.settings.items())
         return (
             f"{client.name}: {len(client.train)} training and {len(client.test)} test samples of shape "
-            f"{_show(self.federated.input_shape)}, {present} of {self.federated.num_classes} classes"
+            f"{sides(self.federated.input_shape)}, {present} of {self.federated.num_classes} classes"
             + (f", client.toml: {settings}" if settings else "")
         )
 
@@ -324,7 +325,7 @@ def _build_models(experiment: Experiment, alone: FederatedData) -> list[str]:
         ):
             if tuple(tensor.shape) != (1, width) or not bool(tensor.isfinite().all()):
                 raise ModelError(
-                    f"{member.name}: {member.kind}: {name} of a sample are {_show(tuple(tensor.shape))}, "
+                    f"{member.name}: {member.kind}: {name} of a sample are {sides(tuple(tensor.shape))}, "
                     f"expected 1×{width} finite numbers"
                 )
     return list(builder.models)
@@ -337,7 +338,3 @@ def _turns(experiment: Experiment, client: ClientData) -> tuple[ClientData, ...]
         return (client,)
     group = "model.members" if experiment.model.members else experiment.model.name
     return tuple(replace(client, name=f"{client.name} with model {i + 1} of {group}") for i in range(count))
-
-
-def _show(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) or "one number"

@@ -282,7 +282,7 @@ def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Traine
     Args:
         scored: Numbers of samples that the answer cannot change.
     """
-    message = _bytes(values, "message")
+    message = take(values, "message", bytes) if "message" in values else None
     losses = _numbers(values, "losses")
     return Trained(name, message, losses, scored.train, _seconds(values))
 
@@ -343,7 +343,3 @@ def _counts(
 def _seconds(values: Mapping[str, Any]) -> float:
     seconds = float(take(values, "seconds", float))
     return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0
-
-
-def _bytes(values: Mapping[str, Any], name: str) -> bytes | None:
-    return take(values, name, bytes) if name in values else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -253,15 +253,12 @@ class Log(Progress):
         for client, asked in (record.answers or {}).items():
             missing += [f"{client} (late: asked in round {asked})"] if asked < record.round else []
         traffic = f"{record.bytes['up']} B up, {record.bytes['down']} B down"
-        log.info("%s round %d: %s, %s%s", label, record.round, accuracy, traffic, _listed(missing))
+        without = f"; without {', '.join(missing)}" if missing else ""
+        log.info("%s round %d: %s, %s%s", label, record.round, accuracy, traffic, without)
 
     def finished(self, label: str, run: Run) -> None:
         """Log the path of the report."""
         log.info("%s: complete, report %s", label, run.report)
-
-
-def _listed(missing: Sequence[str]) -> str:
-    return f"; without {', '.join(missing)}" if missing else ""
 
 
 def guarded(tree: Tree) -> Tree:

@@ -24,6 +24,7 @@ from protofed.data.pool import Listing
 from protofed.data.saved import is_saved, saved_schema
 from protofed.errors import DataError
 from protofed.options import build_options
+from protofed.text import sides
 from protofed.untrusted import limits
 
 Held = dict[str, Counter[str]]
@@ -122,13 +123,9 @@ def arrays(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, i
     usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ()
     for site, shape in shapes.items():
         if shape != usual:
-            told = f"samples of {_shown(shape)}, elsewhere {_shown(usual)}"
+            told = f"samples of {sides(shape)}, elsewhere {sides(usual)}"
             found.append(Notice(site, "", told, "cut or pad them to one shape", open=True))
     return [*_classes(held), *found], held, len(usual)
-
-
-def _shown(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape)) or "one number"
 
 
 def _classes(held: Held) -> list[Notice]:
