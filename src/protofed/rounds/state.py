@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Struct
 
-from protofed.errors import CheckpointError, DivergedError
+from protofed.errors import CheckpointError, PayloadError
 from protofed.methods.contract import Method, Tensors
 from protofed.rounds.standing import Refusals, Standing
 from protofed.storage.files import check_format, read_json
@@ -138,6 +138,6 @@ def unsound(method: Method, state: Tensors, round: int) -> str:
     payload = method.broadcast(state, round + 1)
     try:
         check_values(payload or {}, schema if payload else replace(schema, fields={}))
-    except DivergedError as error:
+    except PayloadError as error:
         return str(error)
     return ""

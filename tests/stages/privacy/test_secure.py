@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,6 +148,30 @@ def test_overflow_is_refused_at_the_client():
             continue
         with pytest.raises(PayloadError, match=r"prototypes: .* would overflow the sum of 3 clients"):
             layout.encode(payload)
+
+
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [
+        (2**39, "counts: sums must be from 0 to 12884901885, not "),  # more than three clients can have
+        (2**33, "clients would have refused the new one (counts: "),
+    ],
+)
+def test_a_count_beyond_all_bounds_costs_the_round_and_no_more(count, reason, monkeypatch):
+    offer = SecureSum.offer
+
+    def hostile(self, client, *rest):
+        offered = offer(self, client, *rest)
+        if client == "cid":
+            names, sizes = zip(*((entry.name, entry.size) for entry in self.layout.entries), strict=True)
+            np.split(offered.vector, np.cumsum(sizes))[names.index("counts")][:] = count  # a view
+        return offered
+
+    monkeypatch.setattr(SecureSum, "offer", hostile)
+    federation = support.build("fedlda", rounds=2, **SECURE)
+    records = list(federation.run())
+    assert len(records) == 2
+    assert all(record.robust.kept.startswith(reason) for record in records)
 
 
 @pytest.mark.parametrize(

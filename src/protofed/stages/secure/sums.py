@@ -18,6 +18,7 @@ from torch import Tensor
 from protofed.errors import ConfigError, PayloadError
 from protofed.methods.contract import Method
 from protofed.wire.schema import Field, Payload
+from protofed.wire.validate import COUNT_LIMIT
 
 Vector = NDArray[np.uint64]
 """Whole numbers modulo 2^64; a negative one stands for its complement."""
@@ -121,10 +122,9 @@ class SumLayout:
             part = torch.from_numpy(total[start : start + entry.size].view(np.int64).copy()).reshape(entry.shape)
             start += entry.size
             sums[entry.name] = part.double() / self.unit if entry.field.kind == "real" else part
-            if entry.field.kind != "real" and part.numel() and (part.min() < 0 or part.max() > 2**40):
-                raise PayloadError(f"{entry.name}: the sum {int(part.min())} is not one of counts")
-            if entry.field.kind == "label" and part.max() > clients:
-                raise PayloadError(f"{entry.name}: {int(part.max())} of {clients} clients report a class")
+            most = clients if entry.field.kind == "label" else clients * (COUNT_LIMIT - 1)
+            if entry.field.kind != "real" and len(wrong := part[(part < 0) | (part > most)]):
+                raise PayloadError(f"{entry.name}: sums must be from 0 to {most}, not {int(wrong[0])}")
         return [self._share(sums, number, clients) for number in range(clients)]
 
     def _share(self, sums: Mapping[str, Tensor], number: int, clients: int) -> Payload:
