@@ -212,6 +212,7 @@ def test_shares_of_another_round_are_refused_by_everybody():
     ("stage", "change", "match"),
     [
         ("keys", lambda a: a.update(pairwise=b"no key"), "cannot be read"),
+        ("shares", lambda a: a.update(commitment=b"x" * 10**6), "commitment: must have 32 bytes, not 1000000"),
         ("keys", lambda a: a.update(sealing=a["pairwise"]), "another client has one"),
         ("keys", lambda a: a.pop("pairwise"), "pairwise: expected bytes"),
         ("keys", lambda a: a.update(signature=b"x" * 513), "must have at most 512 bytes, not 513"),
@@ -221,7 +222,7 @@ def test_shares_of_another_round_are_refused_by_everybody():
         ("masked", lambda a: a.update(masked=b""), "must have 48 bytes, not 0"),
         ("unmask", lambda a: a["seeds"].pop(), "a share for each client"),
     ],
-    4,
+    5,
 )
 def test_the_server_refuses_bad_answers(stage, change, match):
     round = Round(4, 3)
@@ -229,6 +230,20 @@ def test_the_server_refuses_bad_answers(stage, change, match):
     change(answer)
     with pytest.raises(PayloadError, match=match):
         round.server.take(stage, "ann", answer)
+
+
+def test_a_key_that_the_clients_would_refuse_loses_its_sender_alone():
+    """PEM lets text stand before a key; all others would have been lost over it."""
+    round = Round(5, 4)
+
+    def ask(stage, requests):
+        for name, answer in round.ask(stage, requests):
+            longer = b"x" * 1500 + b"\n" + answer["pairwise"] if (stage, name) == ("keys", "eve") else b""
+            yield name, {**answer, "pairwise": longer} if longer else answer
+
+    total = sum((v for n, v in round.vectors.items() if n != "eve"), np.zeros(6, dtype=np.uint64))
+    assert np.array_equal(conduct(round.server, ask), total)
+    assert round.server.lost == {"eve": "keys: one cannot be read (expected a key and nothing else)"}
 
 
 @few("which", ["seeds", "keys"], 1)

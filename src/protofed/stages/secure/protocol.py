@@ -61,6 +61,8 @@ SEED = 32
 """Bytes of a mask seed."""
 SCALAR = 48
 """Bytes of a private key of the curve P-384."""
+DIGEST = 32
+"""Bytes of a commitment."""
 SESSION = 16
 NAME_LENGTH = 256
 LARGEST_KEY = 1024
@@ -99,14 +101,23 @@ def _private(scalar: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def _public(key: bytes) -> ec.EllipticCurvePublicKey:
-    found = bytes_to_public_key(key)
-    if not isinstance(found, ec.EllipticCurvePublicKey) or found.curve.name != _CURVE.name:
-        raise ValueError("not a key of the curve P-384")
+    try:
+        found = bytes_to_public_key(key)
+        if not isinstance(found, ec.EllipticCurvePublicKey) or found.curve.name != _CURVE.name:
+            raise ValueError("not a key of the curve P-384")
+        if public_key_to_bytes(found) != key:  # PEM lets text of any length stand before and after it
+            raise ValueError("expected a key and nothing else")
+    except Exception as error:  # cryptography raises many kinds, and all mean the same
+        raise PayloadError(f"keys: one cannot be read ({claims.clean(error, 80)})") from None
     return found
 
 
+def _shared(own: ec.EllipticCurvePrivateKey, other: bytes) -> bytes:
+    return generate_shared_key(own, _public(other))
+
+
 def _pairwise(own: ec.EllipticCurvePrivateKey, other: bytes, session: bytes, length: int) -> Vector:
-    return mask(derived(generate_shared_key(own, _public(other)), "pairwise mask", session), length)
+    return mask(derived(_shared(own, other), "pairwise mask", session), length)
 
 
 # Reading.
@@ -120,6 +131,14 @@ def take_list(values: Mapping[str, Any], name: str, kind: type[T], most: int, la
     if not all(isinstance(item, kind) and len(cast(bytes, item)) <= largest for item in items):
         raise PayloadError(f"{name}: must hold {kind.__name__} of at most {largest} characters")
     return items
+
+
+def take_bytes(values: Mapping[str, Any], name: str, size: int) -> bytes:
+    """Return the bytes of a message that have a known size."""
+    content = take(values, name, bytes)
+    if len(content) != size:
+        raise PayloadError(f"{name}: must have {size} bytes, not {len(content)}")
+    return content
 
 
 def _session(values: Mapping[str, Any], expected: bytes) -> None:
@@ -180,9 +199,7 @@ class SecureClient:
 
     def _keys(self, request: Mapping[str, Any]) -> Values:
         """Stage 1: two new pairs of keys, signed for this round alone."""
-        session, threshold = take(request, "session", bytes), take(request, "threshold", int)
-        if len(session) != SESSION:
-            raise PayloadError(f"session: must have {SESSION} bytes")
+        session, threshold = take_bytes(request, "session", SESSION), take(request, "threshold", int)
         if 8 * take(request, "length", int) != len(self.state["vector"]):
             raise PayloadError("length: the server expects another vector than this client's")
         self.peers.check_threshold(threshold)
@@ -227,7 +244,7 @@ class SecureClient:
         shares = dict(zip(names, zip(of_seed, of_key, strict=True), strict=True))
         own = _private(s["sealing_private"])
         boxes = [
-            encrypt(_box_key(own, key), _sealed(s["session"], self.name, name, *shares[name]))
+            encrypt(_shared(own, key), _sealed(s["session"], self.name, name, *shares[name]))
             for name, (_, key, _) in listed.items()
         ]
         s |= {"names": names, "pairwise": pairwise, "sealing": sealing, "seed": seed}
@@ -247,7 +264,7 @@ class SecureClient:
             raise PayloadError(f"from: {len(senders) + 1} clients are left of the {s['threshold']} needed")
         own = _private(s["sealing_private"])
         shares = [
-            self._opened(sender, box, _box_key(own, keys[sender][1]))
+            self._opened(sender, box, _shared(own, keys[sender][1]))
             for sender, box in zip(senders, boxes, strict=True)
         ]
         length = len(s["vector"]) // 8
@@ -316,13 +333,6 @@ class SecureClient:
         place = {name: number for number, name in enumerate(s["senders"])}
         seeds = [s["own_shares"][0] if n == self.name else s["seed_shares"][place[n]] for n in s["arrived"]]
         return {"seeds": seeds, "keys": [s["key_shares"][place[n]] for n in s["lost"]]}
-
-
-def _box_key(own: ec.EllipticCurvePrivateKey, other: bytes) -> bytes:
-    try:
-        return generate_shared_key(own, _public(other))
-    except ValueError as error:
-        raise PayloadError(f"keys: one cannot be read ({claims.clean(error, 80)})") from None
 
 
 def _head(session: bytes, sender: str, receiver: str) -> bytes:
@@ -408,10 +418,7 @@ class SecureServer:
 
     def _keys(self, name: str, answer: Mapping[str, Any]) -> Values:
         pair = [take(answer, "pairwise", bytes), take(answer, "sealing", bytes)]
-        try:
-            _public(pair[0]), _public(pair[1])
-        except Exception as error:  # cryptography raises many kinds, and all mean the same
-            raise PayloadError(f"keys: cannot be read ({claims.clean(error, 80)})") from None
+        _public(pair[0]), _public(pair[1])
         others = {own[which] for own in self.answers["keys"].values() for which in ("pairwise", "sealing")}
         if others & {*pair} or pair[0] == pair[1]:
             raise PayloadError("keys: another client has one of them")
@@ -422,12 +429,10 @@ class SecureServer:
         boxes = take_list(answer, "boxes", bytes, len(self.present), LARGEST_BOX)
         if sorted(to) != sorted({*self.present} - {name}) or len(boxes) != len(to):
             raise PayloadError("boxes: there must be one for each other client")
-        return {"boxes": dict(zip(to, boxes, strict=True)), "commitment": take(answer, "commitment", bytes)}
+        return {"boxes": dict(zip(to, boxes, strict=True)), "commitment": take_bytes(answer, "commitment", DIGEST)}
 
     def _masked(self, name: str, answer: Mapping[str, Any]) -> Values:
-        content = take(answer, "masked", bytes)
-        if len(content) != 8 * self.length:
-            raise PayloadError(f"masked: must have {8 * self.length} bytes, not {len(content)}")
+        content = take_bytes(answer, "masked", 8 * self.length)
         return {"masked": np.frombuffer(content, dtype="<u8").astype(np.uint64)}
 
     def _survivors(self, name: str, answer: Mapping[str, Any]) -> Values:
