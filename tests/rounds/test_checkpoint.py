@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from protofed.errors import CheckpointError, DivergedError, OutputError, PayloadError
 from protofed.experiments.assemble import assemble
@@ -12,7 +13,7 @@ from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
 from protofed.rounds.state import ServerState
 from protofed.runs.findings import Findings
 from protofed.runs.records import RoundRecord
-from protofed.storage.files import read_json, write_bytes
+from protofed.storage.files import read_json, read_tensors, write_bytes, write_tensors
 from protofed.visits.roster import Roster, StoreSnapshot
 from support import experiment, ordinary
 
@@ -86,6 +87,17 @@ def test_a_state_that_an_older_version_wrote(tmp_path):
     new, _ = assemble(experiment("beacon"), ordinary())
     with pytest.raises(CheckpointError, match=r"model of ann \(its state lacks beacon_prior\)$"):
         load_checkpoint(tmp_path, new.state, new.executor.clients)
+
+
+@pytest.mark.parametrize("change", [{}, {"prototypes": torch.zeros(4, 3)}, {"prototypes": torch.zeros(4)}])
+def test_a_server_of_another_method_or_shape_is_named(federation, tmp_path, change):
+    save(federation, tmp_path, 1)
+    path = tmp_path / "round-000001" / "server.safetensors"
+    kept = {n: t for n, t in read_tensors(path).items() if n != "prototypes"}
+    write_tensors(path, {**kept, **change})
+    fresh, _ = assemble(experiment(rounds=3), ordinary())
+    with pytest.raises(CheckpointError, match=r"server\.safetensors: does not fit the method \(prototypes"):
+        load_checkpoint(tmp_path, fresh.state, fresh.executor.clients)
 
 
 @pytest.mark.parametrize("version", [1, 2, "later"])

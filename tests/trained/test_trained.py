@@ -455,9 +455,15 @@ def changed_server(tensors):
         ("federation.json", rewrite(models={}), "federation.json: models"),
         ("federation.json", rewrite(input_shape=[2**40]), "input_shape"),
         ("clients/client-00/model.safetensors", lambda p: p.write_bytes(b"x" * 100), "cannot be read"),
+        ("clients/client-00/model.safetensors", lambda p: p.write_bytes(p.read_bytes()[:40]), "cannot be read"),
         ("clients/client-00/model.safetensors", lambda p: p.unlink(), "missing|No such file"),
         ("clients/client-00/state.safetensors", lambda p: p.unlink(), "state.safetensors: missing"),
         ("clients/client-00/state.safetensors", lambda p: p.write_bytes(b"x" * 100), "cannot be read"),
+        (
+            "clients/client-00/state.safetensors",
+            lambda p: p.write_bytes(save({}, {"protofed.from_server": "[" * 10**5})),
+            "cannot be read .is nested too deeply",
+        ),
     ],
 )
 def test_damaged_directories_are_one_line(run, tmp_path, name, change, message):
@@ -671,6 +677,18 @@ def test_an_extension_that_is_stopped_goes_on(run, tmp_path):
     resumed = protofed.run("quickstart", {**overrides, "rounds": 4}, out=copy, resume=True)
     assert [record.round for record in resumed.rounds] == [1, 2, 3, 4]
     assert resumed.rounds[1].accuracy == run.rounds[1].accuracy
+
+
+def test_rounds_of_other_rules_are_not_extended(run, tmp_path):
+    shutil.copytree(run.directory, tmp_path / "copy")
+    path = tmp_path / "copy" / "rounds.jsonl"
+    first, *rest = map(json.loads, path.read_text().splitlines())
+    first["accuracy"].pop("global_own")
+    path.write_text("".join(json.dumps(line) + "\n" for line in (first, *rest)))
+    with pytest.raises(CheckpointError, match=r"rounds\.jsonl: round 2 was scored by other rules than round 1$"):
+        protofed.run(
+            "quickstart", {**SMALL, "method.name": "fedproto", "rounds": 4}, out=tmp_path / "copy", resume=True
+        )
 
 
 @few(

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypedDict
 
 import torch
 from msgspec import Struct
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from protofed import data
@@ -25,11 +24,11 @@ from protofed.errors import CheckpointError, writing
 from protofed.rounds import checkpoint
 from protofed.rounds.checkpoint import newest_checkpoint
 from protofed.rounds.loop import Federation
-from protofed.rounds.state import StoredState
+from protofed.rounds.state import StoredState, fitting
 from protofed.runs.border import Border
 from protofed.samples import Encoding, FederatedData
 from protofed.storage.files import (
-    check_tensors,
+    open_tensors,
     read_json,
     read_tensors,
     write_bytes,
@@ -160,7 +159,8 @@ def restore_end(folder: Path, federation: Federation) -> bool:
         return False
     clients = federation.executor.clients
     state = StoredState.read(path, VERSION).of(clients, path)
-    state.tensors = server = read_server(folder)
+    server = read_server(folder)
+    state.tensors = fitting(server, federation.server, folder / "server.safetensors")
     for name in clients if clients.rests_here else ():
         where = client_model(folder, name)
         snapshot = read_client(folder, name, server)._replace(model=read_tensors(where))
@@ -280,14 +280,13 @@ def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapsho
     path = client_state(folder, client)
     if Border(folder).signature(path) is None:
         raise CheckpointError(f"{path}: missing: the run has not finished, or an older version ran it")
-    check_tensors(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            same = json.loads((file.metadata() or {}).get(_FROM_SERVER, "[]"))
+        with open_tensors(path) as file:
+            same = parse_json((file.metadata() or {}).get(_FROM_SERVER, "[]"))
             snapshot = unflatten({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        received = {name: server[name] for name in decoded(same, list[str], "from_server", ValueError)}
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({reason(error) if error.args else error})") from None
+            received = {name: server[name] for name in decoded(same, list[str], "from_server", ValueError)}
+    except KeyError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from None
     return snapshot._replace(received=snapshot.received | received)
 
 

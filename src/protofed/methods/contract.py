@@ -271,7 +271,7 @@ class Method(Generic[O]):
     # The server.
 
     def server_state(self) -> Tensors:
-        """Return the server's state before the first round."""
+        """Return the server's state before the first round; later ones may have more tensors and other rows."""
         return {}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:

@@ -14,7 +14,7 @@ from msgspec import Meta, field
 from torch import Tensor
 
 from protofed.errors import CheckpointError, writing
-from protofed.rounds.state import ServerState, StoredState
+from protofed.rounds.state import ServerState, StoredState, fitting
 from protofed.storage.files import PARTIAL, read_json, read_tensors, write_json, write_tensors
 from protofed.storage.records import Records, read_at
 from protofed.storage.snapshots import joined
@@ -157,8 +157,11 @@ def _frozen(clients: Roster) -> StoreSnapshot | None:
 def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
     """Restore the newest checkpoint, if there is one, and return whether there was.
 
+    Args:
+        state: That before the first round, which is replaced.
+
     Raises:
-        CheckpointError: If the checkpoint is damaged, in another format, or belongs to other clients.
+        CheckpointError: If the checkpoint is damaged, in another format, or of other clients or another method.
     """
     newest = newest_checkpoint(folder)
     if newest is None:
@@ -168,7 +171,8 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
     restored = stored.of(clients, path)
     if newest.name != f"{_PREFIX}{stored.round:06d}":
         raise CheckpointError(f"{path}: its round is {stored.round}, not that of its folder")
-    restored.tensors = read_tensors(newest / "server.safetensors")
+    server = newest / "server.safetensors"
+    restored.tensors = fitting(read_tensors(server), state.tensors, server)
     if (newest / SENT).exists():
         found = {int(round): t for round, t in read_tensors(newest / SENT).items() if round.isdecimal()}
         if not found.keys() <= restored.sent.keys() or any(t.dtype != torch.uint8 for t in found.values()):

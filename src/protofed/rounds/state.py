@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Struct
+from torch import Tensor
 
 from protofed.errors import CheckpointError, PayloadError
 from protofed.methods.contract import Method, Tensors
@@ -125,6 +126,25 @@ class StoredState(Struct):
         return ServerState(
             self.round, {}, standing, generations, dict(generations), self.asked, sent, self.forgotten
         )
+
+
+def _rows(tensor: Tensor) -> tuple[int, ...]:
+    return (tensor.dim(), *tensor.shape[1:])
+
+
+def fitting(found: Tensors, initial: Tensors, path: Path) -> Tensors:
+    """Return the tensors of a server in a file.
+
+    Args:
+        initial: Those before the first round; later there may be more, and other numbers of rows.
+
+    Raises:
+        CheckpointError: If one is missing, or its rows have another shape.
+    """
+    for name, tensor in initial.items():
+        if name not in found or (tensor.numel() and _rows(found[name]) != _rows(tensor)):
+            raise CheckpointError(f"{path}: does not fit the method ({name} is missing or has another shape)")
+    return found
 
 
 def unsound(method: Method, state: Tensors, round: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -90,8 +90,24 @@ def read_comparison(path: Path) -> ComparisonFile:
 
 def read_rounds(path: Path) -> list[RoundRecord]:
     """Return the records of ``rounds.jsonl`` by round; a last line that is still being written is left out."""
-    records = {record.round: record for line, where in _lines(path) for record in [read_record(line, where)]}
-    return [records[number] for number in sorted(records)]
+    return in_order({record.round: record for record in (read_record(*line) for line in _lines(path))}, path)
+
+
+def in_order(records: Mapping[int, RoundRecord], path: Path) -> list[RoundRecord]:
+    """Return the records of one run, ascending by round.
+
+    Args:
+        path: Of the file, with which errors begin.
+
+    Raises:
+        CheckpointError: If rounds were scored by different rules.
+    """
+    ordered = [records[number] for number in sorted(records)]
+    scored = [(r.round, set(scores.weighted)) for r in ordered for scores in (r.accuracy, r.validation) if scores]
+    for round, rules in scored:
+        if rules != scored[0][1]:
+            raise CheckpointError(f"{path}: round {round} was scored by other rules than round {scored[0][0]}")
+    return ordered
 
 
 def read_lines(path: Path, kind: type[S]) -> list[S]:

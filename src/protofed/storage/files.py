@@ -6,8 +6,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -140,15 +140,11 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Te
     Args:
         names: Tensors to read, which may be missing; all by default.
     """
-    check_tensors(path)
-    try:
+    with open_tensors(path) as file:
         if names is None:
             return load_file(path)
-        with safe_open(path, framework="pt") as file:
-            present = set(file.keys())
-            return {name: file.get_tensor(name) for name in names if name in present}
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+        present = set(file.keys())
+        return {name: file.get_tensor(name) for name in names if name in present}
 
 
 def check_format(path: Path, written: object, reads: int) -> None:
@@ -160,12 +156,19 @@ def check_format(path: Path, written: object, reads: int) -> None:
         )
 
 
-def check_tensors(path: Path) -> None:
-    """Refuse to map a safetensors file that is no regular file or has a header of implausible length."""
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Open a safetensors file that is a regular file and has a header of plausible length.
+
+    Raises:
+        CheckpointError: If it, or what the block takes from it, cannot be read.
+    """
     try:
-        with open_ordinary(path) as file:
-            length = int.from_bytes(file.read(8), "little")
-    except (OSError, ValueError) as error:
+        with open_ordinary(path) as header:
+            length = int.from_bytes(header.read(8), "little")
+        if length > limits.TENSOR_HEADER_BYTES:
+            raise ValueError(f"its header has {length} bytes")
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
-    if length > limits.TENSOR_HEADER_BYTES:
-        raise CheckpointError(f"{path}: cannot be read (its header has {length} bytes)")

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from protofed.errors import CheckpointError, PayloadError, writing
-from protofed.storage.files import check_format, check_tensors
+from protofed.storage.files import check_format, open_tensors
 from protofed.untrusted import claims
-from protofed.untrusted.reading import reason
 
 VERSION = 2
 """Format version of snapshots that hold the state of optimisers."""
@@ -130,14 +129,10 @@ def read(path: Path, weights: Path | None = None) -> Snapshot:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors in a file written by :func:`write_weights`."""
-    check_tensors(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            if (version := _format(file.metadata())) != WITHOUT_OPTIMIZER:
-                check_format(path, version, VERSION)
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+    with open_tensors(path) as file:
+        if (version := _format(file.metadata())) != WITHOUT_OPTIMIZER:
+            check_format(path, version, VERSION)
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _format(metadata: Mapping[str, str] | None) -> int | str:

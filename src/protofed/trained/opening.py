@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from protofed.config.architectures import Architecture, FederationSummary
@@ -38,7 +37,7 @@ from protofed.runs.rules import main_rule, prototype_rule
 from protofed.runs.run import Run
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.privacy import PrivacyOptions
-from protofed.storage.files import check_tensors, read_json, read_tensors
+from protofed.storage.files import open_tensors, read_json, read_tensors
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -377,8 +376,7 @@ def _builder(run: Run, name: str, stored: ModelsDescription, table: Table | None
 
 def _check_size(experiment: Experiment, federated: FederatedData, architecture: Architecture, path: Path) -> None:
     """Check, before any memory is taken, that a model is as large as the weights that were stored."""
-    check_tensors(path)
-    with safe_open(path, framework="pt") as file:
+    with open_tensors(path) as file:
         stored = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}  # noqa: SIM118
     with torch.device("meta"):
         model = build_model(experiment, federated, architecture, "shared", pretrained=False)

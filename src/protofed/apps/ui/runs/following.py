@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from protofed.errors import CheckpointError
 from protofed.runs.border import Border, Signature
-from protofed.runs.files import is_written, read_record
+from protofed.runs.files import in_order, is_written, read_record
 from protofed.runs.loading import check_run, load_description
 from protofed.runs.metrics import METRICS
 from protofed.runs.records import RoundRecord
@@ -123,7 +123,7 @@ class RoundsFile:
     @property
     def in_order(self) -> list[RoundRecord]:
         """The records, ascending by round."""
-        return [self.records[number] for number in sorted(self.records)]
+        return in_order(self.records, self.path)
 
 
 @dataclass(frozen=True)
