@@ -136,6 +136,7 @@ def test_the_seconds_of_a_round_are_those_of_all_attempts(monkeypatch):
     ("method", "codec", "lr", "field"),
     [
         ("fedproto", "float32", 1e30, "prototypes"),
+        ("fedproto", "float16", 1e6, "prototypes"),  # numbers that do not fit, of a model whose features are finite
         ("fedproto", "int8", 1e30, "prototypes"),
         ("fedavg", "float16", 1e12, "model"),  # finite weights that do not fit, of a model whose features are not
     ],

@@ -142,7 +142,7 @@ class Federation:
             return False
         for stage in self.stages:
             stage.end(round)
-        if reason := unsound(self.method, state, round):
+        if reason := unsound(self.method, self.codec, state, round):
             record.robust.kept = f"clients would have refused the new one ({reason})"
         else:
             self.state.tensors, record.diagnostics = state, diagnostics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +17,7 @@ from protofed.rounds.standing import Refusals, Standing
 from protofed.storage.files import check_format, read_json
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Round, checked, decoded
-from protofed.wire.validate import check_values
+from protofed.wire.codec import Codec
 
 if TYPE_CHECKING:
     from protofed.visits.roster import Roster
@@ -147,7 +147,7 @@ def fitting(found: Tensors, initial: Tensors, path: Path) -> Tensors:
     return found
 
 
-def unsound(method: Method, state: Tensors, round: int) -> str:
+def unsound(method: Method, codec: Codec, state: Tensors, round: int) -> str:
     """Return why clients would refuse the broadcast that follows from a state; "" if they would accept it."""
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -157,7 +157,8 @@ def unsound(method: Method, state: Tensors, round: int) -> str:
         return ""
     payload = method.broadcast(state, round + 1)
     try:
-        check_values(payload or {}, schema if payload else replace(schema, fields={}))
+        if payload:
+            codec.decode(codec.encode(payload, schema), schema)
     except PayloadError as error:
         return str(error)
     return ""

@@ -26,7 +26,7 @@ class Trained:
     Attributes:
         message: None if the round does not communicate.
         losses: Mean per sample over the round, by term.
-        failure: Why a communicating round has no upload: the model has diverged.
+        failure: Why a communicating round has no upload: the model has diverged, or a number is too large.
         late: Rounds since the client was asked.
     """
 

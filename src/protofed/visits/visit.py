@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from protofed.compute.seeding import Stream, derive, generator, seeded
-from protofed.errors import ProtofedError
+from protofed.errors import DivergedError, ProtofedError
 from protofed.methods.contract import Local, Method, Phase, Tensors
 from protofed.samples import Samples
 from protofed.storage.snapshots import Snapshot
@@ -335,11 +335,11 @@ class LocalTrainer:
         """Encode a client's upload.
 
         Returns:
-            The message, and an empty text; or None, and the reason, if the model has diverged.
+            The message, and an empty text; or None, and the reason, if the model has diverged or a number is too
+            large for the codec.
 
         Raises:
-            ProtofedError: If the upload violates the schema or does not fit the codec although the model has not
-                diverged; names the client.
+            ProtofedError: If the upload violates the schema for another reason; names the client.
         """
         schema = self.method.upload_schema
         assert schema is not None
@@ -360,6 +360,8 @@ class LocalTrainer:
                 found = [local.model(next(batches(train, local.model)).x).features] if len(train) else []
             if not all(bool(tensor.isfinite().all()) for tensor in found):
                 return None, f"model: has diverged ({' '.join(str(error).split())[:160]})"
+            if isinstance(error, DivergedError):
+                return None, str(error)
             if isinstance(error, ProtofedError):
                 raise type(error)(f"{local.name}: {error}") from None
             raise

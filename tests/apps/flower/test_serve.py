@@ -33,6 +33,7 @@ from network import (
 )
 from protofed import load_run
 from protofed.apps.flower.grid import RECORD
+from protofed.apps.flower.ledger import NAME, read_ledger
 from protofed.apps.flower.node import Node
 from protofed.errors import FederationError, ProtofedError
 from protofed.methods import methods
@@ -71,6 +72,18 @@ def test_lossy_codecs_act_in_the_same_way(codec, root, tmp_path):
     chosen = wanted("fedproto", root, wire__codec=codec, wire__compression="zstd")
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
     assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+
+
+def test_a_client_whose_numbers_are_too_large_is_refused_with_the_same_reason(tmp_path):
+    data = federated(client("ann", [0, 0, 1, 1]), client("bob", [1, 2, 2, 3], lr=10.0, epochs=20))
+    root = write_folders(tmp_path / "data", data)
+    chosen = wanted("fedproto", root, wire__codec="float16", rounds=1)
+    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
+    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
+    (refusal,) = remote.rounds[0].refused
+    assert (refusal.client, refusal.field, refusal.diverged) == ("bob", "prototypes", True)
+    contents = [entry.content for _, _, entry in read_ledger(tmp_path / "state" / "bob" / NAME)]
+    assert any(refusal.reason in content for content in contents)
 
 
 def test_clients_with_models_and_epochs_of_their_own(tmp_path):

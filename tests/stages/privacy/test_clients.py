@@ -193,7 +193,7 @@ def test_a_release_that_is_discarded_has_been_made(tmp_path, monkeypatch):
     """A restarted server compares the file of releases with the rounds that it has recorded."""
     federation = build("fedavg", **PRIVATE)
     support.stage(federation, ClientPrivacy).keep(tmp_path, 0)
-    monkeypatch.setattr(loop, "unsound", lambda method, state, round: "w: too large")
+    monkeypatch.setattr(loop, "unsound", lambda method, codec, state, round: "w: too large")
     records = list(federation.run())
     assert [r.robust.kept for r in records] == ["clients would have refused the new one (w: too large)"] * 2
     assert records[-1].privacy.releases == (tmp_path / "releases").stat().st_size == 2

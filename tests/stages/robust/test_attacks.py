@@ -23,6 +23,7 @@ from protofed.stages.attack.attackers import Attackers
 from protofed.stages.attack.attacks import ATTACKS, Kind, Knowledge, inflated
 from protofed.stages.attack.backdoor import PATCH, goal_of, optimise_trigger, patch, poisoned, triggered
 from protofed.stages.robust import Guard
+from protofed.wire.codec import get_codec
 from protofed.wire.schema import Field, Schema
 from protofed.wire.validate import COUNT_LIMIT, check_structure, check_values
 from support import few
@@ -189,10 +190,15 @@ def test_refusals_after_a_poisoned_broadcast_count_against_nobody():
 def test_a_state_that_clients_would_refuse_is_not_sent():
     federation, _ = assemble(support.experiment("fedavg", execution__executor="sequential"), many())
     state = dict(federation.server)
-    assert unsound(federation.method, state, 1) == ""
-    for value, reason in ((float("nan"), "not finite"), (float("inf"), "not finite"), (2e9, "at most 1e+09")):
+    assert unsound(federation.method, federation.codec, state, 1) == ""
+    for value, reason, codec in (
+        (float("nan"), "not finite", federation.codec),
+        (float("inf"), "not finite", federation.codec),
+        (2e9, "at most 1e+09", federation.codec),
+        (7e4, "float16 holds magnitudes up to 65504", get_codec("float16")),
+    ):
         broken = {**state, "head.weight": torch.full_like(state["head.weight"], value)}
-        assert reason in unsound(federation.method, broken, 1)
+        assert reason in unsound(federation.method, codec, broken, 1)
     old = federation.server
     federation.method.aggregate = lambda server, uploads, round: Aggregate(  # type: ignore[method-assign]
         {n: t * float("inf") for n, t in server.items()}, {"uploads": sum(1 for _ in uploads)}

@@ -93,7 +93,8 @@ def describe(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> tuple[str,
     if "losses" in values:
         arrays = ", ".join(f"{name} {'×'.join(map(str, shape)) or '1'}" for name, shape in shapes.items())
         upload = f"upload of {arrays}" if arrays else "no upload" if "message" not in values else "upload, masked"
-        return "upload", f"{upload}; training losses {values['losses']}"[:5_000]
+        failure = f" ({claims.clean(values['failure'])})" if "failure" in values else ""
+        return "upload", f"{upload}{failure}; training losses {values['losses']}"[:5_000]
     if "correct" in values:
         held_out = f"; validation samples: {values['validation']}" if values["validation"] != "{}" else ""
         return "scores", f"test samples classified correctly, by rule: {values['correct']}{held_out}"[:5_000]

@@ -273,6 +273,7 @@ class _Sizes(TypedDict):
 def trained_values(result: Trained) -> Values:
     """Return a training result as the values of a message; losses may be any floats, including NaN."""
     values: Values = {"client": result.client, "losses": json.dumps(result.losses), "seconds": result.seconds}
+    values |= {"failure": result.failure} if result.failure else {}
     return values if result.message is None else {**values, "message": result.message}
 
 
@@ -284,7 +285,8 @@ def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Traine
     """
     message = take(values, "message", bytes) if "message" in values else None
     losses = _numbers(values, "losses")
-    return Trained(name, message, losses, scored.train, _seconds(values))
+    failure = claims.clean(values.get("failure", "")) if message is None else ""
+    return Trained(name, message, losses, scored.train, _seconds(values), failure)
 
 
 def evaluated_values(result: Evaluated, counts: str = "exact") -> Values:
