@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -157,8 +157,7 @@ def unsound(method: Method, codec: Codec, state: Tensors, round: int) -> str:
         return ""
     payload = method.broadcast(state, round + 1)
     try:
-        if payload:
-            codec.decode(codec.encode(payload, schema), schema)
+        codec.check(payload or {}, schema if payload else replace(schema, fields={}))
     except PayloadError as error:
         return str(error)
     return ""

@@ -70,6 +70,12 @@ class Codec:
             kind, body = kind | COMPRESSED, packed
         return MAGIC + bytes([VERSION, kind]) + sizes + body
 
+    def check(self, payload: Payload, schema: Schema) -> None:
+        """Raise PayloadError if the codec cannot represent a payload, or its receiver would refuse it."""
+        check_values(payload, schema)
+        if type(self).encode_real is not Codec.encode_real:
+            self.encode(payload, schema)
+
     def decode(self, message: bytes, schema: Schema) -> Payload:
         """Decode and validate a message.
 
