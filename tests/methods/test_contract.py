@@ -72,6 +72,58 @@ def test_a_method_for_0_2_is_told_what_to_change(name, tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
+MINE = """from dataclasses import dataclass
+
+from protofed.methods.fedproto import FedProto, FedProtoOptions
+
+
+@dataclass(frozen=True)
+class MineOptions(FedProtoOptions):
+    factor: float = {factor}
+
+
+class Mine(FedProto):
+    name = "mine"
+    summary = "mine"
+    Options = MineOptions
+
+    def begin(self, *given):
+        self.factor = self.options.factor
+        return super().begin(*given)
+"""
+
+
+def test_a_file_of_the_same_name_or_another_content_is_another_method(tmp_path):
+    """Files called alike in two folders, and one that is edited between two runs, as in a notebook."""
+    files = [tmp_path / name / "mine.py" for name in ("a", "b")]
+    for factor, file in enumerate(files):
+        file.parent.mkdir()
+        file.write_text(MINE.format(factor=float(factor)))
+    first, second = (get(f"{file}:Mine") for file in files)
+    assert (first.Options().factor, second.Options().factor) == (0.0, 1.0)
+    assert get(f"{files[0]}:Mine") is first
+    files[0].write_text(MINE.format(factor=2.0))
+    assert get(f"{files[0]}:Mine").Options().factor == 2.0
+    with pytest.raises(ConfigError, match=r"^.*b/mine\.py:Mine and .*a/mine\.py:Mine are both called Mine-seed0"):
+        protofed.compare("quickstart", [f"{file}:Mine" for file in reversed(files)], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_method_of_a_file_is_the_same_in_processes(tmp_path):
+    """With options of its own, which processes receive as an object."""
+    (tmp_path / "mine.py").write_text(MINE.format(factor=1.0))
+    found = []
+    for executor in ("sequential", "workers"):
+        chosen = experiment(
+            f"{tmp_path}/mine.py:Mine", rounds=2, execution__executor=executor, execution__threads=1
+        )
+        federation, _ = assemble(chosen, ordinary())
+        with closing(federation.executor):
+            found.append([record.accuracy for record in federation.run()])
+            assert federation.executor.description()["executor"] == executor
+    assert found[0] == found[1]
+
+
 def test_a_run_describes_its_rules(tmp_path):
     small = {"data__source": "digits", "data__samples": 60, "data__clients": 2, "model__options": {}, "rounds": 1}
     directory = run_experiment(experiment("nested:Nested", **small), tmp_path / "run").directory

@@ -517,8 +517,8 @@ def test_code_that_a_run_names_is_imported_only_on_request(tmp_path, monkeypatch
         with pytest.raises(DataError, match=f"names code of its own .{name}.: pass trust_code=True"):
             load_run(out).model("client-00")
         assert load_run(out, trust_code=True).predict("client-00", image).labels.shape == (1,)
-        for module in ("protofed_user_mine", "own_package_of_a_user"):
-            sys.modules.pop(module, None)
+        for module in [n for n in sys.modules if n.startswith(("protofed_user_", "own_package_of_a_user"))]:
+            del sys.modules[module]
 
 
 # Exported models.

@@ -5,16 +5,22 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
-from typing import TypeVar
+from types import CodeType, ModuleType
+from typing import Any, TypeVar
 
 from protofed.errors import ConfigError
 
 T = TypeVar("T")
+Packed = tuple[dict[str, str], bytes]
+_OWN = "protofed_user_"
+"""Beginning of the names of modules that are files of users."""
 
 
 @contextmanager
@@ -48,19 +54,48 @@ def user_module(location: str) -> ModuleType:
             sys.path.append(here)  # a command does not search the working directory by itself
         return importlib.import_module(location)
     path = Path(location).resolve()
-    name = f"protofed_user_{path.stem}"
+    if not path.is_file():
+        raise ImportError(f"no module at {path}")
+    # Other files may have the same name, and this one may have been edited since.
+    version = sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
+    return _of_file(f"{_OWN}{path.stem}_{version}", path)
+
+
+def _of_file(name: str, path: Path) -> ModuleType:
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise ImportError(f"no module at {path}")
+        loader = _Source(name, str(path))
+        spec = importlib.util.spec_from_loader(name, loader)
+        assert spec is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+class _Source(SourceFileLoader):
+    """A loader that compiles anew: Python stores a result by second and size, which an edit may leave unchanged."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def packed(value: object) -> Packed:
+    """Pickle a value for another process, together with where the users' files lie of which it has objects."""
+    content = pickle.dumps(value)
+    own = {n: str(m.__file__) for n, m in sys.modules.items() if n.startswith(_OWN) and n.encode() in content}
+    return own, content
+
+
+def unpacked(value: Packed) -> Any:
+    """Return a value from another process of this program."""
+    own, content = value
+    for name, path in own.items():
+        _of_file(name, Path(path))
+    return pickle.loads(content)
 
 
 def user_class(kind: str, name: str, base: type[T], called: str) -> type[T]:

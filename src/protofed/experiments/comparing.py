@@ -165,6 +165,11 @@ class Plan:
                     log.warning("compare.methods=all: %s is left out: %s", cell.method, error)
                     options = replace(options, methods=kept)
         chosen = {cell: experiment for cell, experiment in experiments.items() if cell.method in options.methods}
+        places = {cell.folder: cell for cell in chosen}
+        if not keyed and len(places) < len(chosen):
+            one = next(cell for cell in chosen if places[cell.folder] != cell)
+            other = places[one.folder]
+            raise ConfigError(f"{one.label} and {other.label} are both called {one.folder} in results: rename one")
         return cls(options, chosen, keyed, tree)
 
     def tasks(self, directory: Path, *, resume: bool, measure: Measure | None = None) -> dict[Cell, RunTask]:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from protofed.compute import numerics
+from protofed.compute.imports import Packed, packed, unpacked
 from protofed.errors import ProtofedError
 from protofed.samples import FederatedData
 from protofed.storage import scratch
@@ -85,7 +86,7 @@ class Workers(Executor):
         self.threads = threads
         self.together = together
         self.preload = preload
-        self._start = (build, PackedData.of(federated), self.store.folder, threads)
+        self._start = (packed(build), PackedData.of(federated), self.store.folder, threads)
         self._pool: ProcessPoolExecutor | None = None
         self._seconds: dict[tuple[str, bool], float] = {}
         self._runs = 0
@@ -263,7 +264,7 @@ _bench: tuple[Executor, Files]
 _number = 0
 
 
-def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Queue[int]) -> None:
+def begin(build: Packed, data: PackedData, folder: Path, threads: int, numbers: Queue[int]) -> None:
     """Initialise a worker process.
 
     Args:
@@ -274,7 +275,7 @@ def begin(build: Build, data: PackedData, folder: Path, threads: int, numbers: Q
     stay_with_parent()
     torch.set_num_threads(threads)
     store = Files(folder, owner=False)
-    _bench = build(data.unpack(), store, numbers.get()), store
+    _bench = unpacked(build)(data.unpack(), store, numbers.get()), store
 
 
 def _visit(task: _Task) -> _Done:
