@@ -115,6 +115,21 @@ def test_losing_and_undecided_comparisons_say_so(runs_of):
     assert same.sentences[0].startswith("No gain from federating is seen: +0.0 (")
 
 
+def test_different_rules_are_named(runs_of):
+    """The control by its head, the exchange by its prototypes: whoever reads the gain has to know."""
+    (ours,), control = runs_of("fedproto", FEW, rule="global"), runs_of("local", MOST)
+    found = answer([ours, *control])
+    assert "They are scored by different rules, global and head, and have none in common." in found.sentences
+    assert answer_table(found).caption == "Rules: local by head; fedproto by global."
+    accuracy = ours.rounds[-1].accuracy
+    scored = replace(accuracy, weighted={"head": 0.5} | accuracy.weighted)
+    found = answer([replace(ours, rounds=[replace(ours.rounds[-1], accuracy=scored)]), *control])
+    assert "different rules, global and head: evaluation.rule=head scores both alike." in found.text
+    alike = answer([*runs_of("fedtgp", FEW), *control])
+    assert "different rules" not in alike.text
+    assert "Rules" not in answer_table(alike).caption
+
+
 def test_the_best_of_either_side_are_compared_and_every_other_kind_is_named(runs_of):
     runs = [*runs_of("fedproto", MOST), *runs_of("fedtgp", FEW), *runs_of("fedavg", FEW, rule="global_model")]
     found = answer([*runs, *runs_of("local", FEW), *runs_of("fixed_etf", (range(3), range(3)))])

@@ -158,7 +158,8 @@ class Answer:
             f"{self.best.traffic}) against {self.control.label}, the best that sends nothing "
             f"({_accuracy(self.control)})."
         )
-        others = [*self._kinds(self.best, self.control), *_unseen(self.best, self.control)]
+        others = [*_rules(self.best, self.control), *self._kinds(self.best, self.control)]
+        others += _unseen(self.best, self.control)
         level = 1 - 0.05 / max(len(self.sites), 1)
         return [told, *_of_sites(self.best.gains(self.control, level)), *others, *_doubt(self.results)]
 
@@ -217,9 +218,24 @@ def answer_table(found: Answer, most: int = ROWS) -> TextTable:
         table.add(
             TextCell(result.label, strong=result is found.best), *cells, size(result.sent), duration(result.seconds)
         )
+    rules: dict[str, list[str]] = {}
+    for result in shown:
+        rules.setdefault(result.rule, []).append(result.label)
+    parts = [f"{', '.join(labels)} by {rule}" for rule, labels in rules.items()]
+    told = [f"Rules: {'; '.join(parts)}."] if len(parts) > 1 else []
     if left := len(found.results) - len(shown):
-        table.caption = f"{left} more: --full, or the report."
+        told.append(f"{left} more: --full, or the report.")
+    table.caption = " ".join(told)
     return table
+
+
+def _rules(best: MethodResult, control: MethodResult) -> list[str]:
+    """Return a sentence on the rules by which both are scored, if they are two."""
+    if best.rule == control.rule:
+        return []
+    both = [rule for rule in control.runs[0].rules if rule in best.runs[0].rules]
+    alike = f": evaluation.rule={both[0]} scores both alike" if both else ", and have none in common"
+    return [f"They are scored by different rules, {best.rule} and {control.rule}{alike}."]
 
 
 def _result(label: str, group: list[Run]) -> MethodResult:
