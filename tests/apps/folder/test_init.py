@@ -184,6 +184,7 @@ def test_a_label_can_be_named(tmp_path):
             lambda p: (p.mkdir(), (p / "a.xlsx").write_bytes(b"no zip"), (p / "b.xlsx").write_bytes(b"PK")),
             "not a readable Excel",
         ),
+        (lambda p: write(p / "a.csv", ["hospital", "x", "label"], []), "holds no rows"),
     ],
 )
 def test_what_is_no_data_is_refused_in_one_line(prepare, error, tmp_path):

@@ -113,6 +113,8 @@ def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str) 
     damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
         raise DataError("; ".join(why for _, why in wrong[:3]))
+    if not any(sheet.rows for sheet in held):
+        raise DataError(f"{folder.path}: holds no rows: expected one per sample below the header")
     source = dict(folder.options)
     if list(folder.sites) == [ONE_TABLE]:
         held, more, told = _divided(held[0], site)
@@ -158,6 +160,8 @@ def _divided(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, An
     if not column:
         return [sheet], {}, [_undivided(sheet.rows)]
     parts = divided(sheet, column)
+    if not parts:
+        raise DataError(f"column {column!r} names no site in any row: name another as the site")
     sizes = ", ".join(f"{part.site} ({part.rows:,})" for part in parts[:6]) + ", …" * (len(parts) > 6)
     options = {**NATURAL, "data.options.id_column": column}
     return parts, options, [Notice("", column, f"{len(parts)} sites: {sizes}", "one client each")]
