@@ -78,6 +78,8 @@ def surveyed(folder: DataFolder, label: str = "", site: str = "") -> Survey:
     unread = [Notice(name, "", "is no data", "it is not read") for name in folder.unread]
     if folder.kind == "samples" or (list(folder.sites) == [ONE_TABLE] and others.in_one_column(folder)):
         return _of_samples(folder, label, site)
+    if site and (folder.kind != "tables" or list(folder.sites) != [ONE_TABLE]):
+        raise DataError(f"{folder.path}: is no single table, so no column names its sites: leave out --site {site}")
     if folder.kind == "tables":
         return _of_tables(folder, unread, label, site)
     if folder.kind == "images":
