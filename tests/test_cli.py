@@ -138,6 +138,7 @@ def test_inspect_prints_and_draws_the_split(tmp_path, monkeypatch, capsys):
     ("arguments", "expected"),
     [
         (["run", "quikstart"], "unknown recipe 'quikstart': did you mean 'quickstart'?"),
+        (["run", str(Path(__file__).parent)], "/tests: a folder, and no recipe: protofed try "),
         (["run", "method.name=fedprot"], "did you mean 'fedproto'?"),
         (["run", "quickstart", "method.lamda=3"], "did you mean 'lambda'?"),
         (["run", "data.source=nmist"], "did you mean 'mnist'?"),

@@ -34,6 +34,13 @@ def drawn(fig):
     return texts + [t.get_text() for legend in fig.legends for t in legend.get_texts()]
 
 
+def test_a_surface_asks_for_its_two_options(run_at):
+    runs = [load_run(run_at(method="protonorm"))]
+    for options in ({}, {"x": "training.lr"}):
+        with pytest.raises(ConfigError, match="surface needs two options: --option x=NAME --option y=NAME"):
+            figures.get("surface")(runs, **options)
+
+
 def test_every_figure_is_registered_and_documented():
     assert sorted(figures) == sorted(NAMES + NEED_MORE)
     for _, draw in figures.items():

@@ -155,5 +155,14 @@ def test_what_cannot_be_learned_is_refused(cells, fitted):
         ProtofedClassifier().predict(x)
 
 
+@pytest.mark.parametrize("nothing", [None, np.nan, pd.NA])
+def test_a_sample_without_a_site_is_refused(nothing, cells):
+    x, y, site = cells
+    for groups in (pd.Series(site, dtype=object), pd.Series(site), pd.Series(np.arange(len(y)) % 3.0)):
+        groups[7] = nothing
+        with pytest.raises(ValueError, match="groups: has no site in row 7: name one, or leave the sample out"):
+            ProtofedClassifier().fit(x, y, groups=groups)
+
+
 def test_it_is_public():
     assert protofed.ProtofedClassifier is ProtofedClassifier

@@ -351,6 +351,8 @@ def load_recipe(recipe: Recipe) -> Tree:
     usual = path.suffix != ".toml"
     if usual:
         builtin = recipes()
+        if str(recipe) not in builtin and path.is_dir():
+            raise ConfigError(f"{recipe}: a folder, and no recipe: protofed try {recipe}")
         if str(recipe) not in builtin:
             raise ConfigError(unknown_name("recipe", str(recipe), builtin) + ", or a path ending in .toml")
         path = builtin[str(recipe)]

@@ -130,7 +130,7 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     options = _options(data)
     parts = [
         _Part(folder.name, split, item)
-        for split, item in _open(folder, data, options, data.budget(), options.sites)
+        for split, item in _open(folder, data, options, data.budget(), anywhere=True)
     ]
     listings = [part.listing for part in parts]
     counted = replace(data, classes=len(classes) or data.classes)
@@ -138,6 +138,9 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     x, columns, notes = raw_parts(listings, [checks.features(i, torch.arange(len(i))) for i in listings], data)
     samples = {part.split: Samples(value, y) for part, value, y in zip(parts, x, labels, strict=True)}
     client = _client(folder.name, folder, samples, data, seed)
+    own = {name for item in listings for name in item.names}
+    if own and (absent := [name for name in data.drop if name not in own]):  # misspelt, or at other sites
+        notes += (f"Of data.drop, these columns are not there: {', '.join(absent)}.",)
     named = any(checks.renamed(item, data.labels).labels.dtype.kind in "US" for item in listings)
     federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
     declared = bool(classes) or (not named and bool(data.classes or any(i.class_names for i in listings)))

@@ -17,9 +17,12 @@ from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import read_bytes, reason
 
+SYSTEM = ("desktop.ini", "thumbs.db")
+"""Names of files that Windows leaves in folders, in lower case."""
+
 
 def visible(folder: Path) -> list[Path]:
-    """Return the entries of ``folder`` sorted by name, without hidden files."""
+    """Return the entries of ``folder`` sorted by name, without hidden files and those of the system."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in islice(entries, limits.FILES + 1)]
@@ -27,7 +30,7 @@ def visible(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: cannot be read ({reason(error)})") from None
     if len(names) > limits.FILES:
         raise DataError(f"{folder}: holds more than {limits.FILES} files")
-    return sorted(folder / name for name in names if not name.startswith("."))
+    return sorted(folder / name for name in names if not (name.startswith(".") or name.lower() in SYSTEM))
 
 
 def read_class_folders(folder: Path, budget: Budget, resize: int = 0, home: Path | None = None) -> Listing:

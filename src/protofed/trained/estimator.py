@@ -113,6 +113,8 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"the samples are of one class, {only!r}: a classifier needs two or more")
         sites = np.zeros(len(codes), np.int64) if groups is None else column_or_1d(groups)
         check_consistent_length(raw, sites)
+        if (lacking := next((row for row, site in enumerate(sites) if not _there(site)), None)) is not None:
+            raise ValueError(f"groups: has no site in row {lacking}: name one, or leave the sample out")
         self.sites_, owner = np.unique(sites, return_inverse=True)
         parts = [torch.from_numpy(np.flatnonzero(owner == site)) for site in range(len(self.sites_))]
         targets = torch.from_numpy(codes.astype(np.int64))
@@ -218,6 +220,11 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return X
         finite = True if self.clients_[0].data.missing == "refuse" else "allow-nan"
         return validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
+
+
+def _there(value: Any) -> bool:
+    """Return whether a value is neither None nor NaN, pandas.NA or the like, which do not equal themselves."""
+    return value is not None and str(value == value) == "True"
 
 
 def _trained(experiment: Experiment, data: FederatedData) -> list[TrainedClient]:

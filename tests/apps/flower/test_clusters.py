@@ -133,6 +133,17 @@ def test_a_simulation_without_any_machine_left_ends(root, tmp_path):
     same_files(tmp_path / "local", tmp_path / "remote")
 
 
+def test_a_refused_simulation_leaves_no_folder(root, tmp_path):
+    chosen, refused = (wanted("fedproto", root, rounds=1, evaluation__on=on) for on in ("own", "union"))
+    with pytest.raises(ConfigError, match="use --engine local"):
+        over(FakeGrid(SHARES), refused, tmp_path / "run", simulated=True)
+    assert not (tmp_path / "run").exists()
+    over(FakeGrid(SHARES), chosen, tmp_path / "run", simulated=True)
+    with pytest.raises(ConfigError, match="holds a run with another configuration"):
+        over(FakeGrid(SHARES), refused, tmp_path / "run", simulated=True)
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
 LIES = {
     "nothing": None,
     "no safetensors": b"x" * 64,

@@ -13,11 +13,12 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
-from network import FakeGrid, locally, nodes_of, over, own_run, wanted
+from network import FakeGrid, locally, nodes_of, numbers, over, own_run, wanted
 from notes import write_notes
 from protofed import load_run
 from protofed.analysis.one_class import one_class
 from protofed.apps.flower.admission import admit
+from protofed.apps.flower.check import CheckRequest, check_node
 from protofed.apps.flower.messages import Description, description_values, read_descriptions
 from protofed.apps.flower.sources import Folder
 from protofed.config.architectures import FederationSummary
@@ -292,6 +293,24 @@ def test_names_of_sites_are_compared_before_training(sites, tmp_path):
     here, there = (json.loads((tmp_path / d / "federation.json").read_text()) for d in "ab")
     assert here["class_names"] == there["class_names"] == ["benign", "healthy", "malignant"]
     assert here["table"] == there["table"]
+
+
+def test_a_column_to_drop_may_be_at_one_site_of_a_network(sites, tmp_path, caplog):
+    for split in ("train", "test"):
+        path = sites / "clients" / "ann" / f"{split}.csv"
+        path.write_text("".join(f"{i},{line}\n" if i else f"crp,{line}\n"
+                                for i, line in enumerate(path.read_text().splitlines())))  # fmt: skip
+    chosen = wanted("fedproto", sites, rounds=1, data__drop=["crp"], data__missing="mean", **MODEL)
+    run = over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "run")
+    assert run.names == ["Köln", "ann", "bob"]
+    assert numbers(run) == numbers(locally(chosen, tmp_path / "local"))
+    told = [r.getMessage() for r in caplog.records if "data.drop" in r.getMessage()]
+    assert sorted(told) == [f"{name}: Of data.drop, these columns are not there: crp." for name in ("Köln", "bob")]
+    options = ("data.drop=crp", "data.missing=mean", "data.source=spiral", "data.classes=3")
+    request = CheckRequest(sites / "clients" / "bob", recipe="quickstart", overrides=options)
+    (data,) = [found for found in check_node(request) if found.name == "client-dir"]
+    assert data.state == "ok"
+    assert data.text.endswith(". Of data.drop, these columns are not there: crp.")
 
 
 def test_an_identifier_is_refused_by_the_node_that_holds_it(sites):

@@ -150,6 +150,8 @@ def _frame(**columns):
         (_frame(s=["?!", "b"] * 20), {"site": "s"}, "use letters, digits"),
         (_frame(y=[0] * 40), {"label": "y"}, "label column is constant"),
         (_frame()[:0], {"label": "y"}, "no "),
+        (_frame(s="a")[:0], {"site": "s"}, "the data frame: holds no rows"),
+        (_frame(s=[None] * 40), {"site": "s"}, "column 's' names no site in any row"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(frame, options, error):

@@ -130,6 +130,24 @@ def test_the_sites_of_one_table_are_in_a_column(tmp_path):
         inspected(tmp_path, site="clinic")
 
 
+@few("name", ("hospitals", "pictures", "series"), 1)
+def test_a_column_of_sites_is_refused_where_files_are_sites(name, tmp_path):
+    FOLDERS[name](tmp_path)
+    with pytest.raises(DataError, match="is no single table, so no column names its sites: leave out --site nope"):
+        inspected(tmp_path, site="nope")
+
+
+def test_files_that_systems_leave_among_images_are_not_read(tmp_path, monkeypatch):
+    FOLDERS["pictures"](tmp_path / "pictures")
+    clean = inspected(tmp_path / "pictures")
+    for place in (".", "a", "a/0"):
+        for left in ("Thumbs.db", "desktop.ini", ".DS_Store", "._1.png"):
+            (tmp_path / "pictures" / place / left).write_bytes(b"\0")
+    assert inspected(tmp_path / "pictures") == clean
+    monkeypatch.chdir(tmp_path)
+    assert "Written: protofed.toml" in run("init", "pictures", "--yes")
+
+
 def test_two_columns_of_one_name_are_told_in_a_line(tmp_path):
     (tmp_path / "a.csv").write_text("a,a,label\n1,2,x\n3,4,y\n")
     with pytest.raises(DataError, match=r"a\.csv: several columns have the same name, 'a'$"):
@@ -184,6 +202,7 @@ def test_a_label_can_be_named(tmp_path):
             lambda p: (p.mkdir(), (p / "a.xlsx").write_bytes(b"no zip"), (p / "b.xlsx").write_bytes(b"PK")),
             "not a readable Excel",
         ),
+        (lambda p: write(p / "a.csv", ["hospital", "x", "label"], []), "holds no rows"),
     ],
 )
 def test_what_is_no_data_is_refused_in_one_line(prepare, error, tmp_path):

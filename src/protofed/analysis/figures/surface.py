@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import colour_bar, figure, map_axes, name_ticks, panels, write_title
 from protofed.analysis.style import INK
-from protofed.errors import DataError, unknown_name
+from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.runs.labels import flat
 from protofed.runs.run import Run, settled
 
@@ -24,6 +24,8 @@ def surface(runs: list[Run], x: str = "", y: str = "", rule: str | None = None) 
         y: dotted name of the option along the vertical axis
         rule: inference rule; by default each method's main rule
     """
+    if not (x and y):
+        raise ConfigError("surface needs two options: --option x=NAME --option y=NAME, such as x=training.lr")
     scored = [run for run in settled(runs) if run.evaluations and (rule is None or rule in run.rules)]
     options = [flat(run.config) for run in scored]
     for name in (x, y):

@@ -167,6 +167,7 @@ class _Node:
             f"{client.name}: {len(client.train)} training and {len(client.test)} test samples of shape "
             f"{sides(self.federated.input_shape)}, {present} of {self.federated.num_classes} classes"
             + (f", client.toml: {settings}" if settings else "")
+            + "".join(f". {note}" for note in self.federated.notes)
         )
 
     def check_model(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import shutil
 import time
 from collections.abc import Collection
 from contextlib import nullcontext
@@ -81,10 +82,16 @@ def serve(
     # Fail before any node is asked.
     done = files.finished and not files.changed(experiment)
     claim = nullcontext() if done else files.claimed(experiment, resume=resume)
+    new = simulated and not files.path.exists()
     with claim:
-        return run_federation(
-            _as_server(experiment), files, begin, resume=True, progress=progress, report=report, measure=measure
-        )
+        try:
+            return run_federation(
+                _as_server(experiment), files, begin, resume=True, progress=progress, report=report, measure=measure
+            )
+        except ConfigError:
+            if new and not files.rounds():  # it would stand in the way of the corrected command
+                shutil.rmtree(files.path, ignore_errors=True)
+            raise
 
 
 def _as_server(experiment: Experiment) -> Experiment:

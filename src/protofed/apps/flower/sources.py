@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from protofed.untrusted import claims
 from protofed.untrusted.decoding import Disclosure, SampleCount, decoded
 from protofed.visits.rare import LEAST_SAMPLES
 
+log = logging.getLogger("protofed")
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -45,6 +48,8 @@ class Folder:
         if experiment.shift.used:
             raise ConfigError("shift changes data of simulations, and clients here have their own: leave it out")
         raw = read_client(self.path, experiment.data, experiment.seed)
+        for note in raw.federated.notes:
+            log.warning("%s: %s", self.name, note)
         counts, federated, data = self.counts(experiment, self.name), self._named(raw.federated), experiment.data
         check_steps(experiment, raw.columns or ())
         check_classes(experiment, raw.declared, self.name)

@@ -101,6 +101,8 @@ def federation(
         DataError: If the frame cannot be read, or something is found that no option can mend.
     """
     path = keep(frame)
+    if not len(frame):
+        raise DataError(f"{WHERE}: holds no rows: expected one per sample")
     names = [str(name) for name in frame.columns]
     for role, name in ("site", site), ("label", label):
         if name and name not in names:

@@ -78,6 +78,8 @@ def surveyed(folder: DataFolder, label: str = "", site: str = "") -> Survey:
     unread = [Notice(name, "", "is no data", "it is not read") for name in folder.unread]
     if folder.kind == "samples" or (list(folder.sites) == [ONE_TABLE] and others.in_one_column(folder)):
         return _of_samples(folder, label, site)
+    if site and (folder.kind != "tables" or list(folder.sites) != [ONE_TABLE]):
+        raise DataError(f"{folder.path}: is no single table, so no column names its sites: leave out --site {site}")
     if folder.kind == "tables":
         return _of_tables(folder, unread, label, site)
     if folder.kind == "images":
@@ -113,6 +115,8 @@ def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str) 
     damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
         raise DataError("; ".join(why for _, why in wrong[:3]))
+    if not any(sheet.rows for sheet in held):
+        raise DataError(f"{folder.path}: holds no rows: expected one per sample below the header")
     source = dict(folder.options)
     if list(folder.sites) == [ONE_TABLE]:
         held, more, told = _divided(held[0], site)
@@ -158,6 +162,8 @@ def _divided(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, An
     if not column:
         return [sheet], {}, [_undivided(sheet.rows)]
     parts = divided(sheet, column)
+    if not parts:
+        raise DataError(f"column {column!r} names no site in any row: name another as the site")
     sizes = ", ".join(f"{part.site} ({part.rows:,})" for part in parts[:6]) + ", …" * (len(parts) > 6)
     options = {**NATURAL, "data.options.id_column": column}
     return parts, options, [Notice("", column, f"{len(parts)} sites: {sizes}", "one client each")]

@@ -46,7 +46,8 @@ def images(folder: DataFolder) -> tuple[list[Notice], Held]:
     held: Held = {}
     for site, path in folder.sites.items():
         for file in islice(path.rglob("*"), limits.FILES):
-            if file.suffix.lower() not in SUFFIXES or not file.is_file():
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if hidden or file.suffix.lower() not in SUFFIXES or not file.is_file():
                 continue
             held.setdefault(site, Counter())[file.parent.name] += 1
             try:
