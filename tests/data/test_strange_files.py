@@ -226,6 +226,9 @@ def test_a_node_is_told_of_a_column_to_drop_that_it_does_not_have(tmp_path):
     options = build_options(DataOptions, {"drop": ["remarks"]}, "data")
     found, _ = load_client(tmp_path / "a", options, 0)  # others may have it, but it may be misspelt too
     assert found.notes == ("Of data.drop, these columns are not there: remarks.",)
+    misspelt = f"{NAMES[0].upper()}x"  # would leave in what was to be left out
+    with pytest.raises(DataError, match=f"unknown dropped column '{misspelt}': did you mean '{NAMES[0]}'"):
+        load_client(tmp_path / "a", build_options(DataOptions, {"drop": [misspelt]}, "data"), 0)
 
 
 def test_an_excel_file_that_spans_millions_of_empty_cells_is_refused(tmp_path):

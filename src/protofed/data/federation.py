@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,10 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     samples = {part.split: Samples(value, y) for part, value, y in zip(parts, x, labels, strict=True)}
     client = _client(folder.name, folder, samples, data, seed)
     own = {name for item in listings for name in item.names}
-    if own and (absent := [name for name in data.drop if name not in own]):  # misspelt, or at other sites
+    if own and (absent := [name for name in data.drop if name not in own]):
+        for name in absent:  # other sites may have it; but a misspelt one would leave in what was to be left out
+            if close := get_close_matches(name.casefold(), map(str.casefold, own), 1):
+                raise DataError(f"{folder}: unknown dropped column {name!r}: did you mean {close[0]!r}?")
         notes += (f"Of data.drop, these columns are not there: {', '.join(absent)}.",)
     named = any(checks.renamed(item, data.labels).labels.dtype.kind in "US" for item in listings)
     federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
