@@ -202,14 +202,14 @@ def table_of(sheet: Sheet, cell: Callable[[Filled | None], str | TextCell], *, k
 
     Args:
         cell: Writes what was found; None where the paper has no number.
-        known: Whether to leave out the rows without any number of ours.
+        known: Whether to leave out the rows without any accuracy of ours.
     """
     columns = sheet.layout.columns
     table = TextTable(["method", *(" ".join(heading(sheet, column)) for column in columns)], by="setting")
     last = ""
     for row in sheet.layout.rows:
         filled = [sheet.filled(row, column) for column in columns]
-        if known and not any(own.values for own in filled if own):
+        if known and not any(own.values for own in filled if own and own.entry.metric == ACCURACY):
             continue
         if (section := section_label(sheet, row)) != last:
             last = table.sections[len(table.rows)] = section
@@ -221,7 +221,7 @@ def as_markdown(sheet: Sheet, facts: Facts, *, known: bool = False) -> str:
     """Return a table as Markdown.
 
     Args:
-        known: Leave out the rows without any number of ours.
+        known: Leave out the rows without any accuracy of ours.
     """
     title = f"**{title_of(sheet.paper, sheet.table)}** (paper / ours ± half of the 95 % interval, verdict)"
     notes = "".join(f"- {line}\n" for line in facts.lines())
