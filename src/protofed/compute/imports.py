@@ -77,14 +77,14 @@ def _of_file(name: str, path: Path) -> ModuleType:
 
 
 class _Source(SourceFileLoader):
-    """A loader that compiles anew: Python stores a result by second and size, which an edit may leave unchanged."""
+    """A loader without stored bytecode: Python finds it by second and size, and a quick edit can keep both."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def packed(value: object) -> Packed:
-    """Pickle a value for another process, together with where the users' files lie of which it has objects."""
+    """Pickle a value for another process, with the paths of the users' files whose classes it contains."""
     content = pickle.dumps(value)
     own = {n: str(m.__file__) for n, m in sys.modules.items() if n.startswith(_OWN) and n.encode() in content}
     return own, content

@@ -150,7 +150,7 @@ class WithBatchingRules(TorchFunctionMode):
     """Replaces operations that ``vmap`` runs client by client, or slowly on a CPU, with equivalent ones."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Average whole images as a mean, keep the clients of :data:`SIDE_BY_SIDE` so; leave the rest alone."""
+        """Pool whole images as a mean, compute :data:`SIDE_BY_SIDE` by our rule, and leave the rest alone."""
         kwargs = kwargs or {}
         if func is F.adaptive_avg_pool2d and _ones(args[1:] or tuple(kwargs.values())):
             return args[0].mean((-2, -1), keepdim=True)
@@ -167,7 +167,7 @@ def _side_by_side(func: Any, given: dict[str, Any], level: int) -> Tensor:
     """Compute an operation on images with the clients' channels side by side, ``(B, C·c, H, W)``, channels last.
 
     torch's own rules move the clients between operations, which copies whole layers, and pool in the layout that
-    has the slowest kernel (``docs/study/speed.md``). ``torch.autograd.Function.vmap`` could say the same, but costs
+    has the slowest kernel (``docs/study/speed.md``). ``torch.autograd.Function.vmap`` would do the same, but costs
     0.4 ms a call.
     """
     x = _unwrapped(given["input"], 1)
@@ -182,7 +182,7 @@ def _side_by_side(func: Any, given: dict[str, Any], level: int) -> Tensor:
 
 
 def _unwrapped(tensor: Tensor, to: int) -> Tensor:
-    """Return a tensor of all clients, which are dimension ``to``."""
+    """Return the tensor of all clients, with the clients as dimension ``to``."""
     whole: Tensor = functorch.get_unwrapped(tensor)
     return whole.movedim(functorch.maybe_get_bdim(tensor), to)
 
