@@ -5,16 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nicegui import ui
 
 from protofed.apps.ui import shell
-from protofed.apps.ui.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Side
+from protofed.apps.ui.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Setup, Side
 from protofed.apps.ui.demo.words import KNOBS, METHODS, listed, look_for, title
-
-if TYPE_CHECKING:
-    from protofed.apps.ui.demo.page import Demo
 
 SKEWS = {"paired": "by halves, 3 : 1", "apart": "by halves, each its own digits", "dirichlet": "by Dir(α)"}
 MODELS = {"same": "784→64→16→d for all", "mixed": "four different ones"}
@@ -22,10 +19,40 @@ _STROKE = '<svg class="stroke" aria-hidden="true"><line x1="0" y1="5" x2="26" y2
 DIMENSIONS = (2, 3, 4, 8, 16, 32)
 
 
+class Demonstration(Protocol):
+    """A demonstration as its controls see it."""
+
+    setup: Setup
+
+    def begin(self, **changes: Any) -> None:
+        """Begin anew, with a changed setup."""
+
+    def toggle(self) -> None:
+        """Run or pause."""
+
+    def step(self) -> None:
+        """Run one round."""
+
+    def reset(self) -> None:
+        """Return to the initial weights."""
+
+    def choose(self, side: Side, method: str) -> None:
+        """Put another method on a side."""
+
+    def change(self, side: Side, name: str, value: float) -> None:
+        """Change an option while the method runs."""
+
+    def send(self, command: str, *arguments: Any) -> None:
+        """Send a command to the process that learns."""
+
+    def script(self, function: str, argument: Any) -> None:
+        """Call a function of ``static/demo.js``."""
+
+
 class DemoLayout:
     """The parts of one page."""
 
-    def __init__(self, demo: Demo) -> None:
+    def __init__(self, demo: Demonstration) -> None:
         self.demo = demo
         self.charts: dict[str, int] = {}
         self._controls: list[Any] = []
