@@ -140,11 +140,10 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     samples = {part.split: Samples(value, y) for part, value, y in zip(parts, x, labels, strict=True)}
     client = _client(folder.name, folder, samples, data, seed)
     own = {name for item in listings for name in item.names}
-    if own and (absent := [name for name in data.drop if name not in own]):
-        for name in absent:  # other sites may have it; but a misspelt one would leave in what was to be left out
-            if close := get_close_matches(name.casefold(), map(str.casefold, own), 1):
-                raise DataError(f"{folder}: unknown dropped column {name!r}: did you mean {close[0]!r}?")
-        notes += (f"Of data.drop, these columns are not there: {', '.join(absent)}.",)
+    for name in data.drop:  # other sites may have it; but a misspelt one would leave in what was to be left out
+        if name not in own and (close := get_close_matches(name.casefold(), map(str.casefold, own), 1)):
+            raise DataError(f"{folder}: unknown dropped column {name!r}: did you mean {close[0]!r}?")
+    notes += checks.absent("data.drop, these columns", data.drop if own else (), own)
     named = any(checks.renamed(item, data.labels).labels.dtype.kind in "US" for item in listings)
     federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
     declared = bool(classes) or (not named and bool(data.classes or any(i.class_names for i in listings)))

@@ -47,8 +47,9 @@ def raw_parts(
 
     Returns:
         Features of one shape and type; columns of tables and of numbers to standardise, or None; and notes on
-        converted images.
+        converted images and on classes to rename that do not occur.
     """
+    notes = checks.absent_labels(listings, data)
     named = [(item.where, value) for item, value in zip(listings, x, strict=True)]
     if not any(c.kind in TEXTS for item in listings for c in item.columns or ()):
         if data.text:
@@ -63,14 +64,14 @@ def raw_parts(
             (where, recode(value, item.columns or (), agreed))
             for item, (where, value) in zip(listings, named, strict=True)
         ]
-        return checks.same_shape(recoded), agreed, ()
+        return checks.same_shape(recoded), agreed, notes
     if data.categories or data.drop or data.keep or data.missing != "refuse":
         raise ConfigError(
             f"data.categories, data.drop, data.keep and data.missing are for tables, and {listings[0].where} is "
             "none"
         )
     named, grey = checks.same_mode(named)
-    notes = colour_note([*(name for item in listings for name in item.converted), *grey])
+    notes += colour_note([*(name for item in listings for name in item.converted), *grey])
     shaped = checks.same_shape(named)
     if data.standardised(table=False) == "none":
         return shaped, None, notes
