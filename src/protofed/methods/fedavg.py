@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 from torch.func import functional_call
 
 from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Method, Tensors, Traits
-from protofed.methods.parts.averaged import AveragedWeights
+from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
 from protofed.methods.parts.weights import copied, load_weights, sharing_notes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
-from protofed.options import Options, option
 from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
@@ -26,13 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedAvgOptions(Options):
-    """Options of the server's average."""
-
-    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean: n_i, or 1")
-    share_buffers: bool = option(
-        True, "BatchNorm's running statistics are averaged as the weights are; otherwise they stay on the client"
-    )
+class FedAvgOptions(AveragingOptions):
+    """Hyperparameters."""
 
 
 W = TypeVar("W", bound=FedAvgOptions)

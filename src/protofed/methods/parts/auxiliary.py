@@ -11,16 +11,16 @@ from torch import nn
 
 from protofed.errors import ConfigError, ModelError
 from protofed.methods.contract import Batch, Method, Task, Tensors, Traits
-from protofed.methods.parts.averaged import AveragedWeights
+from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
-from protofed.options import Options, option
+from protofed.options import option
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
-class AuxiliaryOptions(Options):
+class AuxiliaryOptions(AveragingOptions):
     """The shared model, and how its mean is taken."""
 
     auxiliary: str = option(
@@ -28,8 +28,7 @@ class AuxiliaryOptions(Options):
     )
     auxiliary_options: dict[str, Any] = option({}, "options of that architecture")
     auxiliary_d: int = option(0, "length of its features (0 = model.d)", least=0)
-    weighting: Literal["uniform", "samples"] = option("uniform", "weight of a client in the mean: 1, or n_i")
-    share_buffers: bool = option(True, "also average the shared model's BatchNorm running statistics")
+    weighting: Literal["samples", "uniform"] = option("uniform", "weight of a client in the mean: n_i, or 1")
 
 
 A = TypeVar("A", bound=AuxiliaryOptions)

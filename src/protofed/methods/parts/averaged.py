@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from torch import nn
 
@@ -18,17 +19,27 @@ from protofed.methods.parts.weights import (
     weight_of,
     with_samples,
 )
+from protofed.options import Options, option
 from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
     from protofed.methods.contract import Method as Base
-    from protofed.methods.fedavg import FedAvgOptions
-    from protofed.methods.parts.auxiliary import AuxiliaryOptions
     from protofed.models import SplitModel
 else:
     Base = Generic
 
-W = TypeVar("W", bound="FedAvgOptions | AuxiliaryOptions")
+
+@dataclass(frozen=True)
+class AveragingOptions(Options):
+    """Options of the server's average."""
+
+    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean: n_i, or 1")
+    share_buffers: bool = option(
+        True, "BatchNorm's running statistics are averaged as the weights are; otherwise they stay on the client"
+    )
+
+
+W = TypeVar("W", bound=AveragingOptions)
 
 
 class AveragedWeights(Base[W]):
