@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from protofed.errors import PayloadError
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.runs.records import RoundRecord
 from protofed.visits.contract import Evaluated, Messages, Trained
 from protofed.wire.codec import Codec, cast
-from protofed.wire.schema import Payload
+from protofed.wire.schema import Payload, Schema
 
 
 @dataclass
@@ -43,21 +43,35 @@ class Opened:
         names: Sequence[str],
         record: RoundRecord | None = None,
     ) -> Opened:
-        """Encode the broadcasts of a round, and count their traffic if there is a record."""
-        schema, personal = method.broadcast_schema, method.declared.personal
+        """Encode the broadcasts of a round, and count their traffic if there is a record.
+
+        What is the same for all is there even if nobody takes part: stages count changes from it.
+        """
+        schema = method.broadcast_schema
         if schema is None:
             return cls(round, dict.fromkeys(names), None)
+        common = None if method.declared.personal else _encoded(method.broadcast(server, round), codec, schema)
         messages: dict[str, bytes | None] = {}
-        payload, encoded, numbers = None, None, 0
-        for place, name in enumerate(names):
-            if personal or not place:
-                payload = method.broadcast(server, round, name if personal else None)
-                encoded = None if payload is None else codec.encode(payload, schema)
-                numbers = 0 if payload is None else schema.parameters(payload)
-            messages[name] = encoded
-            if record is not None and encoded is not None:
-                record.add_traffic("down", len(encoded), numbers)
-        return cls(round, messages, None if personal else payload)
+        for name in names:
+            own = common or _encoded(method.broadcast(server, round, name), codec, schema)
+            messages[name] = own.message
+            if record is not None and own.message is not None:
+                record.add_traffic("down", len(own.message), own.numbers)
+        return cls(round, messages, common.payload if common else None)
+
+
+class _Encoded(NamedTuple):
+    """A broadcast, its message, and how many numbers it has; none of these before there is anything to send."""
+
+    payload: Payload | None = None
+    message: bytes | None = None
+    numbers: int = 0
+
+
+def _encoded(payload: Payload | None, codec: Codec, schema: Schema) -> _Encoded:
+    if payload is None:
+        return _Encoded()
+    return _Encoded(payload, codec.encode(payload, schema), schema.parameters(payload))
 
 
 class Stage:

@@ -113,6 +113,25 @@ def test_clip_leaves_out_what_is_far_out_of_proportion():
     assert "times as long as the median" in findings.left_out["c4"]
 
 
+@pytest.mark.parametrize("rule", ["clip", "median", "trimmed", "geometric_median", "krum", "multi_krum"])
+@pytest.mark.parametrize("length", [0.0, 0.01])
+def test_a_client_with_more_classes_than_others_does_not_set_the_limits(rule, length):
+    """It has half of all rows, tiny ones or none: those of the others are not out of proportion for that."""
+    ordinary = [upload(i, {i % 2: [1.0, 2.0, 0.1 * i]}) for i in range(4)]
+    wordy = upload(4, {c: [length, 0.0, 0.0] for c in range(K)})
+    _, findings = screened(guard(rule=rule), [*ordinary, wordy])
+    assert not any("as long as the median" in why for why in findings.left_out.values())
+    _, findings = screened(guard(rule=rule), [*ordinary[1:], upload(0, {0: [1e6, 0, 0]}), wordy])
+    assert "as long as the median" in findings.left_out["c0"]
+
+
+def test_attackers_who_all_report_one_class_are_trimmed():
+    ordinary = [upload(i, {i % 3: [1.0, 0.1 * i, 0.0]}) for i in range(12)]
+    evil = [upload(i, {0: [-1.0, 0.0, 0.0]}) for i in range(12, 15)]  # three of 15, and of the seven of class 0
+    found, _ = screened(guard(rule="trimmed", clients=15, attackers=0.2), [*ordinary, *evil])
+    assert float(found[0].payload["prototypes"][0, 0]) == 1.0
+
+
 def test_clip_shortens_what_is_somewhat_out_of_proportion():
     ordinary = honest()
     evil = upload(4, {c: (-4 * ordinary[0].payload["prototypes"][c]).tolist() for c in range(K)})

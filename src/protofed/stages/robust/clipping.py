@@ -22,7 +22,7 @@ from protofed.stages.robust.vectors import Counts, Part, Vectors, collect, put_b
 from protofed.wire.schema import Payload
 
 LEAST = 3
-"""Minimum number of vectors for which a median is meaningful."""
+"""Minimum number of clients, or of vectors, for which a median is meaningful."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Proportions:
         if weights:
             groups.append([torch.cat(one).norm().reshape(1) for one in zip(*weights, strict=True)])
         for lengths in groups:
-            middle = _median(lengths)
+            middle = _median(_typical(lengths))
             for client, own in zip(self.names, lengths, strict=True):
                 if len(own) and middle > 0:
                     worst[client] = max(worst[client], float(own.max()) / middle)
@@ -102,14 +102,14 @@ class Proportions:
             middle = _median([self._updates[part.name][i] for i in kept])
             return _Limits(update=options.update * middle if middle > 0 else float("inf"))
         lengths = [self._lengths[part.name][i] for i in kept]
-        multiple = options.norm
+        multiple, typical = options.norm, _typical(lengths)
         if part.field.exact or not part.distinct:
             # Variances, mixture weights and components of one client vary widely: compare only its longest vector.
             # Sums of fixed features have no lower bound, and the longest mean of one is alike at all clients.
-            lengths = [own.max().reshape(1) for own in lengths if len(own)]
+            typical = [own.max().reshape(1) for own in lengths if len(own)]
             varies = part.field.minimum is not None or not part.distinct
             multiple = max(options.reject, options.norm) if varies else options.norm
-        middle = _median(lengths)
+        middle = _median(typical)
         length = multiple * middle if middle > 0 else float("inf")
         if not self._rows[part.name]:
             return _Limits(length)
@@ -190,6 +190,11 @@ def _clipped(upload: Upload, measured: Proportions, limits: Mapping[str, _Limits
             findings.shortened(upload.client, int((factors < 1).sum()), float(factors.min()))
             changed.append(vectors.with_values(values))
     return put_back([upload], changed)[0] if changed else upload
+
+
+def _typical(lengths: list[Tensor]) -> list[Tensor]:
+    """Return the (lower) median of each client's, so that all count alike, however many vectors they send."""
+    return [own.median().reshape(1) for own in lengths if len(own)]
 
 
 def _median(lengths: list[Tensor]) -> float:

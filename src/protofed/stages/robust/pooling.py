@@ -32,19 +32,22 @@ def pooled(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustO
         values = vectors.values.clone()
         for _, rows in vectors.by_class():
             values[rows] = _one_for_all(
-                vectors.values[rows], scores[vectors.senders[rows]] if len(scores) else None, options
+                vectors.values[rows],
+                scores[vectors.senders[rows]] if len(scores) else None,
+                options.rule,
+                hostile(len(uploads), options),
             )
         changed.append(vectors.with_values(values))
     return put_back(uploads, changed)
 
 
-def _one_for_all(values: Tensor, scores: Tensor | None, options: RobustOptions) -> Tensor:
+def _one_for_all(values: Tensor, scores: Tensor | None, rule: str, attackers: int) -> Tensor:
     """Return the robust vector ``(D,)`` that replaces ``(n, D)`` vectors."""
-    if options.rule == "median":
+    if rule == "median":
         return median(values)
-    if options.rule == "trimmed":
-        return trimmed_mean(values, hostile(len(values), options))
-    if options.rule == "geometric_median":
+    if rule == "trimmed":
+        return trimmed_mean(values, attackers)  # who may all have reported this class
+    if rule == "geometric_median":
         return geometric_median(values)
     assert scores is not None
     return values[int(scores.argmin())]
