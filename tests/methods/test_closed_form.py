@@ -157,15 +157,16 @@ def test_fedcof_is_its_sum_class_by_class(gamma):
     x, y = points(40, 8)
     owners = [0 if label == 2 else i % 3 for i, label in enumerate(y.tolist())]
     held = {(i, k): x[(torch.tensor(owners) == i) & (y == k)] for i in range(3) for k in range(K)}
-    scatter, sizes = torch.zeros(D, D, dtype=torch.float64), 0
+    scatter, sizes, known = torch.zeros(D, D, dtype=torch.float64), 0, 0
     for k in range(K):
         own = [rows for (_, label), rows in held.items() if label == k and len(rows)]
         n = sum(map(len, own))
         sizes += n - 1
+        known += (n - 1) * (len(own) > 1)
         for rows in own:
             apart = rows.mean(0) - torch.cat(own).mean(0)
             scatter += (n - 1) * len(rows) * apart.outer(apart) / max(len(own) - 1, 1)
-    absolute = gamma * scatter.trace() / D / sizes
+    absolute = gamma * scatter.trace() / D / known  # of the classes whose variance is known
     gram = scatter + sizes * absolute * torch.eye(D, dtype=torch.float64) + 40 * x.mean(0).outer(x.mean(0))
     sums = torch.stack([x[y == k].sum(0) for k in range(K)])
     expected = torch.nn.functional.normalize(torch.linalg.solve(gram, sums.T).T, dim=1)

@@ -41,9 +41,10 @@ CHOSEN = {"fedlda": {"method__kappa": 1.0}}
 CLASSES = {"ann": 4, "bob": 2, "cid": 1}
 
 
-def second_round(method: str, codec: str = "float32"):
+def second_round(method: str, codec: str = "float32", **options):
     """Return the federation and its second round: in the first, prototype methods send nothing down."""
-    federation, _ = assemble(experiment(method, wire__codec=codec, **CHOSEN.get(method, {})), uneven())
+    options = options or CHOSEN.get(method, {})
+    federation, _ = assemble(experiment(method, wire__codec=codec, **options), uneven())
     *_, record = federation.run()
     return federation, record
 
@@ -107,6 +108,25 @@ def test_what_is_sent_is_what_is_declared(name):
     for way, formula in (("up", kind.up), ("down", kind.down)):
         expected = sum(value(formula, {**symbols, "Ki": CLASSES[n]}) for n in record.participants)
         assert record.parameters[way] == expected, f"{name} {way}: {formula}"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedproto", {"method__classes": "own"}),
+        ("fednh", {"method__learn_scale": False}),
+        ("fedlda", {"method__kappa": 0.3}),
+        ("beacon", {"method__exchange": False}),
+        ("gfpl", {"method__pfg": False}),
+    ],
+)
+def test_what_is_declared_follows_options(name, options):
+    federation, record = second_round(name, **options)
+    symbols, kind = sizes(federation), federation.method.declared
+    for way, formula in (("up", kind.up), ("down", kind.down)):
+        expected = sum(value(formula, {**symbols, "Ki": CLASSES[n]}) for n in record.participants)
+        assert record.parameters[way] == expected, f"{name} {way}: {formula}"
+    assert (kind.exchanges == "nothing") == (kind.up == "0")
 
 
 @few("name", [name for name in PAPERS if name in SENDING], 4)

@@ -119,6 +119,17 @@ def test_a_class_that_nobody_reports_keeps_its_anchor():
     assert not torch.equal(after[:2], before[:2])
 
 
+def test_means_may_be_divided_once_more_by_the_number_of_reporters():
+    data = federated(client("ann", [0, 0, 1]), client("bob", [0, 0, 1]))
+    server, momentum = {}, fedsa.FedSAOptions.momentum
+    for aggregation in ("mean", "paper"):
+        federation = build("fedsa", data, rounds=1, method__aggregation=aggregation)
+        before = federation.server["prototypes"].clone()
+        list(federation.run())
+        server[aggregation] = (federation.server["prototypes"] - momentum * before)[:2]
+    same(server["paper"], server["mean"] / 2)
+
+
 def test_means_of_classes_that_somebody_reported_are_sent():
     data = federated(client("ann", [0, 0, 1]), client("bob", [1, 1]))
     federation = build("fedsa", data, rounds=2, method__nearest="means")

@@ -42,6 +42,19 @@ def test_gfpl_ablations(dcs, pfg):
     assert set(records[0].accuracy.weighted) == ({"head", "etf"} if dcs else {"head"})
 
 
+def test_draws_do_not_depend_on_the_order_of_components():
+    """Rounding decides which of two components of equal weight the server sends first, and engines round."""
+    means = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    found = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        components = {"classes": torch.zeros(3, dtype=torch.int64), "weights": torch.full((3,), 1 / 3)}
+        components |= {"means": means[order], "stds": torch.full((3, 4), 0.1)}
+        local = visited(build(rounds=1))["ann"]
+        local.received, local.generator = components, lambda purpose: torch.Generator().manual_seed(1)
+        found.append(pseudo.drawn_once(local, 5, 4)[0])
+    assert torch.equal(*found)
+
+
 def test_gfpl_without_both_is_local():
     gfpl = build(method__dcs=False, method__pfg=False, rounds=3)
     local = assemble(experiment("local", rounds=3), ordinary())[0]

@@ -218,6 +218,21 @@ def test_more_classes_than_dimensions(method):
     assert len({tuple(row) for row in federation.server[name].tolist()}) == K
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_the_scores_of_fednh_are_the_logits_that_it_trains(learned):
+    federation, _ = assemble(experiment("fednh", method__learn_scale=learned), ordinary())
+    list(federation.run())
+    method, local = federation.method, visited(federation)["ann"]
+    batch = Batch(local.test.x, local.test.y)
+    scores = method.scores(local.model.eval(), batch, local.received, local.state)
+    terms, _ = method.loss(local.model, batch, local.received, local.state)
+    loss = torch.nn.functional.cross_entropy(scores["head"], batch.y)
+    torch.testing.assert_close(loss, terms["cross_entropy"])
+    shared = local.received["extras.scale.s"] if learned else method.options.scale
+    assert float(scores["global_model"].abs().max()) > 1, "longer than a cosine"
+    assert float((scores["global_model"] / shared).abs().max()) <= 1 + 1e-6
+
+
 def test_fednh_trains_neither_its_prototypes_nor_the_models_head():
     federation, _ = assemble(experiment("fednh"), ordinary())
     before = {n: c.model.head.weight.detach().clone() for n, c in visited(federation).items()}

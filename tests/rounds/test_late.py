@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from protofed.errors import CheckpointError
+from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress, run_experiment
 from protofed.methods.contract import Upload
@@ -37,6 +37,12 @@ def test_rows_of_classes_move_towards_the_broadcast():
     assert mixed("fedproto", upload, broadcast, 0) is upload, "an answer in time stays as it is"
     assert mixed("fedproto", upload, None, 3) is upload
     assert upload["prototypes"].tolist() == [[4.0, 0.0], [8.0, 8.0]]
+
+
+def test_a_broadcast_that_is_no_mean_of_uploads_is_not_mixed_with_them():
+    """FedProto's Eq. 6 to the letter divides it once more by the number of clients."""
+    with pytest.raises(ConfigError, match="not a mean of such uploads"):
+        build("fedproto", participation__after=1, method__aggregation="paper")
 
 
 def test_weights_move_towards_the_broadcast():

@@ -113,10 +113,11 @@ class Beacon(Method[BeaconOptions]):
             text="expert and beacon together, among all classes, whatever the client trains on",
             open=options.exchange,
         )
+        size = "|w_aux|" if options.exchange else "0"
         return Traits(
-            "part of the weights",
-            "|w_aux|",
-            "|w_aux|",
+            "part of the weights" if options.exchange else "nothing",
+            size,
+            size,
             "one K-way beacon",
             (HEAD, EXPERT, BEACON, both, replace(GLOBAL_MODEL, open=False)),
             counts=options.exchange and options.weighting == "samples",

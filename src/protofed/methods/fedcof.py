@@ -59,24 +59,26 @@ class FedCOF(ClosedForm[FedCOFOptions]):
         beyond = (total.counts - 1).clamp(min=0)
         factors = (counts * (beyond / (holders - 1).clamp(min=1))).sqrt()
         rows = (apart * factors.unsqueeze(-1)).flatten(0, 1)
-        return total, self.solved(total, rows.mT @ rows)
+        return total, self.solved(total, rows.mT @ rows, float(beyond[holders > 1].sum()))
 
     def classifier(self, total: Sums) -> Linear:
         """Without means of several clients nothing is known of the covariance."""
         return self.solved(total, total.sums.new_zeros(self.task.feature_dim, self.task.feature_dim))
 
-    def solved(self, total: Sums, scatter: torch.Tensor) -> Linear:
+    def solved(self, total: Sums, scatter: torch.Tensor, known: float = 0.0) -> Linear:
         """Return the classifier.
 
         Args:
-            scatter: ``Σ_k (N_k − 1)·Σ̂_k``, ``(d, d)``; zero if no class is held by two clients, where the variance
-                between classes stands in for that within.
+            scatter: ``Σ_k (N_k − 1)·Σ̂_k``, ``(d, d)``, over the classes that several clients hold; zero without
+                any, where the variance between classes stands in for that within.
+            known: ``Σ_k (N_k − 1)`` over these classes.
         """
         N = total.counts.sum().clamp(min=1)
         mean = total.sums.sum(0) / N
         between = (total.counts * (total.means.rows - mean).square().mean(-1)).sum() / N
-        # γ·Σ_k (N_k − 1) variances, of which the diagonal of the scatter holds Σ_k (N_k − 1).
-        variances = float(scatter.diagonal().mean() or between * (total.counts - 1).clamp(min=0).sum())
+        # γ·Σ_k (N_k − 1) variances, of which the diagonal of the scatter holds those of the known classes.
+        variance = scatter.diagonal().mean() / max(known, 1.0) or between
+        variances = float(variance * (total.counts - 1).clamp(min=0).sum())
         gram = scatter + N * mean.outer(mean)
         square = float(gram.diagonal().mean())
         W = solve(gram, total.sums.mT, square, self.task.dtype, self.options.gamma * variances).mT

@@ -48,7 +48,7 @@ class FedDistillOptions(Options):
         None, "a sample whose class has no target: no term (paper), or its own output, held fixed (htfl)"
     )
     collect: Preset[Literal["after", "during"]] = option(
-        None, "outputs from a pass after training (paper), or from the steps of the last local epoch (htfl)"
+        None, "outputs from a pass after training (paper), or from the steps of the last local epoch (htfl: of all)"
     )
     clip: Preset[float] = option(
         None,
@@ -90,7 +90,7 @@ class FedDistill(Method[FedDistillOptions]):
         return Traits(
             "logits",
             "K_i·K",
-            "K²",
+            "≤ K²" if alone else "K²",
             "yes, of one K",
             sums_only=not alone,
             personal=alone,

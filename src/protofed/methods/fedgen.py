@@ -7,6 +7,7 @@ round to round and counts the labels of the mini-batches; here Adam begins anew 
 batch of ``B`` real samples comes with ``B`` generated ones, so that the code's factor ``B_g/B`` is 1.
 
 ``preset = htfl`` is the variant of HtFLlib and PFLlib, in which only heads are shared and extractors may differ.
+HtFLlib trains the generator and does not save it, so that its clients meet a random one for ever; ours is trained.
 """
 
 from __future__ import annotations

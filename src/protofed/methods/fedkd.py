@@ -97,7 +97,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             super().traits(options),
             up="≈ r·|w_aux|",
             down="≈ r·|w_aux|",
-            sums_only=compress == "none",
+            sums_only=False,
             personal=compress == "updates",
             beyond_means=None,
             ends="fedkd raises the energy of its messages until the last round" * (compress != "none"),

@@ -191,7 +191,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         found = super().traits(options)
         return replace(
             found,
-            down="K·(2·d + 1)",
+            down="K·(2·d + 1)" if options.choices == [(1.0, options.shrinkage)] else "K·d + d·(d+1)/2",
             rules=(*found.rules, NEAREST, *(() if alone else (EXPERT,))),
             sums_only=options.message == "moment" and not options.centre,
             kept=(*found.kept, "sent", *(() if alone else ("trains",))),

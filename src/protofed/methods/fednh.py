@@ -77,8 +77,8 @@ class FedNH(FedAvg[FedNHOptions]):
         """Uploads hold the sums of normalised features per class."""
         return replace(
             super().traits(options),
-            up="|θ| + 1 + K·d",
-            down="|θ| + 1 + K·d",
+            up=(size := "|θ| + 1 + K·d" if options.learn_scale else "|θ| + K·d"),
+            down=size,
             class_sets="one set of K prototypes",
             sums=True,
             beyond_means="its server needs n_ic, which no noise hides",
@@ -140,10 +140,13 @@ class FedNH(FedAvg[FedNHOptions]):
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy of the logits ``s·(f/‖f‖)·Wᵀ``."""
-        scale: Any = model.extras["scale"].s if self.options.learn_scale else self.options.scale
         output = model(batch.x)
-        logits = scale * self.cosines(output.features, received["prototypes"])
+        logits = self.scale(model) * self.cosines(output.features, received["prototypes"])
         return {"cross_entropy": batch.cross_entropy(logits)}, output
+
+    def scale(self, model: SplitModel) -> Any:
+        """Return a model's s."""
+        return model.extras["scale"].s if self.options.learn_scale else self.options.scale
 
     @property
     def statistics(self) -> Statistics:
@@ -162,8 +165,14 @@ class FedNH(FedAvg[FedNHOptions]):
         return {**super().upload(local, statistics), "means": means, "counts": statistics["counts"].long()}
 
     def classify(self, model: Callable[[Tensor], Output], batch: Batch, received: Tensors) -> Tensor:
-        """Return the cosines with the prototypes; their argmax does not depend on s > 0."""
+        """Return the cosines with the prototypes."""
         return self.cosines(model(batch.x).features, received["prototypes"])
+
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """The logits ``s·(f/‖f‖)·Wᵀ`` of either model, each with its own s."""
+        cosines = super().scores(model, batch, received, state)
+        shared = received.get("extras.scale.s", self.options.scale)
+        return {"global_model": shared * cosines["global_model"], "head": self.scale(model) * cosines["head"]}
 
     # The server.
 

@@ -185,7 +185,8 @@ class FedPA(FedAvg[FedPAOptions]):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Train the generator against last round's prototypes, average the weights and the prototypes.
 
-        ``P_c = Σ_i (n_ic / Σ n_ic)·p_ic`` over the clients that report class c.
+        ``P_c = Σ_i (n_ic / Σ n_ic)·p_ic`` over the clients that report class c; their mean with
+        ``label_prior = uniform``, for which no ``n_ic`` is sent.
         """
         o, mean, teachers = self.options, WeightedMean(), Teachers(self.task.num_classes, self.task.dtype)
         prototypes = RunningMean(self.task.num_classes, self.task.feature_dim)

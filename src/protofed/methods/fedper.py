@@ -42,7 +42,8 @@ class FedPer(SharedPart[FedPerOptions]):
     @classmethod
     def traits(cls, options: FedPerOptions) -> Traits:
         """The extractor travels."""
-        return replace(super().traits(options), up="|θ|", down="|θ|", same_architecture=True)
+        up = "|θ|" if options.personal == ("head",) else "part of |w|"
+        return replace(super().traits(options), up=up, down=up, same_architecture=True)
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``θ``."""

@@ -80,14 +80,14 @@ class FedProto(Shifting, Method[P]):
         return Traits(
             "prototypes",
             "K_i·d",
-            "K·d",
+            "K_i·d" if own else "K·d",
             rules=options.head_rules(LOCAL, GLOBAL, GLOBAL_OWN),
             same_feature_dim=True,
             counts=counted,
             sums_only=not own,
             personal=own,
             beyond_means=weighted if counted else known,
-            stale=cls.update is FedProto.update,
+            stale=cls.update is FedProto.update and options.aggregation != "paper",
         )
 
     @property

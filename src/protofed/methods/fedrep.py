@@ -56,7 +56,8 @@ class FedRep(SharedPart[FedRepOptions]):
     def traits(cls, options: FedRepOptions) -> Traits:
         """The extractor travels; heads are trained once more in the last round."""
         ends = "fedrep's last round trains heads only" if options.final_head_epochs else ""
-        return replace(super().traits(options), up="|θ|", down="|θ|", same_architecture=True, ends=ends)
+        up = "|θ|" if options.personal == ("head",) else "part of |w|"
+        return replace(super().traits(options), up=up, down=up, same_architecture=True, ends=ends)
 
     def personal(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``φ_i``."""

@@ -141,7 +141,8 @@ class FedSA(FedProto[FedSAOptions]):
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """``a_c ← μ·a_c + (1 − μ)·C_c`` of the classes that somebody reports."""
-        mean, mu = mean_of(uploads, self.task), self.options.momentum
+        mean = mean_of(uploads, self.task, divided=self.options.aggregation == "paper")
+        mu = self.options.momentum
         moved = mu * server["prototypes"] + (1 - mu) * mean.rows
         new = self.merge(server, mean._replace(rows=moved))
         if self.options.nearest == "means":

@@ -86,9 +86,9 @@ class GFPL(Shifting, Method[GFPLOptions]):
         """Fusion compares single components; the rules are the head if cross-entropy trains it, and the ETF."""
         etf = (ETF,) if options.dcs else ()
         return Traits(
-            "prototypes",
-            "c_i·(2·d + 1)",
-            "c·(2·d + 1)",
+            "prototypes" if options.pfg else "nothing",
+            "c_i·(2·d + 1)" if options.pfg else "0",
+            "c·(2·d + 1)" if options.pfg else "0",
             rules=options.head_rules(*etf) if options.cross_entropy else etf,
             same_feature_dim=True,
             counts=options.pfg and options.weight_by_counts,

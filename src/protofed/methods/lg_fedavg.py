@@ -52,9 +52,8 @@ class LGFedAvg(SharedPart[LGFedAvgOptions]):
     @classmethod
     def traits(cls, options: LGFedAvgOptions) -> Traits:
         """The head travels."""
-        return replace(
-            super().traits(options), up="|φ|", down="|φ|", class_sets="one K-way head", same_feature_dim=True
-        )
+        up = "|φ|" if options.shared == ("head",) else "part of |w|"
+        return replace(super().traits(options), up=up, down=up, class_sets="one K-way head", same_feature_dim=True)
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``φ``."""

@@ -72,6 +72,18 @@ def by_class(components: Tensors) -> dict[int, Mixture]:
     return {label: mixture for label, mixture in mixtures.items() if bool((mixture.weights > 0).any())}
 
 
+def _ordered(components: Tensors) -> dict[int, Mixture]:
+    """Return the same, in an order of components that does not depend on rounding, so that no draw does.
+
+    Rounding may decide which of two components of equal weight the server sends first.
+    """
+    found = {}
+    for label, mixture in by_class(components).items():
+        order = mixture.means.sum(-1).argsort()
+        found[label] = Mixture(*(part[order] for part in mixture))
+    return found
+
+
 def fused(held: Tensors, reported: Tensors, threshold: float) -> Tensors:
     """Return a list in which reported components, fused by class (Algorithm 1), replace those held.
 
@@ -97,14 +109,11 @@ def table(components: Tensors, K: int, d: int, dtype: torch.dtype) -> Tensors:
         ``known`` ``(K,)`` bool, the classes that have a mixture; of its c components at most the cumulative
         ``shares`` ``(K, c)``, ``means`` ``(K, c, d)`` and ``stds`` ``(K, c, d)``.
     """
-    mixtures, zeros = by_class(components), torch.zeros(1, d, dtype=dtype)
+    mixtures, zeros = _ordered(components), torch.zeros(1, d, dtype=dtype)
     if components:
         zeros = zeros.to(components["means"])
     nothing = Mixture(zeros.new_ones(1), zeros, zeros)
-    # Rounding may decide which of two components of equal weight the server sends first, but not the draws.
-    orders = {label: mixture.means.sum(-1).argsort() for label, mixture in mixtures.items()}
-    ordered = {label: Mixture(*(part[orders[label]] for part in m)) for label, m in mixtures.items()}
-    all_classes = stack([ordered.get(label, nothing) for label in range(K)])
+    all_classes = stack([mixtures.get(label, nothing) for label in range(K)])
     return {
         "known": torch.tensor([label in mixtures for label in range(K)]),
         "shares": shares(all_classes.weights).to(zeros),
@@ -127,7 +136,7 @@ def drawn_once(local: Local, r: int, d: int) -> tuple[Tensor, Tensor]:
     """Draw r pseudo-features per class from a received list, and their labels."""
     like = next(local.model.parameters())
     x, y = [torch.zeros(0, d).to(like)], [torch.zeros(0, dtype=torch.int64, device=like.device)]
-    for label, mixture in by_class(local.received).items():
+    for label, mixture in _ordered(local.received).items():
         x.append(sample(mixture, r, local.generator(f"pseudo-features {label}")).to(like))
         y.append(torch.full((r,), label, device=like.device))
     return torch.cat(x), torch.cat(y)
