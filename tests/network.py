@@ -26,6 +26,7 @@ from protofed.apps.flower.server_app import Gathering, serve
 from protofed.apps.flower.summary import client_summaries
 from protofed.config.architectures import FederationSummary
 from protofed.experiments import Experiment
+from protofed.experiments.encoding import encode
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import run_experiment
 from protofed.samples import FederatedData
@@ -261,7 +262,8 @@ def reply_with(to: Message, values: Mapping[str, Any]) -> Message:
 def job_of(root: Path, method: str = "fedproto", **options: Any) -> Job:
     """Return the first round of ``ann``, one of the ordinary clients."""
     chosen = wanted(method, root, **options)
-    summary = client_summaries(FederationSummary.of(chosen, ordinary()))[0]
+    federated = encode(ordinary(), chosen.encoder, chosen.execution.weights_dir)
+    summary = client_summaries(FederationSummary.of(chosen, federated))[0]
     return Job("run", "ann", 1, experiment_key(chosen), summary)
 
 

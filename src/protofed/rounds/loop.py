@@ -183,8 +183,9 @@ class Federation:
 
     def _combines(self, round: int) -> bool:
         """Return whether clients may train for the next round as soon as they have been scored in ``round``."""
-        certain = round < self.rounds and not self.evaluation.options.patience and not self.exhausted
         o = self.participation.options
+        certain = round < self.rounds and not self.evaluation.options.patience and not self.exhausted
+        certain = certain and o.sampling != "poisson"  # secret coins would fall anew in the round itself
         return o.combine and not o.after and self.evaluation.delivers and certain
 
     def keep(self, directory: Path, rounds: Sequence[RoundRecord]) -> None:

@@ -104,6 +104,14 @@ def test_a_node_may_let_its_client_begin_anew(root, tmp_path):
     assert not kept.anew, "a client whose state is there goes on"
 
 
+def test_noise_that_is_lost_is_not_drawn_anew(root, tmp_path):
+    pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
+    job = replace(job_of(root, privacy__mode="sample", privacy__noise=9.0), after="000005-0123456789abcdef")
+    with pytest.raises(CheckpointError, match=r"restore its state-dir, whose noise must not be drawn anew"):
+        replace(node_of(root, tmp_path), fresh=True).train(job)
+    assert not list(tmp_path.glob("*/run"))
+
+
 def test_what_a_node_keeps_it_does_not_give_away(root, tmp_path):
     job = replace(job_of(root), state=pack(Snapshot({}, {}, {})))
     with pytest.raises(ConfigError, match="this node stores its clients itself"):

@@ -86,9 +86,15 @@ def test_a_node_computes_epsilon_itself_before_it_trains(weaker, root, tmp_path)
         assert "\n" not in missing.reason
 
 
-def test_a_server_cannot_repeat_rounds_or_add_some(root, tmp_path):
-    node = Node(Folder(root / "clients" / "ann", "ann", least=0), tmp_path / "state", policy=Policy("sample", 8.0))
-    job = job_of(root, "fedavg", **private())
+def strict_node(root: Path, state: Path, mode: str) -> Node:
+    """A node that allows what a run of ours is planned to cost, and no more."""
+    return Node(Folder(root / "clients" / "ann", "ann", least=0), state, policy=Policy(mode, 8.0))
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_server_cannot_repeat_rounds_or_add_some(root, tmp_path, first):
+    node = strict_node(root, tmp_path / "state", "sample")
+    job = replace(job_of(root, "fedavg", **private()), round=first)
     node.train(job)
     with node._open(job) as (builder, _, _):
         method = builder.method
@@ -103,6 +109,30 @@ def test_a_server_cannot_repeat_rounds_or_add_some(root, tmp_path):
     with pytest.raises(ConfigError, match="ann: round 3 of a run of 2"):
         node.train(replace(job, round=3, order=3))
     assert contents(tmp_path / "state") == before
+
+
+def test_an_upload_that_is_masked_once_more_is_paid_for(root, tmp_path):
+    """The same upload has new noise in every sum."""
+    node = strict_node(root, tmp_path / "state", "client")
+    secure = {"secure__aggregation": True, "robust__rule": "none", "privacy__mode": "client"}
+    job = job_of(root, "fedavg", rounds=1, privacy__epsilon=7.0, data__classes=4, **secure)
+    node.train(job)
+    with pytest.raises(ConfigError, match="ε would be .* after 1 rounds, 1 repeated, but this node allows 8"):
+        node.train(replace(job, order=1))
+    twice = replace(node, policy=Policy("client", 12.0))
+    twice.train(replace(job, order=2))
+    assert 8 < twice.told["epsilon"] <= 12
+    with pytest.raises(ConfigError, match="1 rounds, 2 repeated, but this node allows 12"):
+        twice.train(replace(job, order=3))
+
+
+def test_a_share_of_the_noise_is_not_all_of_it(root, tmp_path):
+    node = strict_node(root, tmp_path / "state", "sample")
+    features = {"encoder__name": "identity", "encoder__unit": True, "model__name": "identity", "model__options": {}}
+    secure = {"secure__aggregation": True, "robust__rule": "none", "method__kappa": 1.0}
+    job = job_of(root, "fedlda", **private(rounds=1, data__classes=4, **features, **secure))
+    with pytest.raises(ConfigError, match="adds only a share of the noise"):
+        node.train(job)
 
 
 @pytest.mark.slow

@@ -258,6 +258,20 @@ def test_a_round_with_too_few_answers_is_repeated_and_nobody_trains_twice(root, 
     same_prototypes(local.directory, run.directory)
 
 
+def test_clients_drawn_by_secret_coins_are_drawn_once(root, tmp_path):
+    """Asked for the next round beside their scores, others would train than those that take part."""
+    asked = set()
+
+    def note(node, message, reply):
+        if training(message):
+            asked.add((round_of(message), {101: "ann", 102: "bob", 103: "cid"}[node]))
+        return reply
+
+    chosen = wanted("fedproto", root, rounds=6, participation__sampling="poisson", participation__fraction=0.5)
+    run = over(FakeGrid(nodes_of(root, tmp_path / "state"), note), chosen, tmp_path / "run")
+    assert asked == {(record.round, name) for record in run.rounds for name in record.participants}
+
+
 def test_a_round_that_cannot_be_completed_ends_the_run_in_one_line(root, tmp_path):
     chosen = wanted("fedproto", root, participation__min_clients=3, participation__deadline_s=0.01)
     grid = FakeGrid(nodes_of(root, tmp_path / "state"), lambda n, m, r: None if n == 103 and training(m) else r)

@@ -19,7 +19,7 @@ from typing import Any
 from protofed.apps.flower import own
 from protofed.apps.flower.messages import Description, Job, VisitOutcome
 from protofed.apps.flower.pins import check_pins, check_weights, pins
-from protofed.apps.flower.policy import ANY, TRAINED, Policy, releases_of
+from protofed.apps.flower.policy import ANY, Policy, last_and_repeated, releases_of
 from protofed.apps.flower.sources import Source, check_counts
 from protofed.apps.flower.state import RUNS, ClientFolder, locked
 from protofed.apps.flower.summary import read_summary
@@ -94,7 +94,7 @@ class Node:
     def check_held(self, job: Job) -> None:
         """Check that the node has the state of a client from which a visit would start; nothing is changed."""
         if self.state is not None:
-            ClientFolder(self.state / job.client, job.run).held(job.after, self.fresh)
+            ClientFolder(self.state / job.client, job.run).held(job.after, **self._starts(job))
 
     def counts(self, job: Job) -> str:
         """Return a client's disclosure of its numbers of samples: one of ``claims.COUNTS``."""
@@ -110,10 +110,12 @@ class Node:
         """
         with self._open(job) as (builder, roster, place):
             answered = place.answered()
+            if isinstance(place, Kept) and (answered is None or self.keeps_uploads(job.config)):
+                self.policy.check_cost(builder, place.folder.notes, job.round)  # masks hide new noise each time
+                if answered is not None:
+                    place.folder.remember()
             if answered is None:
                 self._check_told(job, place)
-                if isinstance(place, Kept):
-                    self.policy.check_cost(builder, place.folder.notes, job.round)
                 place.enter(training=True)
                 messages = {job.client: job.message}
                 (result,) = Sequential(builder.trainer, roster).train([job.client], messages, job.round)
@@ -172,6 +174,10 @@ class Node:
         execution = replace(experiment.execution, device=self.device, weights_dir=folder)
         return replace(experiment, data=experiment.data.within(folder), execution=execution)
 
+    def _starts(self, job: Job) -> dict[str, bool]:
+        """Return whether a lost client may start afresh, and whether it would tell of its samples once more."""
+        return {"fresh": self.fresh, "told": self._experiment(job.config).privacy.mode == "sample"}
+
     def _check(self, experiment: Experiment, job: Job) -> None:
         """Refuse a run, or a model in it, that the node's operator does not allow."""
         self.policy.check(experiment)
@@ -199,7 +205,7 @@ class Node:
         builder, roster, initial = _built(self.source, config, job.summary, job.client)
         place = self.state / job.client
         asked = ClientFolder(place, job.run)
-        asked.held(job.after, self.fresh)  # refuse before anything is created
+        asked.held(job.after, **self._starts(job))  # refuse before anything is created
         asked.check_new(self.runs)
         with locked(asked.path, job.order), closing(roster.store):
             roster.store.write(job.client, initial)
@@ -213,7 +219,7 @@ class Node:
                 if BFLOAT16 not in folder.notes:  # measured once per run
                     folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
                 roster.compute_in_bfloat16(folder.notes[BFLOAT16])
-            yield builder, roster, Kept(job, roster, folder, self.fresh)
+            yield builder, roster, Kept(job, roster, folder, **self._starts(job))
 
 
 def _told(builder: Builder, upload: bytes | None, round: int, notes: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +229,7 @@ def _told(builder: Builder, upload: bytes | None, round: int, notes: Mapping[str
     if upload and method.upload_schema is not None:
         found = builder.trainer.codec.decode(upload, method.upload_schema)
         told["shapes"] = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    repeated = max(0, notes.get(TRAINED, [0])[0] - round)
+    _, repeated = last_and_repeated(notes)
     if privacy.mode != "none" and (releases := releases_of(builder, round, repeated)):
         spent = epsilon(releases, privacy.delta)
         told["epsilon"] = spent if math.isfinite(spent) else None

@@ -19,7 +19,7 @@ from protofed.stages.privacy.samples import Training
 from protofed.untrusted.decoding import decoded
 
 TRAINED = "trained"
-"""Name of the note that counts how often a client has been trained in a run."""
+"""Name of the note of the last round in which a client was trained, and of how often one was no later than that."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,13 @@ class Policy:
         rounds = method.task.rounds
         if round > rounds:
             raise ConfigError(f"{member.name}: round {round} of a run of {rounds}: ε is counted over these")
-        trained = notes.setdefault(TRAINED, [0])[0] + 1
-        repeated = max(0, trained - round)
+        if member.plan.private is not None and member.plan.private.masked:
+            raise ConfigError(
+                f"{member.name}: with secure.aggregation=true a client adds only a share of the noise, but this "
+                'node requires all of it from itself (privacy="sample" in its --node-config): set it to false'
+            )
+        last, repeated = last_and_repeated(notes)
+        repeated += round <= last
         releases = releases_of(builder, rounds, repeated)
         if (found := epsilon(releases, self.delta, "pld") if releases else math.inf) > self.epsilon:
             again = f", {repeated} repeated" if repeated else ""
@@ -89,7 +94,13 @@ class Policy:
                 f"{member.name}: ε would be {found:.3g} at δ = {self.delta:g} after {rounds} rounds{again}, but "
                 f"this node allows {self.epsilon:g} (epsilon in its --node-config)"
             )
-        notes[TRAINED] = [trained]
+        notes[TRAINED] = [max(last, round), repeated]
+
+
+def last_and_repeated(notes: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the last round in which a client was trained, and the number of visits that were for no later one."""
+    note: list[int] = notes.get(TRAINED, [0, 0])
+    return note[0], sum(note[1:])
 
 
 def releases_of(builder: Builder, rounds: int, repeated: int = 0) -> list[Release]:

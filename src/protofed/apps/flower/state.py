@@ -192,15 +192,23 @@ class ClientFolder:
         names = [generation.name for generation in self.chain]
         return self.chain[names.index(after) :] if after in names else None
 
-    def held(self, after: str, fresh: bool) -> list[Generation] | None:
-        """Return :meth:`since`, or None for a lost client that may start afresh; otherwise CheckpointError."""
+    def held(self, after: str, fresh: bool, told: bool = False) -> list[Generation] | None:
+        """Return :meth:`since`, or None for a lost client that may start afresh; otherwise CheckpointError.
+
+        Args:
+            told: What it has told of its samples is lost too, so that it would tell it with new noise, and ε with
+                it is counted nowhere.
+        """
         held = self.since(after)
-        if held is None and not fresh:
+        if held is None and (told or not fresh):
             newest = f"its newest is {self.chain[-1].name}" if self.chain else "it has none of this run"
             newest += ", but one of an older version" if (self.path.parent / INDEX).is_file() else ""
+            instead = "whose noise must not be drawn anew (privacy.mode=sample)"
+            if not told:
+                instead = "or add fresh=true to --node-config to start afresh"
             raise CheckpointError(
                 f"{self.client}: the node does not have state {after}, where the visit must start ({newest}): "
-                "restore its state-dir, or add fresh=true to --node-config to start afresh"
+                f"restore its state-dir, {instead}"
             )
         return held
 
@@ -265,7 +273,14 @@ class ClientFolder:
             keep: Generations to which the server may still return; ancestors of ``new`` are kept.
         """
         before = self.chain[: self.chain.index(start) + 1] if start else []
-        chain = [g for g in before if g.name in keep or g == start] + [new]
+        self._write_index([g for g in before if g.name in keep or g == start] + [new], order)
+        self._tidy()
+
+    def remember(self) -> None:
+        """Store the notes."""
+        self._write_index(self.chain, self.order)
+
+    def _write_index(self, chain: list[Generation], order: int) -> None:
         index = {
             "version": VERSION,
             "run": self.run,
@@ -275,7 +290,6 @@ class ClientFolder:
         }
         write_json(self.path / INDEX, index)
         self.chain, self.order = chain, order
-        self._tidy()
 
     def show(self, generation: Generation) -> None:
         """Let the run directory have a generation as the client's model and state, both at once."""

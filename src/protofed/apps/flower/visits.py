@@ -61,13 +61,13 @@ class Kept:
             has been carried out.
     """
 
-    def __init__(self, job: Job, roster: Roster, folder: ClientFolder, fresh: bool) -> None:
+    def __init__(self, job: Job, roster: Roster, folder: ClientFolder, fresh: bool, told: bool = False) -> None:
         self.job = job
         self.roster = roster
         self.folder = folder
         if job.order < folder.order:
             raise CheckpointError(f"{job.client}: a later request of the server has been carried out already")
-        held = folder.held(job.after, fresh)
+        held = folder.held(job.after, fresh, told)
         self.anew = held is None
         self.held = held or []
         self.start: Generation | None = None
