@@ -117,7 +117,7 @@ def test_an_upload_that_is_masked_once_more_is_paid_for(root, tmp_path):
     secure = {"secure__aggregation": True, "robust__rule": "none", "privacy__mode": "client"}
     job = job_of(root, "fedavg", rounds=1, privacy__epsilon=7.0, data__classes=4, **secure)
     node.train(job)
-    with pytest.raises(ConfigError, match="ε would be .* after 1 rounds, 1 repeated, but this node allows 8"):
+    with pytest.raises(ConfigError, match=r"ε would be .* after 1 rounds, 1 repeated, but this node allows 8"):
         node.train(replace(job, order=1))
     twice = replace(node, policy=Policy("client", 12.0))
     twice.train(replace(job, order=2))
