@@ -25,7 +25,7 @@ from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import OutputError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.rounds import checkpoint
-from protofed.rounds.checkpoint import Saving, load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.storage import snapshots
 from protofed.storage.files import remove_partial, write_bytes, write_text
 from protofed.visits.roster import StoreSnapshot
@@ -146,13 +146,13 @@ def test_a_full_disk_while_this_is_written(tmp_path, monkeypatch, undisturbed, w
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path, monkeypatch):
     federation, _ = assemble(experiment(rounds=3), ordinary())
     next(federation.run())
-    save_checkpoint(tmp_path, federation.state, federation.executor.clients)
+    Saving(tmp_path).save(federation.state, federation.executor.clients)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()}
     with monkeypatch.context() as patch:
         Full(patch, "clients.records")
         federation.state.round = 2
         with pytest.raises(OutputError, match="No space left"):
-            save_checkpoint(tmp_path, federation.state, federation.executor.clients)
+            Saving(tmp_path).save(federation.state, federation.executor.clients)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()} == before
     assert load_checkpoint(tmp_path, federation.state, federation.executor.clients)
     assert federation.round == 1

@@ -12,7 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from protofed.methods import Batch, methods
 from protofed.methods.contract import Update
 from protofed.options import option_fields, option_rows
-from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.loop import Federation
 from protofed.visits.visit import LocalTrainer
 from protofed.wire.validate import check_structure
@@ -98,7 +98,7 @@ def test_resumes_bit_for_bit(name, tmp_path: Path):
 
     stopped = build(name, rounds=3)
     first = told(record for _, record in zip(range(2), stopped.run(), strict=False))
-    save_checkpoint(tmp_path, stopped.state, stopped.executor.clients)
+    Saving(tmp_path).save(stopped.state, stopped.executor.clients)
 
     resumed = build(name, rounds=3)
     assert load_checkpoint(tmp_path, resumed.state, resumed.executor.clients)

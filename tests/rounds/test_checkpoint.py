@@ -9,7 +9,7 @@ import torch
 
 from protofed.errors import CheckpointError, DivergedError, OutputError, PayloadError
 from protofed.experiments.assemble import assemble
-from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.state import ServerState
 from protofed.runs.findings import Findings
 from protofed.runs.records import RoundRecord
@@ -29,7 +29,7 @@ def federation():
 
 def save(federation, folder, round):
     federation.state.round = round
-    save_checkpoint(folder, federation.state, federation.executor.clients)
+    Saving(folder).save(federation.state, federation.executor.clients)
 
 
 def load(folder, federation):
@@ -83,7 +83,7 @@ def test_a_state_that_an_older_version_wrote(tmp_path):
         found = old.executor.clients.snapshot(name)
         less = {n: t for n, t in found.state.items() if n != "beacon_prior"}
         old.executor.clients.store.write(name, found._replace(state=less))
-    save_checkpoint(tmp_path, old.state, old.executor.clients)
+    Saving(tmp_path).save(old.state, old.executor.clients)
     new, _ = assemble(experiment("beacon"), ordinary())
     with pytest.raises(CheckpointError, match=r"model of ann \(its state lacks beacon_prior\)$"):
         load_checkpoint(tmp_path, new.state, new.executor.clients)

@@ -12,7 +12,7 @@ import torch
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
-from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.participation import Participation
 from protofed.runs.records import RoundRecord
 from protofed.runs.summary import Outcome
@@ -92,7 +92,7 @@ def test_going_on_among_the_rounds_that_they_joined(stop, tmp_path: Path):
     expected = told(whole.run())
     stopped = build("beacon")
     first = told(record for _, record in zip(range(stop), stopped.run(), strict=False))
-    save_checkpoint(tmp_path, stopped.state, stopped.executor.clients)
+    Saving(tmp_path).save(stopped.state, stopped.executor.clients)
     resumed = build("beacon")
     assert load_checkpoint(tmp_path, resumed.state, resumed.executor.clients)
     assert first + told(resumed.run()) == expected

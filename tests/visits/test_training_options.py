@@ -16,7 +16,7 @@ from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Phase, Round, Update
 from protofed.methods.local import LocalTraining
 from protofed.prototypes.table import Prototypes
-from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.samples import FederatedData, Samples
 from protofed.storage.snapshots import flatten
 from protofed.visits.batches import epoch_rows, normalise
@@ -250,7 +250,7 @@ def test_a_run_resumes_bit_for_bit(options, tmp_path):
     _, records, tensors = run("fedproto", "sequential", images(), **IMAGES, **TRANSFORMS, **OPTIONS[options])
     stopped = assemble(chosen, images())[0]
     next(stopped.run())
-    save_checkpoint(tmp_path, stopped.state, stopped.executor.clients)
+    Saving(tmp_path).save(stopped.state, stopped.executor.clients)
     resumed = assemble(chosen, images())[0]
     assert load_checkpoint(tmp_path, resumed.state, resumed.executor.clients)
     assert_alike((None, records[1:], tensors), outcome(resumed), exact=True)
@@ -274,7 +274,7 @@ def test_a_state_of_another_model_is_told_in_one_line(kept, tmp_path):
     clients = federation.executor.clients
     next(federation.run())
     clients.store.write("bob", clients.snapshot("bob")._replace(optimizer=kept))
-    save_checkpoint(tmp_path, federation.state, clients)
+    Saving(tmp_path).save(federation.state, clients)
     with pytest.raises(CheckpointError, match=r"clients.records: does not fit the model of bob \(") as told:
         load_checkpoint(tmp_path, federation.state, clients)
     assert "\n" not in str(told.value)

@@ -17,7 +17,7 @@ import torch
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
-from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.loop import Federation
 from protofed.visits.workers import Workers
 from support import (
@@ -177,7 +177,7 @@ def test_checkpoints_pass_between_executors(tmp_path: Path):
         run = stopped.run()
         next(run)
         next(run)
-        save_checkpoint(tmp_path, stopped.state, stopped.executor.clients)
+        Saving(tmp_path).save(stopped.state, stopped.executor.clients)
     resumed = build("protonorm", "sequential", rounds=4, execution__clients_in="disk")
     assert load_checkpoint(tmp_path, resumed.state, resumed.executor.clients)
     _, records, tensors = expected

@@ -94,17 +94,6 @@ class Checkpoint:
                 shutil.rmtree(older, ignore_errors=True)
 
 
-def save_checkpoint(folder: Path, state: ServerState, clients: Roster) -> None:
-    """Store the state after a round in ``folder/round-NNNNNN`` and remove older checkpoints.
-
-    Args:
-        clients: Their snapshots are stored too if they rest in this process.
-    """
-    checkpoint = Checkpoint(folder, state, clients, _frozen(clients))
-    checkpoint.write()
-    state.saved = checkpoint.generations
-
-
 class Saving:
     """Writes checkpoints, large ones beside the training, and waits for the last one when the block ends."""
 
@@ -114,7 +103,11 @@ class Saving:
         self._error: BaseException | None = None
 
     def save(self, state: ServerState, clients: Roster) -> None:
-        """Store the state after a round."""
+        """Store the state after a round in ``folder/round-NNNNNN`` and remove older checkpoints.
+
+        Args:
+            clients: Their snapshots are stored too if they rest in this process.
+        """
         self.wait()
         checkpoint = Checkpoint(self.folder, state, clients, _frozen(clients))
         if checkpoint.size < LARGE:

@@ -20,7 +20,7 @@ from protofed.experiments.running import run_experiment
 from protofed.methods import Method, Upload, methods
 from protofed.methods.contract import Task, Traits
 from protofed.rounds import loop
-from protofed.rounds.checkpoint import load_checkpoint, save_checkpoint
+from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.stage import Opened
 from protofed.runs.records import RoundRecord
 from protofed.runs.spent import Spent
@@ -183,7 +183,7 @@ def test_a_resumed_run_adds_the_noise_that_it_would_have(tmp_path):
     expected = told(whole.run())
     stopped = build("protonorm", rounds=3, **PRIVATE)
     first = [next(stopped.run())]
-    save_checkpoint(tmp_path, stopped.state, stopped.executor.clients)
+    Saving(tmp_path).save(stopped.state, stopped.executor.clients)
     resumed = build("protonorm", rounds=3, **PRIVATE)
     assert load_checkpoint(tmp_path, resumed.state, resumed.executor.clients)
     assert told(first) + told(resumed.run()) == expected
