@@ -10,7 +10,7 @@ import pytest
 import protofed
 from protofed import api
 from protofed.analysis.figures import figures
-from protofed.analysis.pivot import pivot, written
+from protofed.analysis.pivot import pivot
 from protofed.config.schema import apply_overrides
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments import Progress, batch, load_recipe, resolve
@@ -217,7 +217,7 @@ def test_a_table_of_any_two_options(given, tmp_path):
     some = pivot(runs[:1], result.axes)
     assert some.frame()["final"].isna().sum() == 3
     assert sum(cell.text == "not run" for row in some.table().rows for cell in row) == 3
-    assert written(next(iter(some.cells.values()))) == f"{next(iter(some.cells.values())).mean:.1f}"
+    assert f"{next(iter(some.cells.values())).mean:.1f}" in [cell.text for row in some.table().rows for cell in row]
     for wrong, message in (
         ({"rows": "method.gama"}, "did you mean 'method.gamma'"),
         ({"rows": "method.gamma", "columns": "method.gamma"}, "name two options"),

@@ -48,7 +48,7 @@ class Pivot:
         table = TextTable(names, text_columns=count, title=title, caption=caption)
         for row in self.rows:
             found = (self.cells.get((row, column)) for column in self.columns)
-            table.add(*row, *("not run" if cell is None else written(cell) for cell in found))
+            table.add(*row, *("not run" if cell is None else cell.with_half(" ±") for cell in found))
         return table
 
     def frame(self) -> DataFrame:
@@ -62,16 +62,6 @@ class Pivot:
         ]
         found = DataFrame(cells, columns=[*self.names, self.metric, "low", "high"])
         return found.replace([math.inf, -math.inf], math.nan)
-
-
-def written(cell: Interval) -> str:
-    """Return a mean with half of its interval, which one value does not have.
-
-    Example:
-        >>> written(Interval(90.0, 89.0, 91.0)), written(Interval(90.0, float("-inf"), float("inf")))
-        ('90.0 ±1.0', '90.0')
-    """
-    return f"{cell.mean:.1f}" + (f" ±{cell.high - cell.mean:.1f}" if math.isfinite(cell.high) else "")
 
 
 def pivot(

@@ -33,15 +33,15 @@ class Interval(NamedTuple):
         """Half of its width."""
         return (self.high - self.low) / 2
 
-    def with_half(self, digits: int = 1) -> str:
+    def with_half(self, sign: str = " ± ") -> str:
         """Return the mean with half of the interval, if that is finite.
 
         Example:
             >>> Interval(95.0, 93.5, 96.5).with_half()
             '95.0 ± 1.5'
         """
-        mean = f"{self.mean:.{digits}f}"
-        return mean if math.isinf(self.half) else f"{mean} ± {self.half:.{digits}f}"
+        mean = f"{self.mean:.1f}"
+        return mean if math.isinf(self.half) else f"{mean}{sign}{self.half:.1f}"
 
     def text(self, digits: int = 1) -> str:
         """Return the mean with its sign and, of more than one value, the interval.
