@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -114,11 +114,6 @@ def method_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
         turned = (_SLOTS[i - i % n + (i + first) % n] for i in range(len(_SLOTS)))
         styles[name] = next((slot for slot in turned if slot not in styles.values()), _SLOTS[first])
     return {name: styles[name] for name in names}
-
-
-def colours(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour per name, in the palette's order."""
-    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 
 
 def rule_colours(rules: Iterable[Rule]) -> dict[str, str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
-
-from torch import Tensor
+from typing import Any, Literal
 
 from protofed.errors import ConfigError
 from protofed.models.checking import show
@@ -103,22 +101,6 @@ class BothOptions(ScatteringOptions, RandomOptions):
     """Options of ``both``."""
 
 
-class Body(Protocol):
-    """A module ``(n, *input_shape) -> (n, width)`` with fixed numbers; pixels are in [0, 1].
-
-    Attributes:
-        width: Numbers per sample.
-        at_once: Samples best computed together.
-    """
-
-    width: int
-    at_once: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the features."""
-        ...
-
-
 Make = Callable[[tuple[int, ...], Any, int], Any]
 
 
@@ -127,7 +109,8 @@ class NamedEncoder:
     """A named encoder.
 
     Attributes:
-        make: ``(input_shape, options, seed) -> Body``.
+        make: Of ``(input_shape, options, seed)``; returns a module ``(n, *input_shape) -> (n, width)`` with fixed
+            numbers, its ``width``, and ``at_once``, the samples best computed together; pixels are in [0, 1].
         kinds: Of samples.
     """
 
