@@ -188,7 +188,7 @@ def test_a_large_sweep_asks_first_and_says_how_long_it_takes(given, tmp_path):
 def test_an_estimate_is_the_time_of_all_rounds(given, tmp_path, monkeypatch):
     tree = apply_overrides(load_recipe("quickstart"), {**given, "compare.methods": ["local", "fedproto"]})
     plan = sweep_plan(tree, grid(["rounds=20,40"])[0])
-    monkeypatch.setattr("protofed.experiments.sweeping._seconds_per_round", lambda task, sample: 30.0)
+    monkeypatch.setattr("protofed.experiments.sweeping._seconds_per_round", lambda task: 30.0)
     assert estimate(plan, tmp_path, jobs=2) == "4 runs, about 30 min 00 s with --jobs 2"
 
 

@@ -78,13 +78,11 @@ def sweep_plan(tree: Tree, axes: Mapping[str, Tree], *, most: int = 1_000_000) -
     return Plan.of(apply_overrides({**tree, "compare": section}, {}), keyed=True)
 
 
-def estimate(plan: Plan, directory: Path, jobs: int, sample: float = SAMPLE) -> str:
+def estimate(plan: Plan, directory: Path, jobs: int) -> str:
     """Run the beginning of the first run of each method; return the time that all take, in words.
 
-    What was run is kept, and the sweep goes on from there.
-
-    Args:
-        sample: Seconds for each method's first run, which ends after the round in which they are over.
+    A beginning ends after the round in which :data:`SAMPLE` is over; what was run is kept, and the sweep goes on
+    from there.
     """
     claim(directory)
     tasks = plan.tasks(directory, resume=True)
@@ -92,12 +90,12 @@ def estimate(plan: Plan, directory: Path, jobs: int, sample: float = SAMPLE) -> 
     first: dict[str, RunTask] = {}
     for cell, task in waiting.values():
         first.setdefault(cell.method, task)
-    seconds = {method: _seconds_per_round(task, sample) for method, task in first.items()}
+    seconds = {method: _seconds_per_round(task) for method, task in first.items()}
     total = sum(seconds[cell.method] * plan.experiments[cell].rounds for cell, _ in waiting.values()) / jobs
     return f"{number(len(waiting))} runs, about {duration(total)} with --jobs {jobs}"
 
 
-def _seconds_per_round(task: RunTask, sample: float) -> float:
+def _seconds_per_round(task: RunTask) -> float:
     """Return the mean time of the first rounds of a run."""
-    task.run(Progress(), time.monotonic() + sample)
+    task.run(Progress(), time.monotonic() + SAMPLE)
     return statistics.fmean(record.seconds["total"] for record in RunDirectory(task.directory).rounds())

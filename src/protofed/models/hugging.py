@@ -87,16 +87,12 @@ def _loaded(folder: Path) -> Any:
     return model
 
 
-def pretrained(options: TransformersOptions, input_shape: tuple[int, ...], weights_dir: str = "") -> TextBackbone:
-    """Return a model for samples of a shape.
-
-    Args:
-        weights_dir: The folder is found here by its name; "" to keep the path.
-    """
+def pretrained(options: TransformersOptions, input_shape: tuple[int, ...]) -> TextBackbone:
+    """Return a model for samples of a shape."""
     if not options.weights:
         raise ConfigError("transformers: set weights to a folder with config.json and model.safetensors")
     texts = Texts(options.places, input_shape, "transformers")
-    body = Pretrained(find_weights("transformers", options.weights, weights_dir), options.pooling)
+    body = Pretrained(find_weights("transformers", options.weights), options.pooling)
     most = getattr(body.model.config, "max_position_embeddings", texts.length)
     if texts.length > most:
         raise ConfigError(

@@ -34,6 +34,8 @@ POLL = 0.01, 0.3
 """Shortest and longest seconds between two polls for replies; the pause grows while none arrive."""
 RETRY = 30.0
 """Seconds until a node is asked again after an unusable answer, while too few clients are connected."""
+PAUSE = 3.0
+"""Seconds without a new client that end the wait for more."""
 UNREADABLE = 700
 """Error code for an answer that Flower could not parse."""
 CLOCK = 600.0
@@ -176,16 +178,12 @@ class Nodes:
             time.sleep(1.0)
             self.refresh()
 
-    def settle(self, seconds: float, patience: float = 3.0) -> None:
-        """Wait until no new client has arrived for a while and all questions are answered.
-
-        Args:
-            patience: Seconds without a new client that end the wait.
-        """
+    def settle(self, seconds: float) -> None:
+        """Wait until no new client has arrived for a while and all questions are answered."""
         end = time.monotonic() + seconds
         while True:
             before = set(self.node_of)
-            time.sleep(min(patience, max(0.0, seconds)))
+            time.sleep(min(PAUSE, max(0.0, seconds)))
             self.refresh()
             if time.monotonic() > end or (set(self.node_of) <= before and not self.waiting):
                 return
