@@ -70,7 +70,7 @@ def read_federation(data: DataOptions, seed: int) -> tuple[FederatedData, tuple[
     root, options = data_path(data), _options(data)
     sites = _site_paths(root) if options.sites else {folder.name: folder for folder in _client_folders(root)}
     budget = data.budget()
-    found = {name: _open(path, data, options, budget, anywhere=True) for name, path in sites.items()}
+    found = {name: _open(path, data, options, budget) for name, path in sites.items()}
     parts = [_Part(name, split, item) for name, splits in found.items() for split, item in splits]
     listings = [p.listing for p in parts]
     _check_dropped(listings, data)
@@ -129,10 +129,7 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder: expected one with train and test")
     options = _options(data)
-    parts = [
-        _Part(folder.name, split, item)
-        for split, item in _open(folder, data, options, data.budget(), anywhere=True)
-    ]
+    parts = [_Part(folder.name, split, item) for split, item in _open(folder, data, options, data.budget())]
     listings = [part.listing for part in parts]
     counted = replace(data, classes=len(classes) or data.classes)
     labels, class_names = checks.encode(listings, counted, classes)
@@ -194,21 +191,15 @@ def _check_dropped(listings: Sequence[Listing], data: DataOptions) -> None:
             raise DataError(f"{listings[0].where}: {unknown_name('dropped column', name, list(names)[:40])}")
 
 
-def _open(
-    folder: Path, data: DataOptions, options: PathOptions, budget: Budget, anywhere: bool
-) -> list[tuple[str, Listing]]:
-    """Return the splits of a site; ``all`` for samples of which some are to be held out.
-
-    Args:
-        anywhere: Columns to drop may be absent, because other sites have them.
-    """
+def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget) -> list[tuple[str, Listing]]:
+    """Return the splits of a site; ``all`` for samples of which some are to be held out."""
     if options.sites:
         alone = [folder] if folder.is_file() else [p for p in visible(folder) if p.suffix.lower() in FORMS]
         if not folder.is_file() and not alone and not (folder / "train").exists():
             alone = [folder]  # of class folders
         if len(alone) == 1 and alone[0].stem != "test":
             check_inside(alone[0], folder.parent)
-            return [("all", _open_split(alone[0], data, options, budget, anywhere))]
+            return [("all", _open_split(alone[0], data, options, budget))]
     found = []
     for split in ("train", "test", "validation"):
         forms = [*(folder / f"{split}{suffix}" for suffix in FORMS), folder / split]
@@ -217,7 +208,7 @@ def _open(
             raise DataError(f"{present[0]}: {present[1].name} exists too: keep one form of a split")
         if present:
             check_inside(present[0], folder)
-            found.append((split, _open_split(present[0], data, options, budget, anywhere)))
+            found.append((split, _open_split(present[0], data, options, budget)))
         elif split != "validation":
             holds = ", ".join(p.name for p in visible(folder)) or "nothing"
             others = ", ".join(f"{split}{suffix}" for suffix in FORMS[1:])
@@ -225,11 +216,11 @@ def _open(
     return found
 
 
-def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Budget, anywhere: bool) -> Listing:
+def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Budget) -> Listing:
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return read_npz(path, budget)
-    columns = replace(Columns.of(data, "", options.resize), anywhere=anywhere)
+    columns = replace(Columns.of(data, "", options.resize), anywhere=True)
     if suffix in FORMS:
         read = read_parquet if suffix == ".parquet" else read_csv
         return read([path], columns, str(path), budget)
