@@ -14,7 +14,7 @@ from protofed.data import checks
 from protofed.data.federation import is_federation, read_federation
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Request, Share, partitions
-from protofed.data.pool import Listing, Pool, datasets
+from protofed.data.pool import Listing, Pool, open_dataset
 from protofed.data.preparing import prepare, raw_parts
 from protofed.data.shift import ShiftOptions, shifted
 from protofed.data.splits import hold_out, limited, subset
@@ -113,10 +113,7 @@ def load_pool(data: DataOptions, seed: int) -> Pool:
 
 
 def _listing(data: DataOptions, seed: int) -> tuple[Listing, Tensor, tuple[str, ...]]:
-    entry = datasets.get(data.source)
-    options: Any = resolve_options(entry.Options, data.options, "data.options")
-    opened = entry.open(data, options, seed)
-    listing = opened.listing(data.source) if isinstance(opened, Pool) else opened
+    listing = open_dataset(data.source, data, data.options, seed)
     if listing.columns is not None and not listing.names:  # files are read without them
         listing = _without(listing, listing.columns, data.drop)
     (y,), class_names = checks.encode([listing], data)

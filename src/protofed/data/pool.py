@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.data.options import DataOptions
+from protofed.data.options import DataOptions, resolve_options
 from protofed.data.tables import RawColumn, category
 from protofed.options import NoOptions
 from protofed.registry import Registry
@@ -95,3 +95,10 @@ class Dataset:
 
 
 datasets: Registry[Dataset] = Registry("data set")
+
+
+def open_dataset(name: str, data: DataOptions, options: Any, seed: int) -> Listing:
+    """Open a data set with its options: a mapping, or None for the defaults."""
+    entry = datasets.get(name)
+    found = entry.open(data, resolve_options(entry.Options, options, "data.options"), seed)
+    return found.listing(name) if isinstance(found, Pool) else found

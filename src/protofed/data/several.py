@@ -13,7 +13,7 @@ from torch import Tensor
 from protofed.compute.seeding import generator
 from protofed.data import checks
 from protofed.data.options import DataOptions
-from protofed.data.pool import Dataset, Listing, Pool, datasets
+from protofed.data.pool import Dataset, Listing, datasets, open_dataset
 from protofed.data.splits import subset
 from protofed.errors import ConfigError
 from protofed.options import Options, option
@@ -34,7 +34,7 @@ def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
         raise ConfigError(
             "data.source=several: data.options.names must list two or more different data sets, e.g. mnist,digits"
         )
-    listings = [_opened(name, data, seed) for name in options.names]
+    listings = [open_dataset(name, data, None, seed) for name in options.names]
     for item in listings:
         if item.columns is not None:
             raise ConfigError(f"data.source=several is for images and vectors, and {item.where} is a table")
@@ -51,12 +51,6 @@ def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
     counts = [len(r) for r in rows]
     y = np.concatenate([names[r.numpy()] for names, r in zip(labels, rows, strict=True)])
     return Listing(y, read, " and ".join(options.names), ids=np.repeat(options.names, counts))
-
-
-def _opened(name: str, data: DataOptions, seed: int) -> Listing:
-    entry = datasets.get(name)
-    opened = entry.open(data, entry.Options(), seed)
-    return opened.listing(name) if isinstance(opened, Pool) else opened
 
 
 def _named(listing: Listing) -> np.ndarray:

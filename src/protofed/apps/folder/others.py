@@ -14,13 +14,13 @@ from protofed.apps.folder.notice import Notice
 from protofed.apps.folder.scan import DataFolder, files_of
 from protofed.apps.folder.tables import TEST_FRACTION, of_classes, shown_classes
 from protofed.config.schema import apply_overrides
-from protofed.data import DataOptions, Pool, datasets, resolve_options
+from protofed.data import DataOptions
 from protofed.data.arrow import choose
 from protofed.data.columns import Columns
 from protofed.data.images import SUFFIXES
 from protofed.data.npz import read_npz
 from protofed.data.parquet import parquet_schema
-from protofed.data.pool import Listing
+from protofed.data.pool import Listing, open_dataset
 from protofed.data.saved import is_saved, saved_schema
 from protofed.errors import DataError
 from protofed.options import build_options
@@ -80,9 +80,7 @@ def in_one_column(folder: DataFolder) -> bool:
 def opened(source: Mapping[str, Any]) -> Listing:
     """Return the data that options, by dotted name, name."""
     data = build_options(DataOptions, apply_overrides({}, source)["data"], "data")
-    entry = datasets.get(data.source)
-    found = entry.open(data, resolve_options(entry.Options, data.options, "data.options"), 0)
-    return found.listing(data.source) if isinstance(found, Pool) else found
+    return open_dataset(data.source, data, data.options, 0)
 
 
 def samples(listing: Listing) -> tuple[list[Notice], Held, str]:
