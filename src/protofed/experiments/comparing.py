@@ -27,7 +27,6 @@ from protofed.errors import ConfigError
 from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
 from protofed.experiments.batch import MARK, RunTask, claim, folder, run_tasks
-from protofed.experiments.frames import frame_of
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Measure, Progress, Report
 from protofed.runs.comparison import ComparisonFile, ListedRun
@@ -96,8 +95,15 @@ class Comparison(Generic[R]):
         return shown.comparison_line(self.directory, self.runs)
 
     def to_frame(self) -> DataFrame:
-        """Return one row per run and rule; see :func:`protofed.experiments.frames.frame_of`."""
-        return frame_of((run for group in self.runs.values() for run in group), self.axes)
+        """Return one row per run and inference rule.
+
+        Its columns are ``method`` (the arm), one per axis, ``seed``, ``rule``, ``main`` (the method's main rule),
+        ``final`` and ``best`` accuracy, ``client_mean`` and ``client_std`` over clients, ``union`` and ``unseen``
+        in percent; ``rounds``, bytes ``up`` and ``down`` of all clients together, ``seconds`` and ``directory``.
+        """
+        from pandas import DataFrame
+
+        return DataFrame([row for group in self.runs.values() for run in group for row in _rows(run, self.axes)])
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -277,6 +283,27 @@ class Plan:
         """Return the position of a cell's row in a table."""
         axes = zip(cell.values, self.options.axes.values(), strict=True)
         return self.options.methods.index(cell.method), [list(values).index(value) for value, values in axes]
+
+
+def _rows(run: Run, axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """Yield one row of a frame per inference rule of a run."""
+    traffic = run.outcome.communication.bytes_total
+    for name, found in run.outcome.accuracy.items():
+        shares = {part: getattr(found, part) for part in ("final", "best", "client_mean", "client_std")}
+        shares |= {"union": found.union and found.union.final, "unseen": found.unseen and found.unseen.final}
+        yield {
+            "method": run.arm,
+            **dict(zip(axes, run.values, strict=False)),
+            "seed": run.seed,
+            "rule": name,
+            "main": name == run.main_rule,
+            **{part: None if share is None else 100 * share for part, share in shares.items()},
+            "rounds": run.outcome.rounds,
+            "up": traffic["up"],
+            "down": traffic["down"],
+            "seconds": run.outcome.seconds["total"],
+            "directory": str(run.directory),
+        }
 
 
 def kept_recipe(directory: Path) -> Tree:
