@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.errors import ConfigError, PayloadError
+from protofed.errors import ConfigError
 from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened
 from protofed.runs.records import RoundRecord
@@ -302,21 +302,6 @@ class NoisySums:
     def decode(self, total: Vector) -> Tensor:
         """Return the noisy sum of contributions in float64."""
         return torch.from_numpy(total.view(np.int64).copy()).double() / self.unit
-
-    def deviation(self, threshold: int, clients: int) -> float:
-        """Return the standard deviation of the noise in a sum.
-
-        Args:
-            threshold: Number of vectors without which the sum could not have been read.
-        """
-        return self.noise.share(threshold) * math.sqrt(clients) / self.unit
-
-    def check(self, threshold: int) -> None:
-        """Check before training that clients can make the noise."""
-        try:
-            self.noise.share(threshold)
-        except PayloadError as error:
-            raise ConfigError(f"privacy.mode=client with secure.aggregation: {error}") from None
 
 
 def _unsuited(schema: Schema) -> str:

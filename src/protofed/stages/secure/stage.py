@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,6 +67,7 @@ class SecureSum(Stage):
         ask: Asks clients that hold their own uploads; None for those of this process, which are made here.
         noisy: Sums of clipped contributions with noise, in place of sums of uploads; None without.
         seed: Of the clients' noise; None for the operating system's random numbers.
+        noise: Of sums of uploads; ``noisy`` has its own.
         hiding: Makes of a noisy sum one that stands for all; given together with ``noisy``.
     """
 
@@ -83,7 +85,8 @@ class SecureSum(Stage):
         hiding: ClientPrivacy | None = None,
     ) -> None:
         self.options, self.method, self.codec, self.ask = options, method, codec, ask
-        self.noisy, self.seed, self.noise, self.hiding = noisy, seed, noise, hiding
+        self.noisy, self.seed, self.hiding = noisy, seed, hiding
+        self.noise = noise if noisy is None else noisy.noise
         self.layout = SumLayout(method, options.fraction_bits)
         self.length = self.layout.length if noisy is None else noisy.length
         self.reals = self.layout.reals if noisy is None else noisy.reals
@@ -107,12 +110,11 @@ class SecureSum(Stage):
             raise ConfigError(
                 f"secure.aggregation hides clients among others: a round needs {least} of them, not {participants}"
             )
-        if self.noisy is not None:
-            self.noisy.check(least)
         try:
             self.noise.share(least)
         except PayloadError as error:
-            raise ConfigError(f"privacy.mode=sample with secure.aggregation: {error}") from None
+            mode = "sample" if self.noisy is None else "client"
+            raise ConfigError(f"privacy.mode={mode} with secure.aggregation: {error}") from None
 
     def opening(self, broadcast: bytes | None) -> Payload:
         """Return the payload of the broadcast that opened a round, as clients read it; {} if it is personal."""
@@ -130,9 +132,9 @@ class SecureSum(Stage):
 
     def _offer(self, upload: Upload, opening: Payload, round: int) -> Offer:
         seed = -1 if self.seed is None else derive(self.seed, "privacy", upload.client, round)
-        if self.noisy is None:
-            return Offer(self.layout.encode(upload.payload), self.noise._replace(seed=seed))
-        return Offer(self.noisy.encode(upload.payload, opening), self.noisy.noise._replace(seed=seed))
+        payload = upload.payload
+        vector = self.layout.encode(payload) if self.noisy is None else self.noisy.encode(payload, opening)
+        return Offer(vector, self.noise._replace(seed=seed))
 
     def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
         """Return the server's view of some uploads, without the protocol that hides the rest."""
@@ -142,9 +144,6 @@ class SecureSum(Stage):
         other.seed = seed
         if seed is None:
             other.noise = NO_NOISE
-        if self.noisy is not None and seed is None:
-            other.noisy = copy.copy(self.noisy)
-            other.noisy.noise = NO_NOISE
         for upload in uploads:
             vector, noise = other._offer(upload, opening, opened.round)
             total = total + vector + noise.draw(threshold, self.length)
@@ -169,7 +168,7 @@ class SecureSum(Stage):
         They are all alike and have the sum of the clients' own; with noise there is one, which stands for all.
         """
         if self.noisy is not None and self.hiding is not None:
-            deviation = self.noisy.deviation(summed.threshold, summed.clients)
+            deviation = self.noise.share(summed.threshold) * math.sqrt(summed.clients) / self.noisy.unit
             return [self.hiding.standing_for_all(self.noisy.decode(summed.total), deviation, opening, round)]
         payloads = self.layout.decode(summed.total, summed.clients)
         # Where clients hold different classes, the last have none left to report.
