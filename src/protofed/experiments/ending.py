@@ -164,11 +164,7 @@ def restore_end(folder: Path, federation: Federation) -> bool:
     for name in clients if clients.rests_here else ():
         where = client_model(folder, name)
         snapshot = read_client(folder, name, server)._replace(model=read_tensors(where))
-        try:
-            clients.restore(name, snapshot)
-        except (KeyError, RuntimeError) as error:
-            why = str(error).splitlines()[0]
-            raise CheckpointError(f"{where}: does not fit the model of {name} ({why})") from None
+        clients.restore(name, snapshot, where)
     vars(federation.state).update(vars(state))
     return True
 

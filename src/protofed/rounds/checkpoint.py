@@ -211,11 +211,7 @@ def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None
                     snapshot = joined(*(_record(file, place, records) for place in places[name]))
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"{path}: {name} cannot be read ({claims.clean(error)})") from None
-                try:
-                    clients.restore(name, snapshot)
-                except (KeyError, RuntimeError) as error:
-                    why = str(error).splitlines()[0]
-                    raise CheckpointError(f"{path}: does not fit the model of {name} ({why})") from None
+                clients.restore(name, snapshot, path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 

@@ -424,16 +424,20 @@ class Roster(Mapping[str, Member]):
         check_kept(snapshot.optimizer, dict(model.named_parameters()))
         self.store.write(name, snapshot._replace(model=model.state_dict()))
 
-    def restore(self, name: str, snapshot: Snapshot) -> None:
+    def restore(self, name: str, snapshot: Snapshot, path: Path) -> None:
         """Replace the first snapshot of a client by one that was written to a file.
 
         Raises:
-            KeyError, RuntimeError: If the snapshot does not fit, or lacks a part of the method's state, as one of
-                an older version may.
+            CheckpointError: If the snapshot does not fit, or lacks a part of the method's state, as one of an older
+                version may.
         """
-        if lacking := self.snapshot(name).state.keys() - snapshot.state.keys():
-            raise RuntimeError(f"its state lacks {', '.join(sorted(lacking))}")
-        self.replace(name, snapshot)
+        try:
+            if lacking := self.snapshot(name).state.keys() - snapshot.state.keys():
+                raise RuntimeError(f"its state lacks {', '.join(sorted(lacking))}")
+            self.replace(name, snapshot)
+        except (KeyError, RuntimeError) as error:
+            why = str(error).splitlines()[0]
+            raise CheckpointError(f"{path}: does not fit the model of {name} ({why})") from None
 
     def model(self, name: str) -> SplitModel:
         """Return a copy of a client's model, for inspection."""

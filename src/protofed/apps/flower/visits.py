@@ -29,7 +29,8 @@ class Carried:
         try:
             self.roster.replace(self.job.client, unpack(self.job.state))
         except (KeyError, RuntimeError) as error:
-            raise PayloadError(f"state: does not fit the model of {self.job.client} ({_line(error)})") from None
+            why = claims.clean(error)
+            raise PayloadError(f"state: does not fit the model of {self.job.client} ({why})") from None
         self.before = self.roster.snapshot(self.job.client)
 
     def trained(self, result: Trained) -> VisitOutcome:
@@ -93,9 +94,8 @@ class Kept:
             try:
                 self.roster.replace(name, self.folder.read(self.start))
             except (KeyError, RuntimeError) as error:
-                raise CheckpointError(
-                    f"{self.folder.path}: does not fit the model of {name} ({_line(error)})"
-                ) from None
+                why = claims.clean(error)
+                raise CheckpointError(f"{self.folder.path}: does not fit the model of {name} ({why})") from None
         self.before = self.roster.snapshot(name)
 
     def trained(self, result: Trained) -> VisitOutcome:
@@ -127,7 +127,3 @@ class Kept:
 
 ClientStorage = Carried | Kept
 """The storage from which a visit loads a client and to which it returns it."""
-
-
-def _line(error: Exception) -> str:
-    return claims.clean(error)
