@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +29,12 @@ class PackedData:
 
     Attributes:
         federated: Without its samples.
-        places: Of each client's training, test and validation samples.
+        places: Of each split, in the order of :meth:`FederatedData.map`.
         tensors: One pair of x and y per type and shape of x, in shared memory.
     """
 
     federated: FederatedData
-    places: tuple[tuple[_Place | None, ...], ...]
+    places: tuple[_Place, ...]
     tensors: tuple[Tensor, ...]
 
     @classmethod
@@ -42,39 +42,32 @@ class PackedData:
         """Copy the samples to shared memory; the layout of images is preserved."""
         groups: dict[Any, list[Samples]] = {}
         rows: dict[Any, int] = {}
-        found: list[tuple[_Place | None, ...]] = []
+        places: list[_Place] = []
+        nothing = Samples(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 
-        def place(samples: Samples | None) -> _Place | None:
-            if samples is None:
-                return None
+        def pack(samples: Samples) -> Samples:
             key = (samples.x.dtype, samples.x.shape[1:])
             groups.setdefault(key, []).append(samples)
             number = 2 * list(groups).index(key)
             start = rows.get(key, 0)
             rows[key] = start + len(samples)
-            return _Place(number, number + 1, start, rows[key])
+            places.append(_Place(number, number + 1, start, rows[key]))
+            return nothing
 
-        for c in federated.clients:
-            found.append((place(c.train), place(c.test), place(c.validation)))
+        bare = federated.map(pack)
         tensors = [_shared(part) for g in groups.values() for part in ([s.x for s in g], [s.y for s in g])]
-        nothing = Samples(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-        return cls(federated.map(lambda _: nothing), tuple(found), tuple(tensors))
+        return cls(bare, tuple(places), tuple(tensors))
 
     def unpack(self) -> FederatedData:
         """Return the federation, with samples that are views of the shared tensors."""
+        places = iter(self.places)
 
-        def take(place: _Place) -> Samples:
+        def take(_: Samples) -> Samples:
+            place = next(places)
             rows = slice(place.start, place.stop)
             return Samples(self.tensors[place.x][rows], self.tensors[place.y][rows])
 
-        clients = tuple(
-            replace(
-                c, train=take(train), test=take(test), validation=None if validation is None else take(validation)
-            )
-            for c, (train, test, validation) in zip(self.federated.clients, self.places, strict=True)
-            if train is not None and test is not None
-        )
-        return replace(self.federated, clients=clients)
+        return self.federated.map(take)
 
 
 def _shared(parts: list[Tensor]) -> Tensor:
