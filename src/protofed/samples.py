@@ -83,6 +83,12 @@ class ClientData:
     settings: dict[str, Any] = field(default_factory=dict)
     table: Table | None = None
 
+    def map(self, function: Callable[[Samples], Samples]) -> ClientData:
+        """Return the same client with ``function`` applied to its training, test and validation samples in turn."""
+        train, test = function(self.train), function(self.test)
+        validation = None if self.validation is None else function(self.validation)
+        return replace(self, train=train, test=test, validation=validation)
+
 
 @dataclass(frozen=True)
 class Encoding:
@@ -144,13 +150,4 @@ class FederatedData:
 
     def map(self, function: Callable[[Samples], Samples]) -> FederatedData:
         """Return the same federation with ``function`` applied to every split."""
-        clients = tuple(
-            replace(
-                c,
-                train=function(c.train),
-                test=function(c.test),
-                validation=None if c.validation is None else function(c.validation),
-            )
-            for c in self.clients
-        )
-        return replace(self, clients=clients)
+        return replace(self, clients=tuple(client.map(function) for client in self.clients))

@@ -164,11 +164,7 @@ def _with_table(federated: FederatedData, clients: tuple[ClientData, ...], table
 
 def _prepared(client: ClientData, table: Table) -> ClientData:
     """Return a client with raw samples as models take them."""
-    parts = [client.train, client.test, client.validation]
-    train, test, validation = (None if p is None else Samples(table.apply(p.x), p.y) for p in parts)
-    assert train is not None
-    assert test is not None
-    return replace(client, train=train, test=test, validation=validation, table=table)
+    return replace(client.map(lambda s: Samples(table.apply(s.x), s.y)), table=table)
 
 
 def _coloured(channels: int, samples: Samples) -> Samples:
