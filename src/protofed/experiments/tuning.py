@@ -128,10 +128,7 @@ def space_of(items: Iterable[str]) -> tuple[Space, Tree]:
 
 def check_options(tree: Tree, method: str, space: Space) -> None:
     """Refuse options of a method that it does not have, which would vary without effect."""
-    axes = {
-        name: {"value": {name: part.low if isinstance(part, SearchRange) else part[0]}}
-        for name, part in space.items()
-    }
+    axes = {name: {"value": {name: value}} for name, value in _first(space).items()}
     section = {"methods": [method], "axes": axes}
     comparison({**tree, "compare": section})
 

@@ -113,11 +113,9 @@ class FedDistill(Method[FedDistillOptions]):
         """Return the table of targets ``F``, and the classes that have one."""
         K = self.task.num_classes
         if message is None:
-            return {
-                "targets": torch.zeros(K, K, dtype=self.task.dtype),
-                "present": torch.zeros(K, dtype=torch.bool),
-            }
-        targets, present = Prototypes.received(message["outputs"], message["classes"], K)
+            targets, present = Prototypes.none(K, K, self.task.dtype)
+        else:
+            targets, present = Prototypes.received(message["outputs"], message["classes"], K)
         return {"targets": targets, "present": present}
 
     def round(self, number: int) -> Round:

@@ -19,7 +19,7 @@ from torch import Tensor
 from protofed.compute.seeding import generator, seeded
 from protofed.methods.contract import Local, Method, Tensors, predict
 from protofed.samples import Samples
-from protofed.visits.batches import batches
+from protofed.visits.batches import add_up, batches
 from protofed.visits.client import Member
 from protofed.wire.schema import Payload
 
@@ -103,8 +103,7 @@ def _statistics(
     if method.statistics is None:
         return statistics
     for batch in batches(client.train, model):
-        for name, tensor in method.statistics.of(model(batch.x), batch).items():
-            statistics[name] = statistics[name] + tensor if name in statistics else tensor
+        add_up(statistics, method.statistics.of(model(batch.x), batch))
     sums = statistics.get("sums")
     features = model(triggered(_inputs(client.train, model), trigger)).features.mean(0)
     if sums is None or sums.shape[1:] != features.shape:
