@@ -7,13 +7,14 @@ are not confirmed; they are what public code uses.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Task, Traits
 from protofed.methods.fedavg import FedAvgOptions
 from protofed.methods.parts.sharing import SharedPart
-from protofed.methods.parts.weights import check_parts, first_model, within
+from protofed.methods.parts.weights import check_parts, within
 from protofed.options import option
 
 
@@ -26,8 +27,11 @@ class FedPerOptions(FedAvgOptions):
     )
 
 
+P = TypeVar("P", bound=FedPerOptions)
+
+
 @register
-class FedPer(SharedPart[FedPerOptions]):
+class FedPer(SharedPart[P]):
     """Extractor and head are trained together; ``θ`` is averaged, ``φ_i`` never leaves and is never reset."""
 
     name = "fedper"
@@ -35,24 +39,23 @@ class FedPer(SharedPart[FedPerOptions]):
     reference = "Arivazhagan et al., 2019, arXiv 1912.00818"
     Options = FedPerOptions
 
-    def __init__(self, options: FedPerOptions, task: Task) -> None:
+    def __init__(self, options: P, task: Task) -> None:
         super().__init__(options, task)
-        check_personal(self.name, options, task)
+        model = self.first_model()
+        check_parts("method.personal", options.personal, model)
+        if all(self.personal(n) for n, _ in model.named_parameters()):
+            raise ConfigError(f"{self.name}: method.personal is the whole model, so nothing is shared: use local")
 
     @classmethod
-    def traits(cls, options: FedPerOptions) -> Traits:
+    def traits(cls, options: P) -> Traits:
         """The extractor travels."""
         up = "|θ|" if options.personal == ("head",) else "part of |w|"
         return replace(super().traits(options), up=up, down=up, same_architecture=True)
 
+    def personal(self, name: str) -> bool:
+        """Return whether the weight called ``name`` belongs to ``φ_i``."""
+        return within(self.options.personal)(name)
+
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``θ``."""
-        return not within(self.options.personal)(name)
-
-
-def check_personal(method: str, options: FedPerOptions, task: Task) -> None:
-    """Check that the private parts exist and leave something to share."""
-    model = first_model(task)
-    check_parts("method.personal", options.personal, model)
-    if all(within(options.personal)(n) for n, _ in model.named_parameters()):
-        raise ConfigError(f"{method}: method.personal is the whole model, so nothing is shared: use local")
+        return not self.personal(name)

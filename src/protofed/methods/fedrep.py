@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Phase, Round, Task, Traits, Update
-from protofed.methods.fedper import FedPerOptions, check_personal
-from protofed.methods.parts.sharing import SharedPart
-from protofed.methods.parts.weights import within
+from protofed.methods.fedper import FedPer, FedPerOptions
 from protofed.options import option
 
 
@@ -35,7 +33,7 @@ class FedRepOptions(FedPerOptions):
 
 
 @register
-class FedRep(SharedPart[FedRepOptions]):
+class FedRep(FedPer[FedRepOptions]):
     """Algorithm 1: τ_h epochs of ``φ_i``, then τ_r of ``θ``, each with an optimiser of its own; ``θ`` is averaged.
 
     BatchNorm's running statistics move in both phases, as in the authors' code.
@@ -50,22 +48,12 @@ class FedRep(SharedPart[FedRepOptions]):
         super().__init__(options, task)
         if not options.personal:
             raise ConfigError("fedrep: method.personal is empty, so no head is trained first: name it, e.g. head")
-        check_personal(self.name, options, task)
 
     @classmethod
     def traits(cls, options: FedRepOptions) -> Traits:
         """The extractor travels; heads are trained once more in the last round."""
         ends = "fedrep's last round trains heads only" if options.final_head_epochs else ""
-        up = "|θ|" if options.personal == ("head",) else "part of |w|"
-        return replace(super().traits(options), up=up, down=up, same_architecture=True, ends=ends)
-
-    def personal(self, name: str) -> bool:
-        """Return whether the weight called ``name`` belongs to ``φ_i``."""
-        return within(self.options.personal)(name)
-
-    def shares(self, name: str) -> bool:
-        """Return whether the weight called ``name`` belongs to ``θ``."""
-        return not self.personal(name)
+        return replace(super().traits(options), ends=ends)
 
     def round(self, number: int) -> Round:
         """The head first, then the representation; in the end all clients fine-tune their heads."""
