@@ -11,8 +11,8 @@ import naive
 from naive import SEED, build, same, same_nets, uneven
 from protofed.compute.seeding import derive, generator
 from protofed.errors import ConfigError, ModelError
-from protofed.methods.contract import Upload
-from protofed.methods.parts.generator import diversity, generate, initial_generator
+from protofed.methods.contract import Task, Upload
+from protofed.methods.parts.generator import PREFIX, FeatureGenerator, GeneratorOptions, diversity, generate
 from protofed.models.noise import uniform
 from support import K, client, degenerate, federated, few
 
@@ -49,8 +49,10 @@ def hidden(w, noise, y):
     return w["hidden.weight"] @ x + w["hidden.bias"]
 
 
-def a_generator(seed=0):
-    return initial_generator(Z, K, H, D, torch.Generator().manual_seed(seed), torch.float64)
+def a_generator():
+    task = Task(K, D, rounds=1, seed=0, class_size=0, dtype=torch.float64)
+    made = FeatureGenerator(GeneratorOptions(latent_dim=Z), task, H, "uniform")
+    return {name.removeprefix(PREFIX): tensor for name, tensor in made.first.items()}
 
 
 def test_the_size_is_the_formulas():

@@ -48,29 +48,6 @@ class GeneratorOptions(FedAvgOptions):
     generator_batch_size: int = option(32, "generated features per server step; BatchNorm takes two", least=2)
 
 
-def initial_generator(
-    latent: int, classes: int, hidden: int, width: int, source: torch.Generator, dtype: torch.dtype
-) -> Tensors:
-    """Return a random generator of ``(z + K)h + h + 2h + hd + d`` parameters and ``2h`` running statistics.
-
-    Args:
-        latent: Length ``z``.
-        hidden: ``h``.
-        width: ``d``.
-    """
-    first = linear_layer(latent + classes, hidden, source, dtype)
-    second = linear_layer(hidden, width, source, dtype)
-    one, zero = torch.ones(hidden, dtype=dtype), torch.zeros(hidden, dtype=dtype)
-    return {
-        **{f"hidden.{name}": t for name, t in first.items()},
-        "norm.weight": one,
-        "norm.bias": zero,
-        "norm.running_mean": zero.clone(),
-        "norm.running_var": one.clone(),
-        **{f"output.{name}": t for name, t in second.items()},
-    }
-
-
 class Generated(NamedTuple):
     """Generated features, and the statistics by which the hidden layer was normalised.
 
@@ -89,7 +66,7 @@ def generate(weights: Tensors, noise: Tensor, labels: Tensor, *, training: bool 
     """Return ``G(ε, y)``.
 
     Args:
-        weights: As :func:`initial_generator` names them.
+        weights: As :attr:`FeatureGenerator.first` names them after the prefix.
         noise: ``(B, z)``.
         labels: ``(B,)`` int64.
         training: Whether to normalise by the statistics of these samples, at least two.
@@ -203,12 +180,22 @@ class FeatureGenerator:
 
     @cached_property
     def first(self) -> Tensors:
-        """The weights that the server starts from."""
-        task = self.task
+        """The random weights that the server starts from.
+
+        They are ``(z + K)h + h + 2h + hd + d`` parameters and ``2h`` running statistics.
+        """
+        task, h, dtype = self.task, self.hidden, self.task.dtype
         source = generator(task.seed, "generator")
-        weights = initial_generator(
-            self.options.latent_dim, task.num_classes, self.hidden, task.feature_dim, source, task.dtype
-        )
+        first = linear_layer(self.options.latent_dim + task.num_classes, h, source, dtype)
+        second = linear_layer(h, task.feature_dim, source, dtype)
+        weights = {
+            **{f"hidden.{name}": t for name, t in first.items()},
+            "norm.weight": torch.ones(h, dtype=dtype),
+            "norm.bias": torch.zeros(h, dtype=dtype),
+            "norm.running_mean": torch.zeros(h, dtype=dtype),
+            "norm.running_var": torch.ones(h, dtype=dtype),
+            **{f"output.{name}": t for name, t in second.items()},
+        }
         return {PREFIX + name: tensor for name, tensor in weights.items()}
 
     def server_state(self) -> Tensors:
