@@ -9,7 +9,6 @@ train nothing in the first round, which has no prototypes yet, clients here mini
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -17,17 +16,13 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Phase, Round, Tensors, Terms, Traits, Update, Upload
+from protofed.methods.contract import Batch, Phase, Round, Tensors, Terms, Traits, Update
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.beside import MeansBeside, contrast
-from protofed.methods.parts.nearest import mean_of, no_rows
 from protofed.options import option
 from protofed.prototypes.table import Prototypes
-from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from protofed.models import SplitModel
 
 
@@ -63,13 +58,6 @@ class FedProc(MeansBeside, FedAvg[FedProcOptions]):
         ends = "fedproc lessens its contrast until the last round"
         return replace(super().traits(options), up="|w| + K_i·d", down="|w| + K·d", ends=ends)
 
-    def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Keep ``w^t`` and the table of class means."""
-        if message is None:
-            return super().receive(local, None) | no_rows(self.task).tensors()
-        table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
-        return {name: message[name] for name in self.initial} | table.tensors()
-
     def round(self, number: int) -> Round:
         """α is 1 in the first round and 0 in the last."""
         alpha = 1 - (number - 1) / max(1, self.task.rounds - 1)
@@ -86,17 +74,3 @@ class FedProc(MeansBeside, FedAvg[FedProcOptions]):
             "contrast": share * batch.mean(apart),
             "cross_entropy": (1 - share) * batch.cross_entropy(output.logits),
         }, output
-
-    # The server.
-
-    def first_table(self) -> Tensors:
-        """Start without means."""
-        return no_rows(self.task).tensors()
-
-    def rows(self, table: Tensors) -> tuple[Tensor, Tensor]:
-        """Send the means that there are."""
-        return Prototypes.of(table).to_send()
-
-    def prototypes(self, table: Tensors, uploads: Iterable[Upload]) -> Tensors:
-        """``C_c``: the plain mean over the clients that report c; other classes keep theirs."""
-        return Prototypes.of(table).merged(mean_of(uploads, self.task)).tensors()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protofed.methods.contract import Aggregate, Batch, Local, Statistics, Tensors, Upload
 from protofed.methods.parts.averaged import average
-from protofed.methods.parts.nearest import class_statistics
+from protofed.methods.parts.nearest import class_statistics, mean_of, no_rows
 from protofed.prototypes.finch import finch
 from protofed.prototypes.means import class_means
 from protofed.prototypes.table import Prototypes
@@ -32,7 +32,8 @@ LEAST = 1e-4
 class MeansBeside(Base):
     """Mixin before FedAvg: clients also send the means of their classes, of which :meth:`prototypes` makes a table.
 
-    Its options hold ``prototypes``, when the means are taken. Server state: the weights, and that table.
+    Its options hold ``prototypes``, when the means are taken. Server state: the weights, and that table: means over
+    the clients as ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``.
     """
 
     @property
@@ -46,16 +47,19 @@ class MeansBeside(Base):
         return 1
 
     def prototypes(self, table: Tensors, uploads: Iterable[Upload]) -> Tensors:
-        """Return the new table of the server, from the ``classes`` and ``prototypes`` of a round's uploads."""
-        raise NotImplementedError
+        """Return the new table of the server, from the ``classes`` and ``prototypes`` of a round's uploads.
+
+        ``C_c`` is the plain mean over the clients that report c; other classes keep theirs.
+        """
+        return Prototypes.of(table).merged(mean_of(uploads, self.task)).tensors()
 
     def first_table(self) -> Tensors:
         """Return the table of the server before the first round."""
-        raise NotImplementedError
+        return no_rows(self.task).tensors()
 
     def rows(self, table: Tensors) -> tuple[Tensor, Tensor]:
         """Return the prototypes ``(k, d)`` of the table, and their classes ``(k,)``."""
-        raise NotImplementedError
+        return Prototypes.of(table).to_send()
 
     @property
     def statistics(self) -> Statistics | None:
@@ -71,6 +75,13 @@ class MeansBeside(Base):
     def upload_schema(self) -> Schema:
         """The weights, ``n_i``, and rows of each class present."""
         return _with_rows(super().upload_schema, self.task.feature_dim, self.sent)
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Keep ``w^t`` and the table."""
+        if message is None:
+            return super().receive(local, None) | self.first_table()
+        table = Prototypes.received(message["prototypes"], message["classes"], self.task.num_classes)
+        return {name: message[name] for name in self.initial} | table.tensors()
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i``, ``n_i`` and the class means."""
@@ -117,10 +128,9 @@ class ClustersBeside(MeansBeside):
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Keep ``w^t`` and the table of clusters."""
-        table = self.first_table()
         if message is None:
-            return super().receive(local, None) | table
-        classes = message["classes"]
+            return super().receive(local, None)
+        table, classes = self.first_table(), message["classes"]
         rows, present = table["clusters"].to(message["prototypes"]), table["held"].to(classes.device)
         for c in classes.unique().tolist():
             own = message["prototypes"][classes == c][: self.most]
