@@ -26,6 +26,7 @@ from protofed.methods.contract import Batch, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.prior import over
 from protofed.methods.parts.training import linear_layer
+from protofed.methods.parts.weights import under
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions
 
@@ -114,8 +115,8 @@ class FedETF(FedAvg[FedETFOptions]):
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Outputs of either model's head on its own features."""
-        head, prefix, w = model.extras["etf"], "extras.etf.", self.global_weights(received)
-        own = {n.removeprefix(prefix): t for n, t in w.items() if n.startswith(prefix)}
+        head, w = model.extras["etf"], self.global_weights(received)
+        own = under("extras.etf.", w)
         return {
             "global_model": functional_call(head, own, functional_call(model, w, batch.x).features),
             "head": head(model(batch.x).features),

@@ -29,7 +29,7 @@ from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.lowrank import LowRank
 from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.training import sound
-from protofed.methods.parts.weights import WeightedMean, copied, load_weights, weight_of, with_samples
+from protofed.methods.parts.weights import WeightedMean, copied, load_weights, under, weight_of, with_samples
 from protofed.options import option
 from protofed.wire.schema import Field, Payload, Schema
 
@@ -146,7 +146,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         if message is None:
             return {}
         mentee, version, held = local.model.extras["mentee"], message["version"], int(local.state["version"])
-        base = _part("mentee", local.state)
+        base = under("mentee.", local.state)
         if message["whole"]:
             base = _valid(self.packing.unpack(message))
         elif held == version - 1:
@@ -212,14 +212,14 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         version, held = server["version"], server.get(f"client.{client}")
         update = self.options.compress == "updates" and held is not None and int(held) == int(version) - 1
         if update or self.options.compress == "parameters":
-            message = _part("message", server)
+            message = under("message.", server)
         else:
-            message = self.packing.pack(_part("mentee", server), None)
+            message = self.packing.pack(under("mentee.", server), None)
         return {**message, "version": version, "whole": torch.tensor(int(not update))}
 
     def read(self, message: Payload, server: Tensors) -> Payload:
         """Return the mentee that an upload describes, as an update of the server's or whole; or this itself."""
-        weights, old = self.packing.unpack(message), _part("mentee", server)
+        weights, old = self.packing.unpack(message), under("mentee.", server)
         if "version" in message:  # of a broadcast, which leads to the server's
             return old
         return weights if self.options.compress == "parameters" else _plus(old, weights)
@@ -240,7 +240,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             based[f"client.{client}"] = server["version"].clone()
         if not mean.total:
             return Aggregate(server, {})
-        old = _part("mentee", server)
+        old = under("mentee.", server)
         message = self.packing.pack(mean.mean(old), self.energy(round))
         new = self.packing.unpack(message)
         mentee = _valid(new) if self.options.compress == "parameters" else _plus(old, new)
@@ -254,12 +254,6 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
 
 def _named(prefix: str, tensors: Tensors) -> Tensors:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
-
-
-def _part(prefix: str, tensors: Tensors) -> Tensors:
-    """Undo :func:`_named`."""
-    start = f"{prefix}."
-    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def _plus(base: Tensors, update: Tensors) -> Tensors:

@@ -24,6 +24,7 @@ from protofed.compute.seeding import generator
 from protofed.methods.contract import Batch, Task, Tensors
 from protofed.methods.fedavg import FedAvgOptions
 from protofed.methods.parts.training import linear_layer, sound
+from protofed.methods.parts.weights import under
 from protofed.options import option
 from protofed.prototypes.mixtures import gaussian
 from protofed.wire.schema import Field, Payload
@@ -245,8 +246,7 @@ class FeatureGenerator:
             noise: ``(B, z)``.
             labels: ``(B,)`` int64.
         """
-        weights = {n.removeprefix(PREFIX): t for n, t in received.items() if n.startswith(PREFIX)}
-        return generate(weights, noise, labels).features
+        return generate(under(PREFIX, received), noise, labels).features
 
     def pseudo_error(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
         """Return ``CE(g(G(ε, y')), y')``, the mean over B draws; 0 if no class has a chance."""

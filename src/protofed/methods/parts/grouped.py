@@ -15,6 +15,7 @@ from torch import Tensor
 
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Round, Statistics, Task, Tensors, Upload
 from protofed.methods.parts.moments import ClosedForm
+from protofed.methods.parts.weights import under
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Grouped(Method[Any]):
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the classifier of the client's group; of all groups as long as the server does not know it."""
-        states = [_of(server, number) for number in range(len(self.groups))]
+        states = [under(f"{number}|", server) for number in range(len(self.groups))]
         known = [any(n.partition(".")[2].rpartition("/")[0] == client for n in state) for state in states]
         found = {
             number: payload
@@ -128,7 +129,7 @@ class Grouped(Method[Any]):
         states: list[Tensors] = []
         diagnostics: dict[str, Any] = {}
         for number, group in enumerate(self.groups):
-            state = _of(server, number)
+            state = under(f"{number}|", server)
             if number in dealt:
                 state, found = group.aggregate(state, iter(dealt[number]), round)
                 diagnostics |= {f"{name}|{number}": value for name, value in found.items()}
@@ -189,9 +190,3 @@ def _part(message: Payload, schema: Schema, group: int) -> Payload | None:
 def _named(states: Sequence[Tensors]) -> Tensors:
     """Return the states of all groups as one."""
     return {f"{group}|{name}": tensor for group, state in enumerate(states) for name, tensor in state.items()}
-
-
-def _of(server: Tensors, group: int) -> Tensors:
-    """Return the state of a group."""
-    prefix = f"{group}|"
-    return {name.removeprefix(prefix): tensor for name, tensor in server.items() if name.startswith(prefix)}

@@ -43,6 +43,11 @@ def copied(weights: Mapping[str, Tensor]) -> Tensors:
     return {name: tensor.clone() for name, tensor in weights.items()}
 
 
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return the tensors whose names begin with ``prefix``, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy weights into a model's parameters and buffers of the same names."""
     targets = dict(model.named_parameters()) | dict(model.named_buffers())
