@@ -202,6 +202,7 @@ def test_the_presets():
     assert (official.options.compress, official.options.clip) == ("updates", 0)
     assert (htfl.options.compress, htfl.options.clip) == ("parameters", 10)
     assert (official.declared.personal, htfl.declared.personal) == (True, False)
+    assert build("fedkd", method__compress="none").method.declared.sums_only
     assert not official.declared.sums_only
 
 

@@ -97,7 +97,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             super().traits(options),
             up="≈ r·|w_aux|",
             down="≈ r·|w_aux|",
-            sums_only=False,
+            sums_only=compress == "none",
             personal=compress == "updates",
             beyond_means=None,
             ends="fedkd raises the energy of its messages until the last round" * (compress != "none"),
