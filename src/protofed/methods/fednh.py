@@ -75,9 +75,10 @@ class FedNH(FedAvg[FedNHOptions]):
     @classmethod
     def traits(cls, options: FedNHOptions) -> Traits:
         """Uploads hold the sums of normalised features per class."""
+        size = "|θ| + 1 + K·d" if options.learn_scale else "|θ| + K·d"
         return replace(
             super().traits(options),
-            up=(size := "|θ| + 1 + K·d" if options.learn_scale else "|θ| + K·d"),
+            up=size,
             down=size,
             class_sets="one set of K prototypes",
             sums=True,

@@ -73,9 +73,9 @@ def by_class(components: Tensors) -> dict[int, Mixture]:
 
 
 def _ordered(components: Tensors) -> dict[int, Mixture]:
-    """Return the same, in an order of components that does not depend on rounding, so that no draw does.
+    """Return the mixture of each class, its components in an order that does not depend on rounding.
 
-    Rounding may decide which of two components of equal weight the server sends first.
+    Rounding may decide which of two components of equal weight the server sends first, but not the draws.
     """
     found = {}
     for label, mixture in by_class(components).items():
