@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -119,6 +120,7 @@ class FederatedData:
             their own numbers.
         notes: Whole sentences for a report on the treatment of the samples.
         encoding: None if the samples are as they were.
+        tests: Hash of the test samples as they were, where they have been changed since by what depends on others.
     """
 
     clients: tuple[ClientData, ...]
@@ -128,6 +130,19 @@ class FederatedData:
     table: Table | None = None
     notes: tuple[str, ...] = ()
     encoding: Encoding | None = None
+    tests: str = ""
+
+    def test_hash(self) -> str:
+        """Return a hash of all clients' test samples as they were; ``""`` if they are not on this machine."""
+        if self.tests:
+            return self.tests
+        found = hashlib.sha256()
+        for client in self.clients:
+            if not client.test.exact or len(client.test.x) != len(client.test.y):
+                return ""
+            for part in (client.test.x, client.test.y):
+                found.update(part.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()[:16]
 
     def remarks(self) -> tuple[str, ...]:
         """Return the notes, and the preparation of the samples in words, as whole sentences."""

@@ -201,10 +201,31 @@ def test_more_seeds_tell_no_more_of_the_same_test_samples(runs_of):
 
     def gain(seeds, tests):
         chosen = [run for run in runs if run.seed < seeds]
-        return answer([replace(r, federation=replace(r.federation, tests=tests)) for r in chosen]).gain
+        return answer([replace(r, federation=replace(r.federation, tests=tests(r))) for r in chosen]).gain
 
-    assert gain(4, "0f") == pytest.approx(gain(1, "0f"))
-    assert gain(4, "").half == pytest.approx(gain(1, "").half / 2)
+    once = gain(1, lambda run: "0f")
+    assert gain(4, lambda run: "0f") == pytest.approx(once)
+    assert gain(4, lambda run: "") == pytest.approx(once), "those of a network may be the same"
+    assert gain(4, lambda run: f"{run.seed}").half == pytest.approx(once.half / 2)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize(("n", "seeds"), [(15, 1), (15, 3), (15, 5), (150, 5)])
+def test_the_interval_of_an_accuracy_covers_it_and_its_mean(share, n, seeds):
+    """Every seed has test samples of its own, of which one or none may be wrong."""
+    rng, held = np.random.default_rng(0), 0
+    for hits in rng.binomial(n, share, (500, seeds)):
+        found = two_level([Sampled.share(hit / n, n) for hit in hits])
+        assert found.low <= found.mean <= found.high or seeds == 1
+        held += found.low <= 100 * share <= found.high
+    assert held / 500 > 0.9
+
+
+def test_what_is_printed_covers_the_interval():
+    """That of few samples is not centred at their share."""
+    found = two_level([Sampled.share(1.0, 15)])
+    assert found.low == pytest.approx(75.7, abs=0.1)
+    assert found.with_half() == "100.0 ± 24.3"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 20, 30])
@@ -230,6 +251,22 @@ def test_the_best_of_many_may_be_the_best_by_chance(runs_of):
     assert found.sentences[0].startswith(
         "Federating may help, but the best of 8 methods can be as good by chance: +8.6 ("
     )
+
+
+def test_the_best_of_many_controls_may_be_the_best_by_chance(runs_of):
+    exchange, best = runs_of("fedproto", FEW, bits=True), runs_of("local", (range(23), range(18)), bits=True)
+    found = answer([*exchange, *best])
+    assert (found.gain.sign, found.sure) == (-1, -1)
+    assert found.sentences[0].startswith("Federating does not help: -8.6 (")
+    controls = [run for name in ("fixed_etf", "local_lda", "local_ncm") for run in runs_of(name, FEW, bits=True)]
+    found = answer([*exchange, *best, *controls])
+    assert (found.gain.sign, found.sure) == (-1, 0)
+    assert found.sentences[0].startswith("No gain from federating is seen: -8.6 (")
+
+
+def test_classes_that_chance_has_separated_leave_some_doubt():
+    classes = [SimpleNamespace(samples=3), SimpleNamespace(samples=12)]
+    assert math.sqrt(_variance(SimpleNamespace(auroc=1.0, classes=classes))) > 0.01
 
 
 @pytest.mark.parametrize(("area", "positive", "negative"), [(0.8, 20, 200), (0.95, 30, 300), (0.95, 200, 20)])

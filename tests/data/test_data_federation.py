@@ -102,6 +102,18 @@ def test_validation_is_taken_from_training(federation):
     assert torch.equal(south.validation.x[:, 0, 0, 0], (10 * south.validation.y).to(torch.uint8))
 
 
+def test_test_samples_that_are_set_aside_are_known_as_the_same(tmp_path):
+    """Seeds hold out other validation samples, and so scale test samples otherwise."""
+    rng = np.random.default_rng(0)
+    for split, n in (("train", 40), ("test", 10)):
+        write_npz(tmp_path / "clients" / "a" / f"{split}.npz", rng.normal(size=(n, 3)), np.arange(n) % 2)
+    one, other = (fed(tmp_path, seed, validation_fraction=0.25, standardise="site") for seed in (0, 1))
+    assert not torch.equal(one.clients[0].test.x, other.clients[0].test.x)
+    assert one.test_hash() == other.test_hash()
+    write_npz(tmp_path / "clients" / "a" / "test.npz", rng.normal(size=(10, 3)), np.arange(10) % 2)
+    assert fed(tmp_path, 0, validation_fraction=0.25, standardise="site").test_hash() != one.test_hash()
+
+
 def test_training_samples_are_limited_per_client_and_class(federation):
     """The labels keep their shares, to within one sample; tests and clients with fewer samples are as they were."""
     write_parquet(federation / "clients" / "south" / "train.parquet", [0] * 24 + [1] * 12 + [2] * 4)

@@ -108,7 +108,8 @@ def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions
     sums = [moments(client.train.x) for client in federated.clients]
     table = fit(columns, sums, data.standardised(table=True), data.missing, data.ranges)
     clients = tuple(_prepared(c, own(table, s)) for c, s in zip(federated.clients, sums, strict=True))
-    return replace(_with_table(federated, clients, table), notes=federated.notes + _clamped(federated, table))
+    notes = federated.notes + _clamped(federated, table)
+    return replace(_with_table(federated, clients, table), notes=notes, tests=federated.test_hash())
 
 
 def prepare_alone(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -66,21 +65,10 @@ def describe_clients(
     notes = [*_rule_notes(federation), *(note for stage in federation.stages for note in stage.note())]
     described = describe_roster(federation.method, federation.executor.clients, federated, notes, sizes)
     more = {
-        "tests": _tests(federated),
+        "tests": federated.test_hash(),
         "execution": {**federation.executor.description(), "waiting": numerics.waiting()},
     }
     return described | more
-
-
-def _tests(federated: FederatedData) -> str:
-    """Return a hash of all clients' test samples; ``""`` if they are not on this machine."""
-    found = hashlib.sha256()
-    for client in federated.clients:
-        if not client.test.exact or len(client.test.x) != len(client.test.y):
-            return ""
-        for part in (client.test.x, client.test.y):
-            found.update(part.cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
 
 
 def describe_roster(

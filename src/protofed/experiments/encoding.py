@@ -77,6 +77,7 @@ def encode(
         input_shape=(width,),
         encoding=Encoding(encoders.key, federated.input_shape, eight_bit, encoders.parts if more else ()),
         notes=(*federated.notes, *_notes(options, names, encoders.parts)),
+        tests=federated.test_hash(),
     )
 
 

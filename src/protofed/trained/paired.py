@@ -34,14 +34,14 @@ class Interval(NamedTuple):
         return (self.high - self.low) / 2
 
     def with_half(self, sign: str = " ± ") -> str:
-        """Return the mean with half of the interval, if that is finite.
+        """Return the mean with the distance of the interval's farther end, if that is finite.
 
         Example:
             >>> Interval(95.0, 93.5, 96.5).with_half()
             '95.0 ± 1.5'
         """
-        mean = f"{self.mean:.1f}"
-        return mean if math.isinf(self.half) else f"{mean}{sign}{self.half:.1f}"
+        mean, most = f"{self.mean:.1f}", max(self.high - self.mean, self.mean - self.low)
+        return mean if math.isinf(most) else f"{mean}{sign}{most:.1f}"
 
     def text(self, digits: int = 1) -> str:
         """Return the mean with its sign and, of more than one value, the interval.
@@ -136,13 +136,17 @@ def two_level(values: Sequence[Sampled], level: float = 0.95, *, same: bool = Fa
     freedom = (len(values) - 1) * (total / between) ** 2 if between else math.inf
     half = _quantile((1 + level) / 2, freedom) * math.sqrt(total)
     centre = statistics.fmean(each.value if each.centre is None else each.centre for each in values)
+    if not same:  # the added samples of all seeds together are as few as those of one
+        centre = seeds.mean + (centre - seeds.mean) / len(values)
     return Interval(seeds.mean, centre - half, centre + half)
 
 
 def same_tests(runs: Sequence[Run]) -> bool:
-    """Return whether runs of several seeds have the same test samples, as of a folder that sets them aside."""
-    tests = {run.federation.tests for run in runs}
-    return len(runs) > 1 and len(tests) == 1 and tests != {""}
+    """Return whether runs of several seeds may have the same test samples, as of a folder that sets them aside.
+
+    They may where it is not known, as over a network.
+    """
+    return len(runs) > 1 and len({run.federation.tests for run in runs}) == 1
 
 
 def _error(values: Sequence[float], mean: float) -> float:

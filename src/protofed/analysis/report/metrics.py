@@ -63,12 +63,14 @@ def two_classes(runs: Sequence[Run]) -> TextTable | None:
 def _variance(metrics: SampleMetrics) -> float:
     """Return the variance of the area of two classes over test samples.
 
-    Hanley and McNeil's formula depends on which class has the more even scores; the larger value is taken.
+    Hanley and McNeil's formula depends on which class has the more even scores; the larger value is taken. One more
+    pair of samples, half of it in order, leaves some doubt where all are.
     """
-    a, counts = metrics.auroc or 0.0, [c.samples for c in metrics.classes if c.samples]
+    counts = [c.samples for c in metrics.classes if c.samples]
     if len(counts) != 2:
         return math.inf
     m, n = counts
+    a = ((metrics.auroc or 0.0) * m * n + 0.5) / (m * n + 1)
     q1, q2 = a / (2 - a) - a**2, 2 * a**2 / (1 + a) - a**2
     most = max((m - 1) * q1 + (n - 1) * q2, (n - 1) * q1 + (m - 1) * q2)
     return (a * (1 - a) + most) / (m * n)

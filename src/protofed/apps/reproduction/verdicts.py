@@ -68,8 +68,9 @@ class Contrast:
 
     @cached_property
     def counted(self) -> list[Mapping[int, float]]:
-        """Cells that were run with all seeds of the cell with the most."""
-        seeds = max((set(cell) for cell in self.cells), key=len, default=set())
+        """Cells that were run with all seeds of the cell with the most; of several such sets, that of more cells."""
+        sets = sorted({frozenset(cell) for cell in self.cells}, key=sorted)
+        seeds = max(sets, key=lambda own: (len(own), sum(own <= set(c) for c in self.cells)), default=frozenset())
         return [cell for cell in self.cells if seeds and seeds <= set(cell)]
 
     @cached_property
@@ -146,17 +147,18 @@ class Judgement(NamedTuple):
 def judge(comparisons: Sequence[Contrast]) -> Judgement:
     """Return the verdict that comparisons give.
 
-    A claim is reproduced if all that were run lie on the claimed side (no correction: each has to), contradicted if
-    one lies on the other by a t test that Holm's method corrects for their number, and equal if each lies on the
-    claimed side or is equal.
+    A claim is reproduced if all lie on the claimed side (no correction: each has to), contradicted if one lies on
+    the other by a t test that Holm's method corrects for the number of those that were run, and equal if each lies
+    on the claimed side or is equal.
     """
     tested = [c for c in comparisons if c.side is not None]
     if not tested:
         return Judgement(NOT_RUN, tuple(comparisons))
-    if all(c.side == 1 for c in tested):
+    complete = len(tested) == len(comparisons)
+    if complete and all(c.side == 1 for c in tested):
         verdict = REPRODUCED
     elif min(holm([c.chance for c in tested])) <= RISK:
         verdict = CONTRADICTED
     else:
-        verdict = EQUAL if all(c.side == 1 or c.equal for c in tested) else CANNOT_TELL
+        verdict = EQUAL if complete and all(c.side == 1 or c.equal for c in tested) else CANNOT_TELL
     return Judgement(verdict, tuple(comparisons))
