@@ -68,7 +68,7 @@ class Contrast:
 
     @cached_property
     def counted(self) -> list[Mapping[int, float]]:
-        """Cells that were run with all seeds of the cell with the most; of several such sets, that of more cells."""
+        """Cells run with all seeds of the cell with the most; of several such sets of seeds, that of more cells."""
         sets = sorted({frozenset(cell) for cell in self.cells}, key=sorted)
         seeds = max(sets, key=lambda own: (len(own), sum(own <= set(c) for c in self.cells)), default=frozenset())
         return [cell for cell in self.cells if seeds and seeds <= set(cell)]
