@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from sklearn import metrics as sklearn
 
 import protofed
@@ -87,6 +88,25 @@ def test_what_is_not_defined_is_none_with_a_reason():
     assert (diverged.auroc, diverged.undefined) == (None, {"auroc": "some samples have no finite scores"})
     assert diverged.matrix(3).sum() == 8
     assert -1 not in {c.label for c in diverged.classes}
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0, 400.0])
+def test_areas_do_not_depend_on_how_certain_scores_are(scale):
+    """Beyond a gap of 37 the log-probability of the larger score is rounded to 0."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 200)
+    apart = rng.normal(size=200) + 2 * y
+    scores = torch.from_numpy(np.stack([np.zeros(200), scale * apart], axis=1)).log_softmax(-1).numpy()
+    found = of_samples(y, scores.argmax(1), scores)
+    assert [c.auroc for c in found.classes] == pytest.approx([sklearn.roc_auc_score(y, apart)] * 2, abs=1e-12)
+
+
+def test_calibration_does_not_depend_on_the_order_of_samples():
+    y = np.repeat([0, 1], [90, 10])
+    scores = np.log(np.tile([0.9, 0.1], (100, 1)))
+    labels = np.zeros(100, np.int64)
+    for order in (np.arange(100), np.random.default_rng(0).permutation(100)):
+        assert of_samples(y[order], labels, scores).calibration_error == pytest.approx(0.0, abs=1e-12)
 
 
 def test_areas_are_right_where_probabilities_are_ones_or_impossible():

@@ -203,13 +203,15 @@ def _calibration_error(
     given = softmax(log_probabilities, axis=1)[np.arange(len(y)), labels]
     if (labels < 0).any() or not np.isfinite(given).all():
         return None
-    order = np.argsort(given, kind="stable")
-    bins = np.array_split(given[order] - (y == labels)[order], min(BINS, len(y)))
+    _, alike = np.unique(given, return_inverse=True)  # samples of one probability have their mean, in any order
+    gaps = np.bincount(alike, given - (y == labels)) / np.bincount(alike)
+    bins = np.array_split(gaps[np.sort(alike)], min(BINS, len(y)))
     return float(sum(abs(each.sum()) for each in bins) / len(y))
 
 
 def _areas(y: NDArray[np.int64], scores: NDArray[np.float64], present: list[int]) -> tuple[dict[int, float], str]:
     """Return the area under the ROC curve of each class against all others; or none, and why."""
+    from scipy.special import logsumexp
     from sklearn.metrics import roc_auc_score
 
     if len(present) < 2:
@@ -217,7 +219,9 @@ def _areas(y: NDArray[np.int64], scores: NDArray[np.float64], present: list[int]
     if bool(np.isnan(scores).any()):
         return {}, _SCORES
     finite = np.maximum(scores, _LEAST)
-    return {label: float(roc_auc_score(y == label, finite[:, label])) for label in present}, ""
+    # Log-odds tell apart what is as good as certain, whose log-probabilities are all rounded to 0.
+    odds = {k: finite[:, k] - logsumexp(np.delete(finite, k, axis=1), axis=1) for k in present}
+    return {label: float(roc_auc_score(y == label, odds[label])) for label in present}, ""
 
 
 def _known(value: float) -> float | None:
