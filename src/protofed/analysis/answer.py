@@ -137,12 +137,12 @@ class Answer:
 
         A gain is chosen from the methods that exchange, a loss by the best of those that send nothing.
         """
+        gain = self.gain
+        if gain is None or self.best is None or self.control is None:
+            return 0
         silent = sum(result.exchanges == EXCHANGES[0] for result in self.results)
-        signs = []
-        for number in (self.tried, silent):
-            gain = self.best.gain(self.control, 1 - 0.05 / number) if self.best and self.control else None
-            signs.append(gain.sign if gain else 0)
-        return max(signs[0], 0) + min(signs[1], 0)
+        wider = self.best.gain(self.control, 1 - 0.05 / (self.tried if gain.sign > 0 else silent))
+        return wider.sign if wider else 0
 
     @property
     def sites(self) -> dict[str, Interval]:
@@ -156,8 +156,9 @@ class Answer:
         if gain is None or self.best is None or self.control is None:
             return [_alone(self.results[0])] if len(self.results) == 1 else []
         helps = {1: "Federating helps", -1: "Federating does not help", 0: "No gain from federating is seen"}
-        said = helps[self.sure]
-        if gain.sign > 0 and not self.sure:
+        sure = self.sure
+        said = helps[sure]
+        if gain.sign > 0 and not sure:
             said = f"Federating may help, but the best of {self.tried} methods can be as good by chance"
         told = (
             f"{said}: {gain.text()} points with {self.best.label} ({_accuracy(self.best)}, "
