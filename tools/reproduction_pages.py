@@ -68,23 +68,33 @@ def claims(paper: Paper) -> Iterator[str]:
         yield f"| {claim.number} | {text} | {claim.origin} | {by} | {' | '.join(verdicts)} |"
 
 
+def shown_scopes() -> Iterator[Scope]:
+    """Yield the committed scopes, and after one of fewer rounds that of all rounds, which some rows have."""
+    for scope in committed_scopes().values():
+        yield scope
+        if "rounds" in scope.overrides:
+            yield replace(scope, overrides={})
+
+
 def results(paper: Paper) -> Iterator[str]:
     yield JPEG
-    for scope in committed_scopes().values():
+    committed_ones = committed_scopes().values()
+    for scope in shown_scopes():
         if scope.scale == "smoke":
             yield from smoke(paper, scope)
             continue
+        known = scope not in committed_ones
         for table in paper.tables:
             if table.kind != "runs":
                 continue
             sheet, by_head = (Sheet(paper, table, replace(scope, rule=rule), find) for rule in ("", OTHER_RULE))
             if not any(result.done for result in sheet.results()):
                 continue
-            seeds = ",".join(map(str, scope.seeds))
+            seeds = ",".join(sorted({str(result.seed) for result in sheet.results()}))
             options = "".join(f" {name}={value}" for name, value in scope.overrides.items())
             target = f"{paper.name}/table{table.number}{_only(sheet)}"
             command = f"protofed reproduce {target} --scale {scope.scale} --seeds {seeds}{options}"
-            yield as_markdown(sheet, facts_of(sheet, command))
+            yield as_markdown(sheet, facts_of(sheet, command), known=known)
             if any(result.rule != OTHER_RULE and result.others.get(OTHER_RULE) for result in sheet.results()):
                 yield as_markdown(by_head, facts_of(by_head, f"{command} --rule {OTHER_RULE}"), known=True)
 
