@@ -108,6 +108,13 @@ def test_those_without_training_samples_are_no_newcomers():
     assert [s is None for s in first.accuracy.clients["head"]] == [False, False, True, False]
 
 
+def test_those_without_test_samples_have_no_score():
+    data = federated(*ordinary().clients[:2], client("late", [0, 1, 0, 1], []))
+    last = list(build("fedproto", data).run())[-1]
+    assert (last.participants, last.newcomers) == (["late"], None)
+    assert last.accuracy.weighted
+
+
 def test_some_of_them_may_sit_out():
     """participation.fraction holds among the newcomers as among the others."""
     federation = build("fedproto", participation__newcomers=2, participation__fraction=0.5, rounds=6)

@@ -65,14 +65,12 @@ class Evaluation:
             else:
                 record.miss(each, "evaluation")
         results = [scored.get(name) or Evaluated(name, {}, 0, 0.0) for name in participation.names]
-        if any(r.samples for r in results):  # nodes may keep all scores to themselves
-            record.accuracy = Accuracy.of([(r.correct, r.samples) for r in results], self.method.rules)
-        for part in ("validation", "union", "unseen"):
-            scores = [getattr(r, part) for r in results]
-            if any(samples for _, samples in scores):
-                setattr(record, part, Accuracy.of(scores, self.method.rules))
+        parts = {part: [getattr(r, part) for r in results] for part in ("validation", "union", "unseen")}
+        parts["accuracy"] = [(r.correct, r.samples) for r in results]
         if participation.joined(record.round):
             new = participation.newcomers
-            own = [(r.correct, r.samples) if r.client in new else ({}, 0) for r in results]
-            record.newcomers = Accuracy.of(own, self.method.rules)
+            parts["newcomers"] = [(r.correct, r.samples) if r.client in new else ({}, 0) for r in results]
+        for part, scores in parts.items():
+            if any(samples for _, samples in scores):  # nodes may keep all scores to themselves
+                setattr(record, part, Accuracy.of(scores, self.method.rules))
         return results
