@@ -14,7 +14,13 @@ from protofed.cli.catalogue import entries
 from protofed.cli.main import app
 
 Rows = Iterable[tuple[str, Any, str]]
-COMPONENTS = {"methods": "method", "partitions": "partition", "datasets": "data.options", "models": "model.options"}
+COMPONENTS = {
+    "methods": "method",
+    "partitions": "partition",
+    "datasets": "data.options",
+    "models": "model.options",
+    "encoders": "encoder.options",
+}
 """Lists of ``protofed list`` whose entries have options, and the prefix with which a recipe sets them."""
 PACKAGES = (
     *("analysis", "apps.audit", "apps.flower", "apps.reproduction", "config", "data", "experiments", "methods"),

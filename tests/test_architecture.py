@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import protofed
-from protofed.methods import Method, methods
+from protofed.methods import methods
 from support import few
 
 ROOT = Path(protofed.__file__).parent
@@ -189,13 +189,13 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name not in ("_asdict", "_fields", "_replace")
 
 
-@pytest.mark.parametrize("name", methods())
-def test_methods_stand_close_to_their_base_and_say_who_they_are(name):
-    method = methods().get(name)
-    above = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind not in (method, Method)]
-    assert len(above) <= 1, above
-    assert {"name", "summary", "Options"} <= vars(method).keys()
-    assert "reference" in vars(method) or not method.reference
+def test_methods_stand_on_one_other_at_most_and_say_who_they_are():
+    known = [methods().get(name) for name in methods()]
+    for method in known:
+        above = [kind for kind in method.__mro__[1:] if kind in known]
+        assert len(above) <= 1, above
+        assert {"name", "summary", "Options"} <= vars(method).keys(), method
+        assert "reference" in vars(method) or not method.reference
 
 
 def test_the_command_line_starts_without_heavy_imports():

@@ -106,3 +106,18 @@ def test_a_plain_dataclass_has_its_ranges_checked_when_it_is_read():
 
     with pytest.raises(ConfigError, match=r"method\.x must be at least 1, not 0"):
         build_options(Plain, {"x": 0}, "method")
+
+
+@dataclass(frozen=True)
+class Chosen(Options):
+    mean: Literal["samples", "uniform"] = option("samples", "weight of a client: n_i, or 1")
+    order: Literal["after", "before"] | None = option(None, "when it is computed")
+    told: Literal["mean", "median"] = option("mean", "the mean, or the median")
+
+
+def test_lists_of_options_name_the_choices_that_their_text_does_not():
+    assert [text for _, _, text in option_rows(Chosen)] == [
+        "weight of a client: n_i, or 1; one of samples, uniform",
+        "when it is computed; one of after, before",
+        "the mean, or the median",
+    ]

@@ -101,9 +101,13 @@ def option_name(field: dataclasses.Field[Any]) -> str:
 
 def option_rows(options: type) -> list[tuple[str, Any, str]]:
     """Return ``(name, default, description)`` for every field of an options dataclass."""
-    defaults = options()
+    defaults, hints = options(), _hints(typing.cast(typing.Hashable, options))
     return [
-        (name, getattr(defaults, f.name), "; ".join(filter(None, (f.metadata.get("doc"), _range_words(f)))))
+        (
+            name,
+            getattr(defaults, f.name),
+            "; ".join(filter(None, (f.metadata.get("doc"), _limits(f, hints[f.name])))),
+        )
         for name, f in option_fields(options).items()
     ]
 
@@ -182,9 +186,15 @@ def _check_range(name: str, field: dataclasses.Field[Any], value: Any) -> None:
             raise OptionError(f"{name} must {allowed}, not {number:g}")
 
 
-def _range_words(field: dataclasses.Field[Any]) -> str:
-    """Return a field's range in the form used in a list of options."""
+def _limits(field: dataclasses.Field[Any], kind: Any) -> str:
+    """Return a field's range, or the choices that its text does not have, in the form used in a list of options."""
+    if choices := [str(choice) for part in (kind, *typing.get_args(kind)) for choice in _choices(part)]:
+        return "" if all(c in field.metadata.get("doc", "") for c in choices) else f"one of {', '.join(choices)}"
     return str(field.metadata.get("range", "")).removeprefix("be ").removeprefix("lie ")
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
 
 
 def _convert(value: Any, kind: Any) -> Any:

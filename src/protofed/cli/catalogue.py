@@ -41,7 +41,7 @@ def _encoders() -> list[Listed]:
     from protofed.models.encoders import encoders
 
     own = [Listed(n, e.summary, option_rows(e.Options)) for n, e in sorted(encoders.items())]
-    return [Listed("auto", "scattering for images, random for anything else", []), *own]
+    return [Listed("auto", "scattering for images, hashing for texts, random for anything else", []), *own]
 
 
 def _datasets() -> list[Listed]:

@@ -134,7 +134,7 @@ class FedLDAOptions(Options):
     )
     message: Literal["moment", "factor"] = option(
         "moment",
-        "second moment as an upper triangle, which secure aggregation can add; or, of clients with fewer than d/2 "
+        "second moment as an upper triangle, which secure aggregation can add; or, of clients with at most d/2 "
         "samples, as the factor R of φ = QR: n_i·d numbers",
     )
     centre: bool = option(

@@ -29,8 +29,8 @@ class EncoderOptions(Options):
 
     name: str = option(
         "",
-        "'' for the samples as they are; auto: scattering for images, else random; an encoder; or a frozen "
-        "network: an architecture or package.module:callable",
+        "'' for the samples as they are; auto: scattering for images, hashing for texts, else random; an encoder; "
+        "or a frozen network: an architecture or package.module:callable",
     )
     dim: int = option(
         0,
