@@ -74,7 +74,7 @@ def test_two_rounds(method):
                 assert record.accuracy.clients[rule][place] == right / len(c.test), rule
 
 
-@pytest.mark.parametrize("method", ["local", "fixed_etf"])
+@pytest.mark.parametrize("method", ["local", "fixed_etf", "fedkd"])
 def test_equal_counts_are_cross_entropy_over_the_own_classes(method):
     """π is one number for all of A_i, which softmax does not see."""
     data = federated(client("ann", [0, 1, 2] * 3), client("bob", [1, 3] * 4))
@@ -89,10 +89,12 @@ def test_equal_counts_are_cross_entropy_over_the_own_classes(method):
 
 
 HEADS = ("local", "fixed_etf", "fedproto", "tinyproto", "protonorm", "fedtgp", "gfpl")
-"""Methods with a private head and the option."""
+"""Methods with a private head and the option that pull features."""
+TAUGHT = {"feddistill": {"method.gamma": 0.0}, "fml": {"method.alpha": 1.0, "method.beta": 1.0}}
+"""Methods whose heads learn absent classes from others, and the options without that."""
 
 
-@few("method", [*HEADS, "beacon", "fedmrl"], 4)
+@few("method", [*HEADS, "beacon", "fedmrl", "fedper", "fedrep"], 4)
 def test_absent_classes_get_no_gradient(method):
     """Their rows of the head do not move, in any round; a plain head pushes them down."""
     federation = build(method, two()) if method == "beacon" else balanced(method)
@@ -108,10 +110,10 @@ def test_absent_classes_get_no_gradient(method):
     assert not torch.equal(visited(plain)["ann"].model.head.weight[3], before[3])
 
 
-@few("method", HEADS, 2)
+@few("method", [*HEADS, *TAUGHT], 3)
 def test_a_balanced_head_without_a_pull_is_local_s(method):
     """With a weight of 0, what is exchanged changes nothing: loss, gradients and predictions are those of local."""
-    nothing = {} if method == "local" else {"method.lambda": 0.0}
+    nothing = {} if method == "local" else TAUGHT.get(method, {"method.lambda": 0.0})
     if method == "gfpl":
         nothing |= {"method.pfg": False, "method.dcs": False}
     alone, other = (balanced("local"), balanced(method, **nothing))
@@ -164,7 +166,7 @@ def test_clients_of_one_class_and_of_none(method):
 
 def test_plain_softmax_is_the_default():
     """And has no more state or rules than before."""
-    for method in HEADS:
+    for method in (*HEADS, *TAUGHT, "fedkd", "fedper"):
         federation = build(method, two())
         assert "all_classes" not in federation.method.rules
         assert "prior" not in visited(federation)["ann"].state

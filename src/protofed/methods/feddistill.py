@@ -19,7 +19,8 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Statistics, Terms, Traits, Update, Upload
 from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.presets import Preset, filled
-from protofed.options import Options, option
+from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy
+from protofed.options import option
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
@@ -34,7 +35,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class FedDistillOptions(Options):
+class FedDistillOptions(SoftmaxOptions):
     """Hyperparameters."""
 
     gamma: float = option(1.0, "weight γ of the distillation term", least=0)
@@ -59,7 +60,7 @@ class FedDistillOptions(Options):
 
 
 @register
-class FedDistill(Method[FedDistillOptions]):
+class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
     """``F_ij``, the mean output of client i for class j, goes up; ``F_j``, the mean over its reporters, comes down.
 
     A class that nobody reports keeps its last ``F_j``; a class never reported has none. With ``leave_one_out`` a
@@ -92,6 +93,7 @@ class FedDistill(Method[FedDistillOptions]):
             "K_i·K",
             "≤ K²" if alone else "K²",
             "yes, of one K",
+            options.head_rules(),
             sums_only=not alone,
             personal=alone,
             beyond_means="leave_one_out treats every client differently" * alone,
@@ -140,7 +142,8 @@ class FedDistill(Method[FedDistillOptions]):
         distilled = (torch.where(has, soft, 0.0) * weight).sum() / weight.sum().clamp(min=1)
         if self.options.without_target == "own":
             distilled = distilled * received["present"].any()  # the first round is cross-entropy alone
-        terms = {"cross_entropy": batch.cross_entropy(logits), "distillation": self.options.gamma * distilled}
+        cross = cross_entropy(batch, logits, state)
+        terms = {"cross_entropy": cross, "distillation": self.options.gamma * distilled}
         return terms, output
 
     @property

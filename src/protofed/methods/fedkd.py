@@ -28,6 +28,7 @@ from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.lowrank import LowRank
 from protofed.methods.parts.presets import Preset, filled
+from protofed.methods.parts.prior import cross_entropy
 from protofed.methods.parts.training import sound
 from protofed.methods.parts.weights import WeightedMean, copied, load_weights, under, weight_of, with_samples
 from protofed.options import option
@@ -139,7 +140,8 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
 
     def client_state(self, counts: Tensor) -> Tensors:
         """Start without a version."""
-        return {**_named("mentee", self.initial), "version": torch.tensor(-1)}
+        own = super().client_state(counts)
+        return {**own, **_named("mentee", self.initial), "version": torch.tensor(-1)}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Start from the global mentee."""
@@ -172,7 +174,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         o = self.options
         t, s = model(batch.x), model.extras["mentee"](batch.x)
         mapped = model.extras["map"](s.features)
-        ce_t, ce_s = batch.cross_entropy(t.logits), batch.cross_entropy(s.logits)
+        ce_t, ce_s = (cross_entropy(batch, each.logits, state) for each in (t, s))
         c = ce_t + ce_s + GUARD
         if o.detach_c:
             c = c.detach()

@@ -21,7 +21,7 @@ from protofed.compute.seeding import generator
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.given import Batch, Local, Tensors
-from protofed.methods.parts.prior import Shifting, SoftmaxOptions, cross_entropy, head_scores, own_classes
+from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy
 from protofed.methods.parts.training import batch_statistics
 from protofed.options import option
 from protofed.prototypes.inference import pull
@@ -59,7 +59,7 @@ class FedL2GOptions(SoftmaxOptions):
 
 
 @register
-class FedL2G(Shifting, Method[FedL2GOptions]):
+class FedL2G(PrivateHead[FedL2GOptions], Method[FedL2GOptions]):
     """Clients are pulled to the vectors ``v``, and send the gradient of a quiz that they take after such a step.
 
     ::
@@ -108,10 +108,6 @@ class FedL2G(Shifting, Method[FedL2GOptions]):
         return weight_schema(self.server_state(), self.task.num_classes)
 
     # The client.
-
-    def client_state(self, counts: Tensor) -> Tensors:
-        """Remember the client's class frequencies for balanced softmax."""
-        return own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Return the vectors; before there are any, a table without."""
@@ -174,10 +170,6 @@ class FedL2G(Shifting, Method[FedL2GOptions]):
             return picked(train(), rows[: o.study]), picked(validation(), other[: o.quiz])
         study, quiz = rows.split([n - min(o.quiz, n // 2), min(o.quiz, n // 2)])
         return picked(train(), study[: o.study]), picked(train(), quiz)
-
-    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Logits of the client's model."""
-        return head_scores(model(batch.x).logits, state)
 
     # The server.
 

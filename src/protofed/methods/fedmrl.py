@@ -19,7 +19,7 @@ from protofed.methods import register
 from protofed.methods.contract import Phase, Round, Terms, Traits, Update
 from protofed.methods.given import Batch, Task, Tensors
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
-from protofed.methods.parts.prior import Shifting, SoftmaxOptions, cross_entropy, head_scores, own_classes
+from protofed.methods.parts.prior import cross_entropy, head_scores
 from protofed.methods.traits import GLOBAL_MODEL
 from protofed.options import option
 from protofed.runs.rules import Rule
@@ -38,7 +38,7 @@ SHARED_HEAD = Rule(
 
 
 @dataclass(frozen=True)
-class FedMRLOptions(SoftmaxOptions, AuxiliaryOptions):
+class FedMRLOptions(AuxiliaryOptions):
     """Hyperparameters; the loss weighs both heads alike."""
 
     auxiliary_d: int = option(
@@ -53,7 +53,7 @@ class FedMRLOptions(SoftmaxOptions, AuxiliaryOptions):
 
 
 @register
-class FedMRL(Shifting, AuxiliaryMethod[FedMRLOptions]):
+class FedMRL(AuxiliaryMethod[FedMRLOptions]):
     """A private projector ``P_i`` fuses the features of both networks; the shared head reads the first ``d₁``.
 
     ::
@@ -90,10 +90,6 @@ class FedMRL(Shifting, AuxiliaryMethod[FedMRLOptions]):
                 f"method.auxiliary_d to {own} or less"
             )
         model.extras["projector"] = nn.Linear(short + own, own)
-
-    def client_state(self, counts: Tensor) -> Tensors:
-        """Remember the client's class frequencies for balanced softmax."""
-        return own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
 
     def round(self, number: int) -> Round:
         """All networks step on the same batches."""

@@ -13,13 +13,14 @@ from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Task, Traits
 from protofed.methods.fedavg import FedAvgOptions
+from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
 from protofed.methods.parts.sharing import SharedPart
 from protofed.methods.parts.weights import check_parts, within
 from protofed.options import option
 
 
 @dataclass(frozen=True)
-class FedPerOptions(FedAvgOptions):
+class FedPerOptions(SoftmaxOptions, FedAvgOptions):
     """Hyperparameters."""
 
     personal: tuple[str, ...] = option(
@@ -31,7 +32,7 @@ P = TypeVar("P", bound=FedPerOptions)
 
 
 @register
-class FedPer(SharedPart[P]):
+class FedPer(PrivateHead[P], SharedPart[P]):
     """Extractor and head are trained together; ``θ`` is averaged, ``φ_i`` never leaves and is never reset."""
 
     name = "fedper"
@@ -50,7 +51,8 @@ class FedPer(SharedPart[P]):
     def traits(cls, options: P) -> Traits:
         """The extractor travels."""
         up = "|θ|" if options.personal == ("head",) else "part of |w|"
-        return replace(super().traits(options), up=up, down=up, same_architecture=True)
+        rules = options.head_rules()
+        return replace(super().traits(options), up=up, down=up, rules=rules, same_architecture=True)
 
     def personal(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``φ_i``."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Statistics, Tensors, Terms, Traits, Upload
 from protofed.methods.parts.nearest import SeenUploads, class_statistics, mean_of, nearest_scores, no_rows, pulled
-from protofed.methods.parts.prior import Shifting, SoftmaxOptions, own_classes
+from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN, LOCAL
 from protofed.options import option
 from protofed.prototypes.inference import Distance
@@ -58,7 +58,7 @@ P = TypeVar("P", bound=FedProtoOptions)
 
 
 @register
-class FedProto(Shifting, Method[P]):
+class FedProto(PrivateHead[P], Method[P]):
     """Algorithm 1: LocalUpdate and prototype aggregation; a relative with another server overrides :meth:`update`.
 
     Server state: ``prototypes`` ``(K, d)`` and ``present`` ``(K,)``: a class that nobody reports keeps its last
@@ -105,8 +105,7 @@ class FedProto(Shifting, Method[P]):
 
     def client_state(self, counts: Tensor) -> Tensors:
         """Start without local prototypes, and for balanced softmax with the client's class frequencies."""
-        prior = own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
-        return no_rows(self.task).tensors() | prior
+        return no_rows(self.task).tensors() | super().client_state(counts)
 
     @property
     def gamma(self) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Method, Tensors, Terms, Traits
 from protofed.methods.parts.nearest import nearest_scores, pulled
-from protofed.methods.parts.prior import Shifting, SoftmaxOptions, own_classes
+from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, own_classes
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN
 from protofed.options import option
 from protofed.prototypes.etf import spread_directions
@@ -34,7 +34,7 @@ class FixedETFOptions(SoftmaxOptions):
 
 
 @register
-class FixedETF(Shifting, Method[FixedETFOptions]):
+class FixedETF(PrivateHead[FixedETFOptions], Method[FixedETFOptions]):
     """``CE + λ·MSE(f(x), γ·z_y)`` with a simplex ETF ``z`` that all derive from the seed (spread, where K > d)."""
 
     name = "fixed_etf"

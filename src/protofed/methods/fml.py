@@ -18,6 +18,7 @@ from protofed.methods.given import Batch, Task, Tensors
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.presets import Preset, filled
+from protofed.methods.parts.prior import cross_entropy
 from protofed.options import option
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ class FML(AuxiliaryMethod[FMLOptions]):
         own, meme = output.logits, model.extras["meme"](batch.x).logits
         scale = 1.0 if o.kl_reduction == "batchmean" else 1 / self.task.num_classes
         terms = {
-            "cross_entropy": o.alpha * batch.cross_entropy(own),
-            "meme_cross_entropy": o.beta * batch.cross_entropy(meme),
+            "cross_entropy": o.alpha * cross_entropy(batch, own, state),
+            "meme_cross_entropy": o.beta * cross_entropy(batch, meme, state),
         }
         for name, weight, teacher, student in (
             ("distillation", 1 - o.alpha, meme, own),

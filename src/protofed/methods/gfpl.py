@@ -19,7 +19,7 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts import pseudo
-from protofed.methods.parts.prior import Shifting, SoftmaxOptions, cross_entropy, head_scores, own_classes
+from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy, head_scores
 from protofed.options import option
 from protofed.prototypes.etf import simplex_etf
 from protofed.runs.rules import ETF
@@ -68,7 +68,7 @@ class GFPLOptions(SoftmaxOptions):
 
 
 @register
-class GFPL(Shifting, Method[GFPLOptions]):
+class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
     """Algorithm 2.
 
     A retraining in round t (``t ≥ t₁``, ``t mod S_T = 0``) is one exchange: mixtures go up at the end of round
@@ -151,10 +151,6 @@ class GFPL(Shifting, Method[GFPLOptions]):
         """The fixed classifier, one class per row (Eq. 9-10), as wide as the projection."""
         K, p = self.task.num_classes, self.projection_dim
         return simplex_etf(K, p, self.task.seed, dtype=self.task.dtype).T.contiguous()
-
-    def client_state(self, counts: Tensor) -> Tensors:
-        """Remember the client's class frequencies for balanced softmax."""
-        return own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
 
     def extend(self, model: SplitModel) -> None:
         """Add the learned projection l (DCS), and a source of pseudo-features."""

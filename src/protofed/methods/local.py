@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Method, Tensors, Terms, Traits
-from protofed.methods.parts.prior import Shifting, SoftmaxOptions, cross_entropy, head_scores, over, own_classes
+from protofed.methods.contract import Batch, Method, Tensors, Traits
+from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, head_scores, over, own_classes
 from protofed.options import option
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class LocalOptions(SoftmaxOptions):
 
 
 @register
-class LocalTraining(Shifting, Method[LocalOptions]):
+class LocalTraining(PrivateHead[LocalOptions], Method[LocalOptions]):
     """Cross-entropy on the client's own data; nothing up, nothing down."""
 
     name = "local"
@@ -39,11 +39,6 @@ class LocalTraining(Shifting, Method[LocalOptions]):
     def client_state(self, counts: Tensor) -> Tensors:
         """Remember the classes that the client holds, and if need be how often."""
         return own_classes(counts, self.task.dtype, balanced=self.options.balanced)
-
-    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Cross-entropy, plain or balanced."""
-        output = model(batch.x)
-        return {"cross_entropy": cross_entropy(batch, output.logits, state)}, output
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, over all classes or the client's own."""

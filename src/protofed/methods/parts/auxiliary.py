@@ -12,7 +12,8 @@ from torch import nn
 from protofed.errors import ConfigError, ModelError
 from protofed.methods.contract import Batch, Method, Task, Tensors, Traits
 from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
-from protofed.methods.traits import GLOBAL_MODEL, HEAD
+from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
+from protofed.methods.traits import GLOBAL_MODEL
 from protofed.options import option
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AuxiliaryOptions(AveragingOptions):
+class AuxiliaryOptions(SoftmaxOptions, AveragingOptions):
     """The shared model, and how its mean is taken."""
 
     auxiliary: str = option(
@@ -34,7 +35,7 @@ class AuxiliaryOptions(AveragingOptions):
 A = TypeVar("A", bound=AuxiliaryOptions)
 
 
-class AuxiliaryMethod(AveragedWeights[A], Method[A]):
+class AuxiliaryMethod(PrivateHead[A], AveragedWeights[A], Method[A]):
     """Client i's own model ``w_i`` stays; the shared ``w_aux`` is trained beside it, sent and averaged.
 
     The shared model is in every client's ``extras`` under the name :attr:`role`. Rules: ``head`` is the client's
@@ -51,7 +52,7 @@ class AuxiliaryMethod(AveragedWeights[A], Method[A]):
             "|w_aux|",
             "|w_aux|",
             f"one K-way {cls.role}",
-            (HEAD, GLOBAL_MODEL),
+            options.head_rules(GLOBAL_MODEL),
             counts=True,
             beyond_means="",
         )
@@ -91,4 +92,5 @@ class AuxiliaryMethod(AveragedWeights[A], Method[A]):
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of either classifier."""
-        return {"head": model(batch.x).logits, "global_model": model.extras[self.role](batch.x).logits}
+        shared = model.extras[self.role](batch.x).logits
+        return {**super().scores(model, batch, received, state), "global_model": shared}

@@ -10,7 +10,7 @@ Client state of methods that use it: ``prior`` ``(K,)``, π_i, and ``own`` ``(K,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,13 @@ from protofed.methods.given import Batch, Tensors
 from protofed.methods.traits import ALL_CLASSES, HEAD
 from protofed.options import Options, option
 from protofed.runs.rules import Rule
+
+if TYPE_CHECKING:
+    from protofed.methods.contract import Method as Base
+    from protofed.methods.contract import Terms
+    from protofed.models import SplitModel
+else:
+    Base = Generic
 
 RHO = 1.0
 """ρ of the log-prior where a method has no such option."""
@@ -60,8 +67,24 @@ def own_classes(counts: Tensor, dtype: torch.dtype, *, balanced: bool) -> Tensor
     return own | {"prior": log_prior(counts, dtype=dtype)} if balanced else own
 
 
-class Shifting:
-    """Mixin of methods whose clients may remember π_i."""
+H = TypeVar("H", bound=SoftmaxOptions)
+
+
+class PrivateHead(Base[H]):
+    """Mixin before Method: clients train and answer by a head of their own, and may remember π_i for it."""
+
+    def client_state(self, counts: Tensor) -> Tensors:
+        """Remember the client's class frequencies for balanced softmax."""
+        return own_classes(counts, self.task.dtype, balanced=True) if self.options.balanced else {}
+
+    def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
+        """Cross-entropy, plain or balanced."""
+        output = model(batch.x)
+        return {"cross_entropy": cross_entropy(batch, output.logits, state)}, output
+
+    def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
+        """Logits of the head."""
+        return head_scores(model(batch.x).logits, state)
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the log-prior of new frequencies, over the classes A_i that were learned."""
