@@ -8,10 +8,12 @@ import sys
 from collections import Counter
 from functools import cache
 
+import numpy as np
 import pytest
 
 import protofed
 from conftest import REPOSITORY
+from protofed.models import build, parameter_count
 from support import script
 
 PAGES = ("README.md", "docs/does-it-help.md")
@@ -120,10 +122,58 @@ def test_prototypes_are_counted_as_the_findings_say(tool):
     fixed = [tool.against(a["fedlda"], a["local_lda"]) for a in pairs]
     assert min(float(text.split()[0]) for text in fixed) == -8.1
 
+    closed = {}
+    for name, arms in studies.items():
+        found = {arm.label: arm for arm in arms}
+        if "fedlda" in found:
+            difference = tool.apart(found["fedlda"], found["local_lda"], tool.own(arms))
+            closed[name.removesuffix("-fair").replace("-200", "")] = tool.relation(difference)
+    assert Counter(closed.values()) == {"better": 8, "cannot tell": 1}
+    assert closed["many-classes-32"] == "cannot tell"
+    assert "in eight of nine settings" in page
+
     fair = [arms for name, arms in studies.items() if name.endswith("-fair")]
     tuned = verdicts(tool, fair, [f"{label}-balanced" for label in (*PROTOTYPES, "protonorm")])
     assert tuned == {"better": 2, "equal": 20, "cannot tell": 11, "worse": 2}
     assert "of 35 comparisons 20 are equal, 11 cannot be told, 2 are worse, and 2 better, there" in page
+
+
+def test_bytes_are_compared_in_one_codec(tool):
+    page = " ".join((REPOSITORY / "docs/does-it-help.md").read_text().split())
+    for name, suffix in (("scarce", ""), ("sizes", "-int8")):
+        arms = {arm.label: arm for arm in tool.study(name)}
+        beacon = arms["beacon-8-16-16-int8" if suffix else "beacon"]
+        assert round(beacon.bytes / arms[f"fedproto{suffix}"].bytes, 1) == 1.8
+    assert "At one codec `beacon` sends 1.8 times FedProto's bytes" in page
+    for K in (4, 10):
+        tiny = build("tiny", input_shape=(1, 28, 28), num_classes=K, d=256)
+        assert parameter_count(tiny) == 3648 + 257 * K
+    assert "3,648 and 257 per class" in page
+    assert not any("int8" in label for label, *_ in tool.points(tool.study(tool.DRAWN)))
+
+
+def test_an_arm_that_equals_its_controls_rarely_seems_to_differ(tool):
+    """What the page says of the best of several controls, by 2,000 simulations of five seeds."""
+    page = " ".join((REPOSITORY / "docs/does-it-help.md").read_text().split())
+    draw, rates = np.random.default_rng(0), {}
+    for controls in (2, 5):
+        found: Counter[str] = Counter()
+        for _ in range(2000):
+            arm, *others = draw.standard_normal((1 + controls, 5))
+            found[tool.relation(list(arm - max(others, key=np.mean)))] += 1
+        rates[controls] = [100 * found[word] / 2000 for word in ("better", "worse")]
+    assert rates[2] == pytest.approx([0.8, 4.2], abs=1.2)
+    assert rates[5] == pytest.approx([0.2, 7.6], abs=1.2)
+    assert "equals two controls is *better* in 0.8 % of simulations of five seeds and *worse* in 4.2 %" in page
+    assert "one that equals five (*of any kind*), in 0.2 and 7.6 %" in page
+
+
+def test_the_page_is_short():
+    """Its overview, commands and list of pages aside."""
+    text = (REPOSITORY / "docs/does-it-help.md").read_text()
+    text = re.sub(r"<!-- overview.*end of overview -->|```.*?```", "", text, flags=re.S)
+    assert len(text.split()) <= 1500
+    assert re.findall(r"^(\d)\. \*\*", text, flags=re.M) == [*"12345678"]
 
 
 def test_the_best_that_sends_nothing_is_of_any_kind(tool):

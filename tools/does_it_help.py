@@ -1,4 +1,4 @@
-"""Pages of docs/study and the overview of docs/does-it-help.md: ``python tools/does_it_help.py [--check]``.
+"""Pages of docs/study, and overview and figure of docs/does-it-help.md: ``python tools/does_it_help.py [--check]``.
 
 They are made of the CSV files of docs/study, which ``--save FILE COMPARISON…`` writes of directories of ``protofed
 compare``; ``studies.toml`` there says what each is of. Every arm is scored by a rule fixed beforehand, and compared
@@ -46,8 +46,11 @@ USUAL = "local_lda"
 """What is best of all that sends nothing, nearly everywhere."""
 UNLIKE = {ONE: (BALANCED, "other loss"), SHARED: (TWO, "other networks")}
 """Whose controls stand in where a group's were not run."""
-CONFOUNDED = {"protonorm": "γ 100 against 10"}
-"""Arms of studies that differ from their control in more than an exchange."""
+CONFOUNDED = {
+    "fixed_etf": {"protonorm": "γ 100 against 10"},
+    "unshared": {"fml-tiny": "other loss", "fedkd-tiny": "other loss"},
+}
+"""Arms of studies that differ from a control in more than an exchange: FML's and FedKD's have plain softmax."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +103,10 @@ newcomers: Figure = attrgetter("newcomers")
 
 
 class Arm:
-    """The finished runs of one arm, by seed.
+    """The finished runs of one arm, by seed."""
 
-    Attributes:
-        unlike: Difference from its control in more than an exchange, in words.
-    """
-
-    def __init__(self, label: str, runs: Mapping[int, Measured], unlike: str = "") -> None:
+    def __init__(self, label: str, runs: Mapping[int, Measured]) -> None:
         self.label = label
-        self.unlike = unlike
         self.runs = {seed: runs[seed] for seed in sorted(runs)}
 
     @property
@@ -160,7 +158,7 @@ def arms_of(places: Sequence[Path]) -> list[Arm]:
             found.setdefault(label, {})[seed] = run
     order: list[str] = load_recipe("scarce")["compare"]["methods"]
     labels = sorted(found, key=lambda label: (order.index(label) if label in order else len(order), label))
-    return [Arm(label, found[label], CONFOUNDED.get(label, "")) for label in labels]
+    return [Arm(label, found[label]) for label in labels]
 
 
 def finished(directory: Path) -> Iterator[tuple[str, int, Measured]]:
@@ -237,7 +235,7 @@ def control_of(arm: Arm, arms: Sequence[Arm]) -> tuple[Arm | None, str]:
         controls = [other for other in arms if other.plain in GROUPS.get(group, ())]
         if controls:
             best = max(controls, key=lambda other: statistics.fmean(other.values(figure)))
-            return best, unlike or arm.unlike * (best.label == "fixed_etf")
+            return best, unlike or CONFOUNDED.get(best.label, {}).get(arm.label, "")
     return None, ""
 
 
@@ -373,47 +371,75 @@ CLOSED_FORMS = (
     "Closed forms need one round, whose bytes are all that they send; their features are those of "
     "`encoder.name=auto encoder.dim=512`."
 )
-LEFT_OUT = ("beacon-etf", "beacon-learned")
-"""Arms that lie on others in the picture."""
-NOTHING = 1e4
-"""Where the picture shows arms that send nothing, in bytes a round."""
+DRAWN = "scarce-fair"
+"""Study of the picture: all arms tuned by one rule, heads trained by one loss, messages in one codec."""
+PICTURE = DOCS / "figures/does-it-help.png"
+NOTHING = 1.5e4
+"""Where the picture shows arms that send nothing, in bytes of a run."""
+
+
+def tuned(arms: Sequence[Arm]) -> list[Arm]:
+    """Return the arms of the picture, those that send nothing first."""
+    return sorted((a for a in arms if not a.label.startswith("untuned-")), key=lambda arm: arm.bytes > 0)
+
+
+def points(arms: Sequence[Arm]) -> list[tuple[str, float, float, float]]:
+    """Return label, bytes of a run, and accuracy on own and on unseen classes in percent, of every arm."""
+    rounds: int = load_recipe("scarce")["rounds"]
+    found = []
+    for arm in tuned(arms):
+        sent = arm.bytes * (1 if arm.group == FIXED else rounds)
+        own, new = (statistics.fmean(arm.values(score)) for score in (final, unseen))
+        found.append((arm.label.removesuffix("-balanced"), sent, own, new))
+    return found
 
 
 def picture(arms: Sequence[Arm], path: Path) -> None:
-    """Draw accuracy on own and on unseen classes against bytes, one point per arm."""
+    """Draw accuracy on own and on unseen classes against bytes, one point per arm; the file has the numbers."""
     import matplotlib.pyplot as plt
 
-    arms = [arm for arm in arms if arm.label not in LEFT_OUT]
     looks = _looks(arms)
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), sharex=True, layout="constrained")
-    for axis, score, title in (axes[0], final, "own classes"), (axes[1], unseen, "classes never seen"):
-        for arm in arms:
-            colour, marker = looks[arm.label]
-            value, sent = statistics.fmean(arm.values(score)), max(arm.bytes, NOTHING)
-            axis.plot(sent, value, marker, color=colour, markersize=8, alpha=0.9, label=arm.label)
+    for axis, place, title in (axes[0], 0, "own classes"), (axes[1], 1, "classes never seen"):
+        for (label, sent, *values), (colour, marker) in zip(points(arms), looks, strict=True):
+            axis.plot(max(sent, NOTHING), values[place], marker, color=colour, markersize=8, alpha=0.9, label=label)
         axis.set_xscale("log")
-        axis.set_xlim(NOTHING / 1.6, 4e6)
-        axis.set_xticks([NOTHING, 1e5, 1e6], ["nothing", "100 kB", "1 MB"])
+        axis.set_xlim(NOTHING / 1.6, 8e7)
+        axis.set_xticks([NOTHING, 1e5, 1e6, 1e7], ["nothing", "100 kB", "1 MB", "10 MB"])
         axis.minorticks_off()
         axis.set_title(f"Accuracy on {title}, %")
-        axis.set_xlabel("sent in a round, by and to all 20 clients")
+        axis.set_xlabel("sent in the whole run, by and to all 20 clients")
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, metadata={"Description": described(arms)})
     plt.close(figure)
+
+
+def described(arms: Sequence[Arm]) -> str:
+    """Return the numbers of the picture, which it carries as its description."""
+    return "; ".join(f"{label} {sent:.0f} B {own:.1f} {new:.1f}" for label, sent, own, new in points(arms))
+
+
+def drawn(path: Path) -> str:
+    """Return the description in a picture, or nothing."""
+    from PIL import Image
+
+    if not path.is_file():
+        return ""
+    with Image.open(path) as image:
+        return str(image.info.get("Description", ""))
 
 
 COLOURS = {ONE: "#0072B2", BALANCED: "#0072B2", TWO: "#D55E00", SHARED: "#E69F00", FIXED: "#009E73"}
 """Colour of the arms that exchange, by what their clients compute."""
 
 
-def _looks(arms: Sequence[Arm]) -> dict[str, tuple[str, str]]:
-    """Return colour and marker of each arm."""
-    found: dict[str, tuple[str, str]] = {}
-    for arm in arms:
+def _looks(arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """Return colour and marker of each arm of the picture."""
+    found: list[tuple[str, str]] = []
+    for arm in tuned(arms):
         colour = COLOURS[arm.group] if arm.bytes else "#777777"
-        taken = sum(other == colour for other, _ in found.values())
-        found[arm.label] = colour, "os^DvPX*"[taken % 8]
+        found.append((colour, "os^DvPX*"[sum(other == colour for other, _ in found) % 8]))
     return found
 
 
@@ -424,7 +450,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("comparisons", nargs="*", type=Path, help="directories or files to print as one table")
     parser.add_argument("--save", type=Path, help="write the figures of the comparisons' runs to this CSV file")
-    parser.add_argument("--picture", type=Path, help="draw the comparisons here, against bytes a round")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     given = parser.parse_args()
     if given.comparisons:
@@ -432,8 +457,6 @@ def main() -> None:
         print(table(arms))
         if given.save:
             save(arms, given.save)
-        if given.picture:
-            picture(arms, given.picture)
         return
     made = {STUDY / f"{name}.md": page(name, about) for name, about in studies().items()}
     main_page = DOCS / "does-it-help.md"
@@ -443,6 +466,10 @@ def main() -> None:
         if given.check and (not path.is_file() or path.read_text(encoding="utf-8") != text):
             sys.exit(f"{path} is out of date: run python tools/does_it_help.py")
         path.write_text(text, encoding="utf-8")
+    if drawn(PICTURE) != described(study(DRAWN)):
+        if given.check:
+            sys.exit(f"{PICTURE} is out of date: run python tools/does_it_help.py")
+        picture(study(DRAWN), PICTURE)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ class Judgement(NamedTuple):
         lost = [c.what for c, p in zip(tested, holm([c.chance for c in tested]), strict=True) if p <= RISK]
         parts = [f"least of {len(tested)}"] if len(tested) > 1 else []
         parts += [f"{len(self.comparisons) - len(tested)} not run"] if len(tested) < len(self.comparisons) else []
-        parts += [f"on the other side: {', '.join(lost)}"] if len(lost) > 1 else []
+        parts += [f"on the other side: {', '.join(lost)}"] if lost and lost != [least.what] else []
         aside = f" ({'; '.join(parts)})" if parts else ""
         return f"{least.text}{aside}"
 
