@@ -201,6 +201,7 @@ PHRASES = {
         "with 200 classes",
         "260 digits",
         "50 digits",
+        "CIFAR-10",
         "the 95 % t interval",
     ],
 }
