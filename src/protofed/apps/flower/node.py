@@ -94,7 +94,7 @@ class Node:
     def check_held(self, job: Job) -> None:
         """Check that the node has the state of a client from which a visit would start; nothing is changed."""
         if self.state is not None:
-            ClientFolder(self.state / job.client, job.run).held(job.after, **self._starts(job))
+            ClientFolder(self.state / job.client, job.run).held(job.after, self._instead(job))
 
     def counts(self, job: Job) -> str:
         """Return a client's disclosure of its numbers of samples: one of ``claims.COUNTS``."""
@@ -174,9 +174,12 @@ class Node:
         execution = replace(experiment.execution, device=self.device, weights_dir=folder)
         return replace(experiment, data=experiment.data.within(folder), execution=execution)
 
-    def _starts(self, job: Job) -> dict[str, bool]:
-        """Return whether a lost client may start afresh, and whether it would tell of its samples once more."""
-        return {"fresh": self.fresh, "told": self._experiment(job.config).privacy.mode == "sample"}
+    def _instead(self, job: Job) -> str:
+        """Return what else than to restore a lost client may be done, or must not; "" if it may start afresh."""
+        if self._experiment(job.config).privacy.mode == "sample":
+            # What it has told of its samples is lost too: it would tell it again, and ε would not count that.
+            return "whose noise must not be drawn anew (privacy.mode=sample)"
+        return "" if self.fresh else "or add fresh=true to --node-config to start afresh"
 
     def _check(self, experiment: Experiment, job: Job) -> None:
         """Refuse a run, or a model in it, that the node's operator does not allow."""
@@ -205,7 +208,7 @@ class Node:
         builder, roster, initial = _built(self.source, config, job.summary, job.client)
         place = self.state / job.client
         asked = ClientFolder(place, job.run)
-        asked.held(job.after, **self._starts(job))  # refuse before anything is created
+        asked.held(job.after, self._instead(job))  # refuse before anything is created
         asked.check_new(self.runs)
         with locked(asked.path, job.order), closing(roster.store):
             roster.store.write(job.client, initial)
@@ -219,7 +222,7 @@ class Node:
                 if BFLOAT16 not in folder.notes:  # measured once per run
                     folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
                 roster.compute_in_bfloat16(folder.notes[BFLOAT16])
-            yield builder, roster, Kept(job, roster, folder, **self._starts(job))
+            yield builder, roster, Kept(job, roster, folder, self._instead(job))
 
 
 def _told(builder: Builder, upload: bytes | None, round: int, notes: Mapping[str, Any]) -> dict[str, Any]:

@@ -192,20 +192,16 @@ class ClientFolder:
         names = [generation.name for generation in self.chain]
         return self.chain[names.index(after) :] if after in names else None
 
-    def held(self, after: str, fresh: bool, told: bool = False) -> list[Generation] | None:
+    def held(self, after: str, instead: str) -> list[Generation] | None:
         """Return :meth:`since`, or None for a lost client that may start afresh; otherwise CheckpointError.
 
         Args:
-            told: What it has told of its samples is lost too, so that it would tell it with new noise, and ε with
-                it is counted nowhere.
+            instead: End of the error; "" if a lost client may start afresh.
         """
         held = self.since(after)
-        if held is None and (told or not fresh):
+        if held is None and instead:
             newest = f"its newest is {self.chain[-1].name}" if self.chain else "it has none of this run"
             newest += ", but one of an older version" if (self.path.parent / INDEX).is_file() else ""
-            instead = "whose noise must not be drawn anew (privacy.mode=sample)"
-            if not told:
-                instead = "or add fresh=true to --node-config to start afresh"
             raise CheckpointError(
                 f"{self.client}: the node does not have state {after}, where the visit must start ({newest}): "
                 f"restore its state-dir, {instead}"

@@ -53,6 +53,7 @@ class Kept:
 
     Args:
         roster: With the client as it was before the run.
+        instead: As for :meth:`~protofed.apps.flower.state.ClientFolder.held`.
 
     Attributes:
         start: The newest generation in this visit; None for the client as it was before the run.
@@ -62,13 +63,13 @@ class Kept:
             has been carried out.
     """
 
-    def __init__(self, job: Job, roster: Roster, folder: ClientFolder, fresh: bool, told: bool = False) -> None:
+    def __init__(self, job: Job, roster: Roster, folder: ClientFolder, instead: str) -> None:
         self.job = job
         self.roster = roster
         self.folder = folder
         if job.order < folder.order:
             raise CheckpointError(f"{job.client}: a later request of the server has been carried out already")
-        held = folder.held(job.after, fresh, told)
+        held = folder.held(job.after, instead)
         self.anew = held is None
         self.held = held or []
         self.start: Generation | None = None
