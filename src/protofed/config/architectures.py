@@ -129,7 +129,12 @@ class FederationSummary:
 
 def turns(experiment: Experiment) -> list[Architecture]:
     """Return the architectures that clients without a choice of their own are assigned in turn."""
-    return _group(experiment.model, bool(one_architecture(experiment) and experiment.model.shared))
+    return _group(experiment.model, _all_shared(experiment))
+
+
+def _all_shared(experiment: Experiment) -> bool:
+    """Return whether all clients have the architecture ``model.shared``."""
+    return bool(one_architecture(experiment) and experiment.model.shared)
 
 
 def common_architecture(experiment: Experiment) -> Architecture:
@@ -184,9 +189,8 @@ def one_architecture(experiment: Experiment) -> bool:
 
 def _assign(experiment: Experiment, federated: FederatedData) -> list[Architecture]:
     """Return each client's architecture, checked against the requirements of the method."""
-    shared = one_architecture(experiment) and experiment.model.shared
     architectures = []
-    group = _embedding(experiment, federated.table)
+    shared, group = _all_shared(experiment), _embedding(experiment, federated.table)
     for number, client in enumerate(federated.clients):
         architecture = group[number % len(group)]
         chosen = None if shared else client.settings.get("model")
@@ -275,7 +279,7 @@ def counts_needed(experiment: Experiment) -> str:
 def _embedding(experiment: Experiment, table: Table | None) -> list[Architecture]:
     """Return architectures of the recipe with embeddings of categories, if it asks for them."""
     model = experiment.model
-    shared = bool(one_architecture(experiment) and model.shared)
+    shared = _all_shared(experiment)
     chosen = f"model.shared={model.shared}" if shared else "" if model.members else f"model.name={model.name}"
     found = [fitted(experiment, architecture, table, chosen) for architecture in turns(experiment)]
     if experiment.model.categories == "embedding" and not any("categories" in a.options for a in found):
