@@ -13,7 +13,7 @@ from protofed.runs.metrics import HEADLINES
 from protofed.runs.records import WAYS
 from protofed.runs.rules import Rule, known
 from protofed.runs.run import Run, by_label
-from protofed.runs.summary import TOLERANCE, Beyond, Summary, Traffic
+from protofed.runs.summary import TOLERANCE, Summary, Traffic
 from protofed.text import mean_std, number, size
 
 if TYPE_CHECKING:
@@ -154,14 +154,13 @@ def _main_rules(groups: Groups) -> str:
 def _accuracy(group: Sequence[Summary], rule: str, line: _Line) -> str:
     """Return a line's figure; a dash where the method has no such rule, or the file is too old to tell."""
     outcomes = [s.outcome.accuracy[rule] for s in group if rule in s.outcome.accuracy]
-    values = [value for o in outcomes if (value := getattr(o, line.figure)) is not None]
+    values = [value for o in outcomes if (value := o.figure(line.figure)) is not None]
     if line.figure == "rounds_to_convergence":
         return mean_std(values, number).replace(" ± ", "±")
     if line.spread and values:
         spread = statistics.fmean(getattr(o, line.spread) for o in outcomes if getattr(o, line.spread) is not None)
         return f"{100 * statistics.fmean(values):.1f}±{100 * spread:.1f}"
-    final = [value.final if isinstance(value, Beyond) else value for value in values]
-    return mean_std(final).replace("%", "").replace(" ± ", "±")
+    return mean_std(values).replace("%", "").replace(" ± ", "±")
 
 
 def _sent(traffic: Sequence[Traffic], way: str) -> tuple[str, str]:

@@ -289,8 +289,8 @@ def _rows(run: Run, axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any
     """Yield one row of a frame per inference rule of a run."""
     traffic = run.outcome.communication.bytes_total
     for name, found in run.outcome.accuracy.items():
-        shares = {part: getattr(found, part) for part in ("final", "best", "client_mean", "client_std")}
-        shares |= {"union": found.union and found.union.final, "unseen": found.unseen and found.unseen.final}
+        names = ("final", "best", "client_mean", "client_std", "union", "unseen")
+        shares = {part: found.figure(part) for part in names}
         yield {
             "method": run.arm,
             **dict(zip(axes, run.values, strict=False)),

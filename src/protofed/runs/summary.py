@@ -106,6 +106,11 @@ class RuleOutcome:
             **{part: Beyond.of(evaluated, part, rule) for part in _BEYOND},
         )
 
+    def figure(self, name: str) -> float | None:
+        """Return an attribute, of :class:`Beyond` its ``final``; None if it is not known."""
+        value: float | Beyond | None = getattr(self, name)
+        return value.final if isinstance(value, Beyond) else value
+
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as plain values, without what is not known."""
         known = {name: value for name, value in vars(self).items() if value is not None}

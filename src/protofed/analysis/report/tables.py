@@ -15,7 +15,6 @@ from protofed.runs.description import ClientDescription
 from protofed.runs.findings import Findings
 from protofed.runs.metrics import HEADLINES
 from protofed.runs.run import Run, rule_of, settled
-from protofed.runs.summary import Beyond
 from protofed.text import duration, mean_std, number, percent, size
 
 
@@ -325,14 +324,9 @@ def environment(runs: Sequence[Run]) -> TextTable | None:
 
 
 def accuracies(runs: Sequence[Run], rule: str, name: str) -> list[Any]:
-    """Return one attribute of :class:`~protofed.runs.summary.RuleOutcome` for every run that has it.
-
-    Args:
-        name: Of a :class:`~protofed.runs.summary.Beyond`, its ``final`` is returned.
-    """
+    """Return one figure of :class:`~protofed.runs.summary.RuleOutcome` for every run that has it."""
     outcomes = [run.outcome.accuracy[rule] for run in runs if rule in run.outcome.accuracy]
-    values = [value for outcome in outcomes if (value := getattr(outcome, name)) is not None]
-    return [value.final if isinstance(value, Beyond) else value for value in values]
+    return [value for outcome in outcomes if (value := outcome.figure(name)) is not None]
 
 
 def _over_all_rounds(run: Run, way: str) -> float:

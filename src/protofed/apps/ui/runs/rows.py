@@ -186,9 +186,7 @@ def _accuracies(outcome: RuleOutcome | None) -> dict[str, list[Any]]:
         "mean": _percent(outcome.client_mean, outcome.client_std),
         "best mean": _percent(outcome.best_client_mean, outcome.best_client_std),
         "converged": [outcome.rounds_to_convergence, number(outcome.rounds_to_convergence)],
-        "union": _percent(outcome.union.final if outcome.union else None),
-        "unseen": _percent(outcome.unseen.final if outcome.unseen else None),
-        "newcomers": _percent(outcome.newcomers.final if outcome.newcomers else None),
+        **{part: _percent(outcome.figure(part)) for part in ("union", "unseen", "newcomers")},
     }
 
 
