@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import optuna
     from pandas import DataFrame
 
+FILE = "tuning.json"
+"""File with the trials of a search."""
 STARTUP = 10
 """Trials drawn at random before the model of the space decides."""
 SETTLED = 5
@@ -237,7 +239,8 @@ def tune(
     if not any(client.validation is not None for client in load_data(experiment).clients):
         raise ConfigError("tuning needs validation samples: set data.validation_fraction=0.1")
     claim(directory)
-    history = _read(directory, tree, space, method, seeds)
+    identity = _identity(tree, space, method, seeds)
+    history = _read(directory, identity, space)
     progress = progress or Progress()
     progress.planned(trials)
     while len(history) < trials:
@@ -266,7 +269,8 @@ def tune(
             if trial is None:  # what comes after it is found among the finished runs when the search goes on
                 return Tuned(directory, history, True)
             history.append(trial)
-            _write(directory, tree, space, method, seeds, history)
+            content = {**identity, "trials": [each.to_dict() for each in history]}
+            write_json(directory / FILE, content)
         if all(trial.ended == "failed" for trial in history) and len(history) >= 3:
             raise ConfigError(f"all trials fail: {history[-1].reason}")
     return Tuned(directory, history[:trials])
@@ -288,25 +292,17 @@ def _identity(tree: Tree, space: Space, method: str, seeds: Sequence[int]) -> Tr
     return {"space": parts, "method": method, "seeds": list(seeds), "runs": keys}
 
 
-def _read(directory: Path, tree: Tree, space: Space, method: str, seeds: Sequence[int]) -> list[Trial]:
-    path = directory / "tuning.json"
+def _read(directory: Path, identity: Tree, space: Space) -> list[Trial]:
+    path = directory / FILE
     if not path.is_file():
         return []
     found = read_json(path)
-    wanted = _identity(tree, space, method, seeds)
-    for name, value in wanted.items():
+    for name, value in identity.items():
         if found.get(name) != value:
             raise ConfigError(f"{path}: belongs to another search ({name} differ): choose another --out")
     if not isinstance(found.get("trials"), list):
         raise CheckpointError(f"{path}: lacks the list of trials")
     return [Trial.from_dict(value, space, f"{path}") for value in found["trials"]]
-
-
-def _write(
-    directory: Path, tree: Tree, space: Space, method: str, seeds: Sequence[int], history: Sequence[Trial]
-) -> None:
-    content = {**_identity(tree, space, method, seeds), "trials": [trial.to_dict() for trial in history]}
-    write_json(directory / "tuning.json", content)
 
 
 def _optuna() -> Any:
