@@ -141,6 +141,11 @@ class Plan:
         """The recipe's name."""
         return next(iter(self.experiments.values())).recipe
 
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """Names of the values along each axis."""
+        return {axis: list(values) for axis, values in self.options.axes.items()}
+
     @classmethod
     def of(cls, tree: Tree, *, keyed: bool = False) -> Plan:
         """Resolve every run of ``tree``, and assemble each method once with every combination.
@@ -240,8 +245,7 @@ class Plan:
                 waiting.append(task.label)
             else:
                 failed[task.label] = str(outcome)
-        axes = {axis: list(values) for axis, values in self.options.axes.items()}
-        result = Comparison(directory, runs, axes, waiting, failed)
+        result = Comparison(directory, runs, self.axes, waiting, failed)
         if any(runs.values()):
             report([directory], result.report)
         return result
@@ -274,15 +278,14 @@ class Plan:
         own = {name: value for name, value in self.tree.get("method", {}).items() if name != "name"}
         write_text(directory / RECIPE, tomli_w.dumps(without_none({**self.tree, "method": own})))
         seeds = list(dict.fromkeys(cell.seed for cell in self.experiments))
-        axes = {axis: list(values) for axis, values in self.options.axes.items()}
         listed = [ListedRun(c.method, t.directory.name, c.values, c.seed) for c, t in tasks.items()]
-        content = ComparisonFile(listed, axes, self.recipe, self.options.methods, seeds)
+        content = ComparisonFile(listed, self.axes, self.recipe, self.options.methods, seeds)
         write_json(directory / LIST, content.to_dict())
 
     def _place(self, cell: Cell) -> tuple[int, list[int]]:
         """Return the position of a cell's row in a table."""
-        axes = zip(cell.values, self.options.axes.values(), strict=True)
-        return self.options.methods.index(cell.method), [list(values).index(value) for value, values in axes]
+        axes = zip(cell.values, self.axes.values(), strict=True)
+        return self.options.methods.index(cell.method), [values.index(value) for value, values in axes]
 
 
 def _rows(run: Run, axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
