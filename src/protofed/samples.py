@@ -132,6 +132,12 @@ class FederatedData:
     encoding: Encoding | None = None
     tests: str = ""
 
+    @property
+    def eight_bit(self) -> bool:
+        """Return whether the samples are 8-bit images, or are not on this machine."""
+        samples = next((c.train.x for c in self.clients if c.train.x.dim() > 1), None)
+        return samples is None or samples.dtype == torch.uint8
+
     def test_hash(self) -> str:
         """Return a hash of all clients' test samples as they were; ``""`` if they are not on this machine."""
         if self.tests:

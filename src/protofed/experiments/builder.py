@@ -225,9 +225,8 @@ def build_model(
         scope: Determines the random weights together with the seed.
         pretrained: Read the file of initial weights that the options may name.
     """
-    samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
     own = taken(experiment, federated, architecture.turn)
-    centred = samples is None or samples.dtype == torch.uint8
+    centred = federated.eight_bit
     if own.inputs is not None and federated.encoding is not None:
         centred = experiment.encoder.beside and federated.encoding.eight_bit
     model = models.build(

@@ -54,12 +54,11 @@ def describe_models(
 ) -> Tree:
     """Describe architectures, assigned by default, and preprocessing of models for ``federation.json``."""
     architectures = architectures or FederationSummary.of(experiment, federated).architectures
-    samples = next((c.train.x for c in federated.clients if c.train.x.dim() > 1), None)
     given = data.normalisation(experiment.transforms)
     kinds = zip(federated.clients, architectures, strict=True)
     return {
-        "inputs": "uint8" if samples is None or samples.dtype == torch.uint8 else "float32",
-        "scaled_to": [-1, 1] if samples is None or samples.dtype == torch.uint8 else None,
+        "inputs": "uint8" if federated.eight_bit else "float32",
+        "scaled_to": [-1, 1] if federated.eight_bit else None,
         "normalisation": None if given is None else {"mean": list(given[0]), "std": list(given[1])},
         "map": experiment.model.map,
         "clients": {c.name: {**vars(a), "options": dict(a.options)} for c, a in kinds},
