@@ -145,7 +145,8 @@ def secure_stage(
     method, noisy = trainer.method, None
     if experiment.privacy.mode == "client" and method.upload_schema is not None:
         # Clients of a round know each other's names, so no round is cheaper because some were drawn.
-        rates = [float(sends) for sends in experiment.participation.sending(method, experiment.rounds)]
+        o, rounds = experiment.participation, experiment.rounds
+        rates = [float(o.sends(method, round, rounds)) for round in range(1, rounds + 1)]
         noisy = NoisySums(experiment.privacy, method, rates, experiment.secure.fraction_bits)
     seed = None if trainer.secret else trainer.seed
     noise = NO_NOISE

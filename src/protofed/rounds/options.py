@@ -61,9 +61,9 @@ class ParticipationOptions(Options):
     )
     newcomer_rounds: int = option(1, "rounds, the last ones, in which only newcomers train", least=1)
 
-    def sending(self, method: Method, rounds: int) -> list[bool]:
-        """Return whether clients send something, for each round."""
-        return [method.sends(round) and not self.joined(round, rounds) for round in range(1, rounds + 1)]
+    def sends(self, method: Method, round: int, rounds: int) -> bool:
+        """Return whether clients send something in ``round``."""
+        return method.sends(round) and not self.joined(round, rounds)
 
     def joined(self, round: int, rounds: int) -> bool:
         """Return whether newcomers have joined: from then on only they train, and nobody sends."""

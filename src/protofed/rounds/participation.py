@@ -105,7 +105,7 @@ class Participation:
 
     def sends(self, round: int) -> bool:
         """Return whether clients send something in ``round``."""
-        return not self.joined(round) and self.method.sends(round)
+        return self.options.sends(self.method, round, self.rounds)
 
     def draw(self, round: int, standing: Standing) -> list[str]:
         """Return the clients that train in a round, in their fixed order."""
