@@ -17,7 +17,7 @@ from torch import Tensor
 from protofed import methods
 from protofed.config.schema import Experiment, Tree, defaults, identity
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
-from protofed.experiments.ending import END, restore_end, wipe, write_end
+from protofed.experiments.ending import END, client_model, restore_end, wipe, write_end
 from protofed.models import SplitModel
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
@@ -331,9 +331,7 @@ class RunDirectory:
         for name in clients if clients.rests_here else ():
             # Only one entry, because safetensors does not keep the order of several.
             metadata = {"architecture": clients[name].architecture}
-            write_tensors(
-                self.path / "clients" / name / "model.safetensors", clients.snapshot(name).model, metadata
-            )
+            write_tensors(client_model(self.path, name), clients.snapshot(name).model, metadata)
         write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
         if federation.server:
             write_tensors(self.path / "server.safetensors", federation.server)
