@@ -54,7 +54,7 @@ def restore_features(
     """
     from protofed.config.schema import resolve
     from protofed.experiments.assemble import assemble
-    from protofed.experiments.ending import forgotten, without
+    from protofed.experiments.ending import client_model, forgotten, without
     from protofed.experiments.loading import load_data
     from protofed.storage.files import read_tensors
 
@@ -76,7 +76,7 @@ def restore_features(
             raise DataError(f"{run.directory}: {described.name} has other test samples now than in the run")
     features = []
     for name in clients if clients is not None else list(roster):
-        path = run.directory / "clients" / name / "model.safetensors"
+        path = client_model(run.directory, name)
         model = roster.model(name)
         try:
             Border(run.directory).signature(path)
