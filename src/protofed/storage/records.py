@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from protofed.storage.snapshots import WITHOUT_OPTIMIZER
+from protofed.storage.snapshots import KEY, WITHOUT_OPTIMIZER
 from protofed.untrusted import limits
 from protofed.untrusted.reading import parse_json
 
@@ -132,7 +132,7 @@ def _remember(layouts: dict[Any, _Layout], key: Any, layout: _Layout) -> _Layout
 
 def _layout(tensors: Mapping[str, Tensor], version: int) -> _Layout:
     """Return the layout of a record: large types first, so that each tensor is aligned."""
-    table: dict[str, Any] = {"__metadata__": {"protofed.snapshot": str(version)}}
+    table: dict[str, Any] = {"__metadata__": {KEY: str(version)}}
     place = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
         end = place + tensor.nbytes

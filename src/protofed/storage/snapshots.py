@@ -24,7 +24,8 @@ VERSION = 2
 """Format version of snapshots that hold the state of optimisers."""
 WITHOUT_OPTIMIZER = 1
 """Format version of all others."""
-_KEY = "protofed.snapshot"
+KEY = "protofed.snapshot"
+"""Name in the header of a file or a record, under which the format version stands."""
 
 
 class Snapshot(NamedTuple):
@@ -78,7 +79,7 @@ def joined(model: dict[str, Tensor], rest: Mapping[str, Tensor], *received: dict
 
 def pack(snapshot: Snapshot) -> bytes:
     """Return a snapshot as the bytes of a safetensors file."""
-    return save(contiguous(flatten(snapshot)), {_KEY: str(snapshot.version)})
+    return save(contiguous(flatten(snapshot)), {KEY: str(snapshot.version)})
 
 
 def unpack(data: bytes) -> Snapshot:
@@ -107,7 +108,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], version: int = WITH
     """
     with writing(path):
         try:
-            save_file(contiguous(tensors), path, {_KEY: str(version)})
+            save_file(contiguous(tensors), path, {KEY: str(version)})
         except (OSError, SafetensorError) as error:
             path.unlink(missing_ok=True)
             reason = str(error).rpartition("I/O error: ")[2].partition(" (os error")[0]
@@ -137,7 +138,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def _format(metadata: Mapping[str, str] | None) -> int | str:
     """Return the format version of a file; 1 if the header has none."""
-    written = (metadata or {}).get(_KEY, "1")
+    written = (metadata or {}).get(KEY, "1")
     return int(written) if written.isdecimal() and len(written) < 10 else written
 
 
