@@ -109,7 +109,7 @@ class Saving:
             clients: Their snapshots are stored too if they rest in this process.
         """
         self.wait()
-        checkpoint = Checkpoint(self.folder, state, clients, _frozen(clients))
+        checkpoint = Checkpoint(self.folder, state, clients, clients.store.freeze() if clients.rests_here else None)
         if checkpoint.size < LARGE:
             checkpoint.write()
             state.saved = checkpoint.generations
@@ -141,10 +141,6 @@ class Saving:
         except Exception:
             if kind is None:  # otherwise the first error is the one to report
                 raise
-
-
-def _frozen(clients: Roster) -> StoreSnapshot | None:
-    return clients.store.freeze() if clients.rests_here else None
 
 
 def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
