@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import Tensor
 
 from protofed.apps.flower.messages import Job, Scored, Values, VisitOutcome, read_evaluated, read_trained
-from protofed.apps.flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of, values_of
+from protofed.apps.flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of
 from protofed.compute.optimizers import check_kept
 from protofed.errors import PayloadError
 from protofed.rounds.state import ServerState
@@ -176,14 +176,13 @@ class GridExecutor:
         for number, reply in self.nodes.exchange(enumerate(messages), seconds, self._at_once()):
             for place, sender in enumerate(groups[number]):
                 name = sender.client
-                keep = self.nodes.received(self.nodes.node_of.get(name, 0), name)
                 if sender.trains:
                     with suppress(Exception):  # the client is asked again, and what is wrong is reported then
-                        values = values_of(reply, place, keep)
+                        values = self.nodes.read(reply, name, place)
                         self.early[name] = sender, self._read_trained(values, name), self._left(sender, values)[0]
                     continue
                 try:
-                    values = values_of(reply, place, keep)
+                    values = self.nodes.read(reply, name, place)
                     result, left = read(values, name), self._left(sender, values)
                 except Exception as error:  # no answer of a node may end the run
                     answers[name] = Missing(name, reason_of(error))

@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from protofed.apps.flower.grid import GridExecutor
 from protofed.apps.flower.messages import Job
-from protofed.apps.flower.nodes import TRAIN, message, reason_of, values_of
+from protofed.apps.flower.nodes import TRAIN, message, reason_of
 from protofed.rounds.late import in_order
 from protofed.visits.contract import Evaluated, Messages, Missing, Trained
 
@@ -70,7 +70,7 @@ class LateExecutor(GridExecutor):
         """Close a request with its answer; one without a usable answer stays open, and is sent again."""
         name = job.client
         try:
-            values = values_of(reply, 0, self.nodes.received(self.nodes.node_of.get(name, 0), name))
+            values = self.nodes.read(reply, name)
             result, left = self._read_trained(values, name), self._left(job, values)
         except Exception as error:  # no answer of a node may end the run
             reasons[name] = reason_of(error)

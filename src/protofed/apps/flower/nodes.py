@@ -144,13 +144,17 @@ class Nodes:
             name = names[number]
             del waiting[name]
             try:
-                answer: Values | str = values_of(reply, 0, self.received(self.node_of.get(name, 0), name))
+                answer: Values | str = self.read(reply, name)
             except Exception as error:  # no answer of a node may end the run
                 answer = reason_of(error)
             yield name, answer
         yield from waiting.items()
 
-    def received(self, node: int, client: str) -> Callable[[Values], None] | None:
+    def read(self, reply: Message, client: str, number: int = 0) -> Values:
+        """Return the contents of a reply's part about a client, which is recorded first; see :func:`values_of`."""
+        return values_of(reply, number, self._received(self.node_of.get(client, 0), client))
+
+    def _received(self, node: int, client: str) -> Callable[[Values], None] | None:
         """Return what keeps a record of an answer, if this is asked for."""
         receipts = self.receipts
         return None if receipts is None else lambda values: receipts.add(node, client, values)
@@ -209,7 +213,7 @@ class Nodes:
     def _hear(self, node: int, reply: Message, key: str) -> None:
         """Process a node's answer to the question for its clients."""
         try:
-            values = values_of(reply, 0, self.received(node, ", ".join(self.bindings.names(key) if key else [])))
+            values = values_of(reply, 0, self._received(node, ", ".join(self.bindings.names(key) if key else [])))
             self._check_node(node, values)
             descriptions = read_descriptions(values, self.bindings.per_key)
         except Unreachable as error:
