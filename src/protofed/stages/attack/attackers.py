@@ -57,7 +57,7 @@ class Attackers(Stage):
         else:
             order = torch.randperm(len(trainable), generator=generator(self.trainer.seed, "attackers"))
             names = [trainable[i] for i in sorted(order[:wanted].tolist())]
-        if (isinstance(wanted, int) and wanted >= len(trainable)) or len(names) >= len(trainable):
+        if len(names) >= len(trainable):
             raise ConfigError(
                 f"attack.clients={wanted}, but only {len(trainable)} clients train: leave at least one honest"
             )
