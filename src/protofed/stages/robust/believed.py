@@ -10,7 +10,7 @@ from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.vectors import Counts
 
 LEAST = 3
-"""Minimum number of clients for which a median is meaningful."""
+"""Minimum number of clients, or of vectors, for which a median is meaningful."""
 
 
 def believed(stated: Counts, options: RobustOptions, withheld: Collection[str] = ()) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +15,12 @@ from torch import Tensor
 
 from protofed.methods.contract import Upload
 from protofed.runs.findings import Findings
+from protofed.stages.robust.believed import LEAST
 from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import median, shorten
 from protofed.stages.robust.spool import Spool
 from protofed.stages.robust.vectors import Counts, Part, Vectors, collect, put_back
 from protofed.wire.schema import Payload
-
-LEAST = 3
-"""Minimum number of clients, or of vectors, for which a median is meaningful."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +89,9 @@ class Proportions:
                     worst[client] = max(worst[client], float(own.max()) / middle)
         return worst
 
-    def limits(self, options: RobustOptions, without: Iterable[str]) -> dict[str, _Limits]:
+    def limits(self, options: RobustOptions, without: Collection[str]) -> dict[str, _Limits]:
         """Return the limits of every part."""
-        left_out = set(without)
-        kept = [i for i, name in enumerate(self.names) if name not in left_out]
+        kept = [i for i, name in enumerate(self.names) if name not in without]
         return {part.name: self._limits(part, options, kept) for part in self.parts}
 
     def _limits(self, part: Part, options: RobustOptions, kept: list[int]) -> _Limits:
@@ -125,14 +122,13 @@ class Proportions:
         middle = _median(distances)
         return _Limits(length, centres, options.distance * middle if middle > 0 else float("inf"))
 
-    def alone(self, without: Iterable[str]) -> list[int]:
+    def alone(self, without: Collection[str]) -> list[int]:
         """Return the classes that exactly one client reported, ignoring the clients in ``without``."""
-        left_out = set(without)
         reporters: dict[int, set[str]] = {}
         for rows in self._rows.values():
             for client, vectors in zip(self.names, rows, strict=False):
                 for label in vectors.classes.tolist():
-                    if client not in left_out:
+                    if client not in without:
                         reporters.setdefault(label, set()).add(client)
         return sorted(label for label, clients in reporters.items() if len(clients) == 1)
 
