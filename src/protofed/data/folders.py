@@ -21,6 +21,11 @@ SYSTEM = ("desktop.ini", "thumbs.db")
 """Names of files that Windows leaves in folders, in lower case."""
 
 
+def hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is hidden, or the system's."""
+    return name.startswith(".") or name.lower() in SYSTEM
+
+
 def visible(folder: Path) -> list[Path]:
     """Return the entries of ``folder`` sorted by name, without hidden files and those of the system."""
     try:
@@ -30,7 +35,7 @@ def visible(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: cannot be read ({reason(error)})") from None
     if len(names) > limits.FILES:
         raise DataError(f"{folder}: holds more than {limits.FILES} files")
-    return sorted(folder / name for name in names if not (name.startswith(".") or name.lower() in SYSTEM))
+    return sorted(folder / name for name in names if not hidden(name))
 
 
 def read_class_folders(folder: Path, budget: Budget, resize: int = 0, home: Path | None = None) -> Listing:

@@ -17,6 +17,7 @@ from protofed.config.schema import apply_overrides
 from protofed.data import DataOptions
 from protofed.data.arrow import choose
 from protofed.data.columns import Columns
+from protofed.data.folders import hidden
 from protofed.data.images import SUFFIXES
 from protofed.data.npz import read_npz
 from protofed.data.parquet import parquet_schema
@@ -46,8 +47,8 @@ def images(folder: DataFolder) -> tuple[list[Notice], Held]:
     held: Held = {}
     for site, path in folder.sites.items():
         for file in islice(path.rglob("*"), limits.FILES):
-            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if hidden or file.suffix.lower() not in SUFFIXES or not file.is_file():
+            unseen = any(map(hidden, file.relative_to(path).parts))
+            if unseen or file.suffix.lower() not in SUFFIXES or not file.is_file():
                 continue
             held.setdefault(site, Counter())[file.parent.name] += 1
             try:
