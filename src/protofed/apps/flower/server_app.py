@@ -121,11 +121,7 @@ def _federation(
     admitted = gathering.admitted(local.robust.admitted)
     local = without(replace(local, robust=replace(local.robust, admitted=admitted)), forgotten(files.path))
     record = files.path / NODES
-    if record.is_file():
-        party = recall(record, nodes, local, gathering, ended_generations(files.path) if files.finished else {})
-    else:
-        party = meet(nodes, local, gathering)
-        nodes.members, nodes.left_out = {d.name for d in party.clients}, dict(party.left_out)
+    party = _party(nodes, local, files, gathering)
     if not simulated:  # an admitted client may be absent
         here = {d.name for d in party.clients}
         for name in experiment.robust.admitted.keys() - here:
@@ -133,9 +129,6 @@ def _federation(
                 "robust.admitted: %s is not among the clients of this run (%s)", name, ", ".join(sorted(here))
             )
         local = without(local, local.robust.admitted.keys() - here)
-    # The requests of a restarted server must be numbered above all earlier ones, even if its clock was set back.
-    party.order = max(party.order + 1, int(time.time()))
-    write_json(record, party.to_tree())
 
     def began_anew(client: str, round: int) -> None:
         note = Anew(client=client, round=round)
@@ -197,6 +190,21 @@ def _federation(
     except BaseException:
         executor.close()
         raise
+
+
+def _party(nodes: Nodes, experiment: Experiment, files: RunDirectory, gathering: Gathering) -> Party:
+    """Return the clients of the run, new or resumed, and keep a record of them."""
+    record = files.path / NODES
+    if record.is_file():
+        generations = ended_generations(files.path) if files.finished else {}
+        party = recall(record, nodes, experiment, gathering, generations)
+    else:
+        party = meet(nodes, experiment, gathering)
+        nodes.members, nodes.left_out = {d.name for d in party.clients}, dict(party.left_out)
+    # The requests of a restarted server must be numbered above all earlier ones, even if its clock was set back.
+    party.order = max(party.order + 1, int(time.time()))
+    write_json(record, party.to_tree())
+    return party
 
 
 def _with_samples(experiment: Experiment, hardware: Hardware, party: Party) -> FederatedData:
