@@ -65,7 +65,8 @@ def stages(
     method = trainer.method
     robust.check(participation.number_of(participation.able))
     hiding = _hiding(experiment, trainer, participation)
-    secure = secure_stage(experiment, trainer, ask, hiding if isinstance(hiding, ClientPrivacy) else None)
+    merging = hiding if isinstance(hiding, ClientPrivacy) else None  # makes one upload of all
+    secure = secure_stage(experiment, trainer, ask, merging)
     if secure is not None and experiment.robust.rule != "none" and method.upload_schema is not None:
         raise ConfigError(
             f"robust.rule={experiment.robust.rule} compares single uploads, which secure.aggregation hides: set "
@@ -74,7 +75,7 @@ def stages(
     found: list[Stage] = [hostile] if hostile else []
     found.append(secure or Receiving(method, trainer.codec))
     if experiment.participation.after:
-        if secure is not None or isinstance(hiding, ClientPrivacy):
+        if secure is not None or merging is not None:
             what = "secure.aggregation" if secure is not None else "privacy.mode=client"
             raise ConfigError(f"participation.after: {what} needs all answers of a round together: leave it at 0")
         if experiment.evaluation.patience:
@@ -83,12 +84,12 @@ def stages(
             )
         found.append(Mixing(method, experiment.participation))
     found += [user_class("stage", name, Stage, "protofed.rounds.Stage")() for name in experiment.stages]
-    if experiment.stages and isinstance(hiding, ClientPrivacy):
+    if experiment.stages and merging is not None:
         raise ConfigError(
             f"stages: {experiment.stages[0]} might mix the uploads of several clients, which privacy.mode=client "
             "does not allow: leave one of them out"
         )
-    if secure is None and not isinstance(hiding, ClientPrivacy):
+    if secure is None and merging is None:
         found.append(robust)
     return [*found, *([hiding] if hiding else [])]
 
