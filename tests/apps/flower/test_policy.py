@@ -121,7 +121,7 @@ def test_an_upload_that_is_masked_once_more_is_paid_for(root, tmp_path):
         node.train(replace(job, order=1))
     twice = replace(node, policy=Policy("client", 12.0))
     twice.train(replace(job, order=2))
-    assert 8 < twice.told["epsilon"] <= 12
+    assert 8 < twice.entered["epsilon"] <= 12
     with pytest.raises(ConfigError, match="1 rounds, 2 repeated, but this node allows 12"):
         twice.train(replace(job, order=3))
 

@@ -167,7 +167,7 @@ def _entered(node: Node | None, request: Values, answer: Values) -> Values:
     if node is None or node.state is None:
         return {}
     ledger = NodeLedger(Path(str(node.settings.get("ledger", node.state / NAME))).expanduser())
-    return {"ledger": ledger.record(request, answer, node.told)}
+    return {"ledger": ledger.record(request, answer, node.entered)}
 
 
 def _node(given: Mapping[str, Any]) -> Node:

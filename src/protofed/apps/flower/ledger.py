@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, BinaryIO
 
 import msgspec
@@ -110,18 +111,18 @@ class NodeLedger:
         self.path = path
 
     def record(
-        self, request: Mapping[str, Any], values: Mapping[str, Any], told: Mapping[str, Any] | None = None
+        self, request: Mapping[str, Any], values: Mapping[str, Any], more: Mapping[str, Any] = MappingProxyType({})
     ) -> str:
         """Add what is about to leave; return the hash of its line.
 
         Args:
             request: To which it is the answer.
-            told: ``shapes`` of the arrays and ``epsilon``, where known.
+            more: ``shapes`` of the arrays and ``epsilon``, where known.
 
         Raises:
             OutputError: It cannot be written, so that nothing may leave.
         """
-        kind, content = describe(values, (told or {}).get("shapes", {}))
+        kind, content = describe(values, more.get("shapes", {}))
         packed = canonical(values)
         run, round = request.get("run", ""), request.get("round", 0)
         with writing(self.path):
@@ -143,7 +144,7 @@ class NodeLedger:
                     claims.clean(content, 9_000),
                     len(packed),
                     sha256(packed).hexdigest(),
-                    (told or {}).get("epsilon"),
+                    more.get("epsilon"),
                     sha256(last).hexdigest() if last else BEGINNING,
                 )
                 written = json.dumps(asdict(entry), ensure_ascii=False).encode() + b"\n"

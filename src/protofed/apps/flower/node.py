@@ -61,7 +61,7 @@ class Node:
         runs: Runs of which it keeps a client.
         policy: Required of a run.
         settings: All settings of the node, by name.
-        told: What the ledger says of the answer besides its values: ``shapes`` of arrays, ``epsilon``.
+        entered: What the ledger says of the answer besides its values: ``shapes`` of arrays, ``epsilon``.
     """
 
     source: Source
@@ -72,7 +72,7 @@ class Node:
     runs: int = RUNS
     policy: Policy = ANY
     settings: Mapping[str, Any] = field(default_factory=dict)
-    told: dict[str, Any] = field(default_factory=dict)
+    entered: dict[str, Any] = field(default_factory=dict)
 
     def describe(self, config: str) -> list[Description]:
         """Return descriptions of the node's clients, given the experiment's configuration as JSON."""
@@ -123,7 +123,7 @@ class Node:
                     self.policy.allowed.count(place.folder.notes, job.client, len(result.message or b""))
                 answered = result, place.trained(result)
             if isinstance(place, Kept):
-                self.told.update(_told(builder, answered[0].message, job.round, place.folder.notes))
+                self.entered.update(_entered(builder, answered[0].message, job.round, place.folder.notes))
             return self._masked(job, builder.trainer, answered[0]), answered[1]
 
     def keeps_uploads(self, config: str) -> bool:
@@ -225,18 +225,18 @@ class Node:
             yield builder, roster, Kept(job, roster, folder, self._instead(job))
 
 
-def _told(builder: Builder, upload: bytes | None, round: int, notes: Mapping[str, Any]) -> dict[str, Any]:
+def _entered(builder: Builder, upload: bytes | None, round: int, notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the ledger says of an upload: the shapes of its arrays, and ε so far at the run's δ."""
     method, privacy = builder.method, builder.experiment.privacy
-    told: dict[str, Any] = {}
+    entered: dict[str, Any] = {}
     if upload and method.upload_schema is not None:
         found = builder.trainer.codec.decode(upload, method.upload_schema)
-        told["shapes"] = {name: tuple(tensor.shape) for name, tensor in found.items()}
+        entered["shapes"] = {name: tuple(tensor.shape) for name, tensor in found.items()}
     _, repeated = last_and_repeated(notes)
     if privacy.mode != "none" and (releases := releases_of(builder, round, repeated)):
         spent = epsilon(releases, privacy.delta)
-        told["epsilon"] = spent if math.isfinite(spent) else None
-    return told
+        entered["epsilon"] = spent if math.isfinite(spent) else None
+    return entered
 
 
 def _check_broadcast(trainer: LocalTrainer, roster: Roster, client: str, message: bytes) -> None:
