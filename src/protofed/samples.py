@@ -49,6 +49,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def at(self, rows: Tensor | slice) -> Samples:
+        """Return the samples at some positions."""
+        return Samples(self.x[rows], self.y[rows])
+
     def counts(self, num_classes: int) -> Tensor:
         """Return the number of samples of each class, ``(K,)`` int64."""
         return torch.bincount(self.y, minlength=num_classes)

@@ -124,14 +124,13 @@ def _features(client: Member, model: SplitModel, most: int | None, seed: int) ->
     import torch
 
     from protofed.compute.seeding import generator
-    from protofed.samples import Samples
     from protofed.visits.batches import batches
 
     samples = client.test
     if most is not None and len(samples) > most:
         order = torch.randperm(len(samples), generator=generator(seed, "test features", client.name))
         rows = order[:most].sort().values
-        samples = Samples(samples.x[rows], samples.y[rows])
+        samples = samples.at(rows)
     model.eval()
     with torch.no_grad():
         parts = [model(batch.x).features for batch in batches(samples, model)]

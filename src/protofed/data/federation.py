@@ -247,15 +247,15 @@ def _choose(parts: list[_Part], labels: list[Tensor], samples: int, seed: int) -
 def _client(name: str, folder: Path, samples: dict[str, Samples], data: DataOptions, seed: int) -> ClientData:
     if "all" in samples:
         parts = hold_out(samples["all"].y, data.test_fraction, generator(seed, "split", name))
-        train, test = (Samples(samples["all"].x[rows], samples["all"].y[rows]) for rows in parts)
+        train, test = (samples["all"].at(rows) for rows in parts)
         samples = {"train": train, "test": test}
     train, validation = samples["train"], samples.get("validation")
     if validation is None and data.validation_fraction:
         kept, held = hold_out(train.y, data.validation_fraction, generator(seed, "validation", name))
-        train, validation = Samples(train.x[kept], train.y[kept]), Samples(train.x[held], train.y[held])
+        train, validation = train.at(kept), train.at(held)
     rows = limited(train.y, data, seed, name)
     if len(rows) < len(train):
-        train = Samples(train.x[rows], train.y[rows])
+        train = train.at(rows)
     (name,) = checks.client_names([name], str(folder))
     settings = {} if folder.is_file() else client_settings(folder)
     client = ClientData(name, train, samples["test"], validation, settings)

@@ -204,7 +204,7 @@ class Member:
     def seen(self) -> Samples:
         """Training samples that class means are taken of: whole batches only if the last one is dropped."""
         kept = whole(len(self.train), self.plan.batch_size)
-        return Samples(self.train.x[:kept], self.train.y[:kept]) if self.plan.drop_last else self.train
+        return self.train.at(slice(kept)) if self.plan.drop_last else self.train
 
     @property
     def test(self) -> Samples:

@@ -198,7 +198,7 @@ class LocalTrainer:
         assert self.method.statistics is not None
         with steps.model(index) as model, torch.no_grad():
             _to_eval(model)
-            batch = next(batches(Samples(client.seen.x[:1], client.seen.y[:1]), model))
+            batch = next(batches(client.seen.at(slice(1)), model))
             found = self.method.statistics.of(model(batch.x), batch)
         return {name: torch.zeros_like(tensor) for name, tensor in found.items()}
 
@@ -233,7 +233,7 @@ class LocalTrainer:
         visits = self._open(steps, clients, names, messages, round, training=False)
         members = [visit.client for visit in visits]
         locals_ = [visit.local for visit in visits]
-        held_out = [m.validation or Samples(m.test.x[:0], m.test.y[:0]) for m in members]
+        held_out = [m.validation or m.test.at(slice(0)) for m in members]
         with self._hook("scores", *names):
             test = steps.score([m.test for m in members], locals_)
             validation = steps.score(held_out, locals_) if any(m.validation for m in members) else test
@@ -422,7 +422,7 @@ class LocalTrainer:
                     model.train()
                     data[index] = Samples(*phase.source(visit.local))
         if phase.only is not None:
-            nothing = Samples(data[0].x[:0], data[0].y[:0])
+            nothing = data[0].at(slice(0))
             data = [own if phase.only(v.local) else nothing for own, v in zip(data, visits, strict=True)]
         plan = self._plan(visits[0].client).at(visits[0].local.round, self.method.task.rounds)
         if phase.stays:

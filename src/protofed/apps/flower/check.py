@@ -33,7 +33,7 @@ from protofed.experiments import Experiment, load_recipe, resolve
 from protofed.experiments.builder import Builder
 from protofed.experiments.encoding import encode
 from protofed.experiments.hardware import Hardware
-from protofed.samples import ClientData, FederatedData, Samples
+from protofed.samples import ClientData, FederatedData
 from protofed.text import sides
 from protofed.visits.batches import batches
 
@@ -319,7 +319,7 @@ def _build_models(experiment: Experiment, alone: FederatedData) -> list[str]:
         samples = member.train if len(member.train) else member.test
         model = builder.models[member.kind].eval()
         with torch.no_grad():
-            output = model(next(batches(Samples(samples.x[:1], samples.y[:1]), model)).x)
+            output = model(next(batches(samples.at(slice(1)), model)).x)
         for name, tensor, width in (
             ("features", output.features, model.feature_dim),
             ("logits", output.logits, alone.num_classes),

@@ -269,10 +269,7 @@ def federated_digits(setup: Setup, whole: FederatedData | None = None) -> Federa
     whole = whole or whole_digits(setup.digits)
     train, test = whole.clients[0].train, whole.clients[0].test
     shares = _dirichlet(train.y, setup) if setup.skew == "dirichlet" else _paired(train.y, setup)
-    clients = tuple(
-        ClientData(name, Samples(train.x[rows], train.y[rows]), test)
-        for name, rows in zip(LETTERS, shares, strict=False)
-    )
+    clients = tuple(ClientData(name, train.at(rows), test) for name, rows in zip(LETTERS, shares, strict=False))
     return replace(whole, clients=clients)
 
 
