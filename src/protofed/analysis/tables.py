@@ -44,6 +44,8 @@ LINES = (
     _Line("unseen", "unseen", always=False),
     _Line("newcomers", "newcomers", always=False),
 )
+TRIALS = 12
+"""Most trials of a search that are shown, the best ones."""
 NOTES = {
     "final": "Weighted by test samples; best is chosen on test data, hence optimistic; clients: mean ± spread over "
     "clients in the same round",
@@ -117,7 +119,7 @@ def metrics_table(runs: Sequence[Run]) -> TextTable:
     return table
 
 
-def trials_table(trials: Sequence[Trial], most: int = 12) -> TextTable:
+def trials_table(trials: Sequence[Trial]) -> TextTable:
     """Return the best trials of a search."""
     ended = {how: sum(trial.ended == how for trial in trials) for how in ("complete", "pruned", "failed")}
     count = ", ".join(f"{number} {how}" for how, number in ended.items() if number)
@@ -125,7 +127,7 @@ def trials_table(trials: Sequence[Trial], most: int = 12) -> TextTable:
     table.title = "Best accuracy on validation samples in %, by the main rule"
     table.caption = f"Trials: {count or 'none'}."
     done = [(trial.score, place) for place, trial in enumerate(trials) if trial.score is not None]
-    for score, place in sorted(done, key=lambda item: (-item[0], item[1]))[:most]:
+    for score, place in sorted(done, key=lambda item: (-item[0], item[1]))[:TRIALS]:
         values = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in trials[place].values.values())
         table.add(str(place), *values, f"{100 * score:.1f}")
     return table

@@ -17,6 +17,8 @@ from protofed.text import duration, number
 
 MANY = 1000
 """A sweep of more runs than this asks before it starts."""
+MOST = 1_000_000
+"""Most runs of a sweep."""
 SAMPLE = 20.0
 """Seconds for which the first run of each method is tried, to estimate how long such a sweep takes."""
 
@@ -65,14 +67,14 @@ def _split(text: str) -> list[str]:
     return [value.strip() for value in values]
 
 
-def sweep_plan(tree: Tree, axes: Mapping[str, Tree], *, most: int = 1_000_000) -> Plan:
+def sweep_plan(tree: Tree, axes: Mapping[str, Tree]) -> Plan:
     """Return the runs of a sweep."""
     compare, options = tree.get("compare", {}), comparison(tree)
     runs = max(1, len(options.seeds)) * max(1, len(options.methods))
     for values in axes.values():
         runs *= len(values)
-    if runs > most:
-        raise ConfigError(f"a sweep of {number(runs)} runs is more than {number(most)}")
+    if runs > MOST:
+        raise ConfigError(f"a sweep of {number(runs)} runs is more than {number(MOST)}")
     # A dotted name of an axis is one name here, not a path.
     section = {**compare, "axes": dict(axes)} if axes else {k: v for k, v in compare.items() if k != "axes"}
     return Plan.of(apply_overrides({**tree, "compare": section}, {}), keyed=True)

@@ -20,24 +20,25 @@ from protofed.visits.batches import normalise
 
 STEPS = 100
 RATE = 0.03
+CLIENTS, EACH = 3, 3
+"""Clients that are attacked, those with the most samples; and classes of each, the largest."""
 SMOOTH = 0.05
 """Weight of the total variation."""
 
 
 def reconstruct(
-    seen: Seen, shadow: Seen, class_names: Sequence[str], seed: int, clients: int = 3, each: int = 3
+    seen: Seen, shadow: Seen, class_names: Sequence[str], seed: int
 ) -> tuple[list[Finding], list[Reconstruction]]:
     """Make typical inputs of clients' largest classes from their uploads (Fredrikson et al. 2015).
 
     Args:
         seed: Of the optimisation's start.
-        clients: Those with the most samples are attacked.
 
     Returns:
         Findings through a stranger's model and through the sender's, and the pictures of the latter, if any.
     """
     unknown = strangers(seen, shadow)
-    targets = sorted((s for s in seen.senders if s.name in unknown), key=lambda s: -len(s.train))[:clients]
+    targets = sorted((s for s in seen.senders if s.name in unknown), key=lambda s: -len(s.train))[:CLIENTS]
     found: list[Finding] = []
     pictures: list[Reconstruction] = []
     for observer in (SERVER, INFORMED):
@@ -45,7 +46,7 @@ def reconstruct(
         for sender in targets:
             stranger = sender.model if observer == INFORMED else unknown[sender.name]
             model, whole = network(sender, stranger)
-            labels = sender.train.counts(seen.num_classes).argsort(descending=True, stable=True)[:each]
+            labels = sender.train.counts(seen.num_classes).argsort(descending=True, stable=True)[:EACH]
             labels = labels[sender.train.counts(seen.num_classes)[labels] > 0]
             goal = None if whole else _goal(sender, labels, model)
             if not whole and goal is None:
