@@ -52,7 +52,7 @@ def compute(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
         name: replace(
             of_samples(*own[1:]),
             rule=own.rule if own.rule != main else "",
-            right=np.packbits(own.labels == own.y).tobytes().hex(),
+            right=np.packbits(own.right).tobytes().hex(),
         )
         for name, own in given.items()
     }
@@ -73,6 +73,11 @@ class Answers(NamedTuple):
     y: NDArray[np.int64]
     labels: NDArray[np.int64]
     log_probabilities: NDArray[np.float64]
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Which samples are classified rightly, ``(n,)``."""
+        return np.equal(self.labels, self.y)
 
 
 def answers(run: Run, rule: str = "", trust_code: bool = False) -> dict[str, Answers]:

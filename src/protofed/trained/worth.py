@@ -292,8 +292,7 @@ def _times(times: float) -> str:
 
 def _hits(run: Run) -> dict[str, NDArray[np.float64]]:
     """Return for each client which of its test samples are classified rightly, ``(n,)`` of 0 and 1."""
-    given = answers(run, RULE)
-    return {name: (own.labels == own.y).astype(np.float64) for name, own in given.items()}
+    return {name: own.right.astype(np.float64) for name, own in answers(run, RULE).items()}
 
 
 def _everywhere(run: Run) -> list[float]:

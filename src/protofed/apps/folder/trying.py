@@ -213,7 +213,7 @@ def _answered(runs: Sequence[TrainedRun]) -> Hits:
     hits: Hits = {}
     for run in runs:
         for name, own in answers(run).items():
-            hits.setdefault(name, []).append((own.labels == own.y).astype(np.float64))
+            hits.setdefault(name, []).append(own.right.astype(np.float64))
     return hits
 
 
