@@ -126,7 +126,7 @@ class Party:
     def of(cls, tree: object, experiment: Experiment) -> Party:
         """Return a party from plain values; the inverse of :meth:`to_tree`."""
         found = decoded(tree, cls, error=ValueError, exact=True)
-        dims = {d.name: d.settings.get("d", experiment.model.d) for d in found.clients}
+        dims = {d.name: _dim(d, experiment) for d in found.clients}
         return replace(
             found,
             sizes={name: sizes(found.sizes[name], d) for name, d in dims.items() if name in found.sizes},
@@ -206,7 +206,12 @@ def recall(
 
 def _chooses(d: Description, experiment: Experiment) -> bool:
     """Return whether a client chooses its own model, which the server does not build."""
-    return "model" in d.settings or d.settings.get("d", experiment.model.d) != experiment.model.d
+    return "model" in d.settings or _dim(d, experiment) != experiment.model.d
+
+
+def _dim(d: Description, experiment: Experiment) -> int:
+    """Return the dimension of a client's features that it chooses, or else the recipe's."""
+    return int(d.settings.get("d", experiment.model.d))
 
 
 def _ask_sizes(
@@ -218,7 +223,7 @@ def _ask_sizes(
         described_federation(admission.clients, admission.classes, experiment.data, experiment.encoder),
     )
     texts = {d.name: text for d, text in zip(admission.clients, client_summaries(summary), strict=True)}
-    dims = {d.name: d.settings.get("d", experiment.model.d) for d in admission.clients}
+    dims = {d.name: _dim(d, experiment) for d in admission.clients}
     jobs = [Job(run, name, 0, nodes.config, texts[name]) for name in names]
     known: dict[str, Any] = {}
     unfit: dict[str, str] = {}
