@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from protofed.config.schema import load_recipe
@@ -46,11 +47,10 @@ USUAL = "local_lda"
 """What is best of all that sends nothing, nearly everywhere."""
 UNLIKE = {ONE: (BALANCED, "other loss"), SHARED: (TWO, "other networks")}
 """Whose controls stand in where a group's were not run."""
-CONFOUNDED = {
-    "fixed_etf": {"protonorm": "γ 100 against 10"},
-    "unshared": {"fml-tiny": "other loss", "fedkd-tiny": "other loss"},
-}
-"""Arms of studies that differ from a control in more than an exchange: FML's and FedKD's have plain softmax."""
+PLAIN = {"unshared": "other loss"}
+"""Of arms of two networks with plain softmax, where that control has a balanced one."""
+CONFOUNDED = {"protonorm": {"fixed_etf": "γ 100 against 10"}, "fml-tiny": PLAIN, "fedkd-tiny": PLAIN}
+"""Arms of studies that differ from a control in more than an exchange, and in what."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,17 @@ newcomers: Figure = attrgetter("newcomers")
 
 
 class Arm:
-    """The finished runs of one arm, by seed."""
+    """The finished runs of one arm, by seed.
 
-    def __init__(self, label: str, runs: Mapping[int, Measured]) -> None:
+    Attributes:
+        unlike: In what it differs from a control in more than an exchange, by the control's name.
+    """
+
+    def __init__(
+        self, label: str, runs: Mapping[int, Measured], unlike: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.label = label
+        self.unlike = unlike
         self.runs = {seed: runs[seed] for seed in sorted(runs)}
 
     @property
@@ -158,7 +165,7 @@ def arms_of(places: Sequence[Path]) -> list[Arm]:
             found.setdefault(label, {})[seed] = run
     order: list[str] = load_recipe("scarce")["compare"]["methods"]
     labels = sorted(found, key=lambda label: (order.index(label) if label in order else len(order), label))
-    return [Arm(label, found[label]) for label in labels]
+    return [Arm(label, found[label], CONFOUNDED.get(label, {})) for label in labels]
 
 
 def finished(directory: Path) -> Iterator[tuple[str, int, Measured]]:
@@ -235,7 +242,7 @@ def control_of(arm: Arm, arms: Sequence[Arm]) -> tuple[Arm | None, str]:
         controls = [other for other in arms if other.plain in GROUPS.get(group, ())]
         if controls:
             best = max(controls, key=lambda other: statistics.fmean(other.values(figure)))
-            return best, unlike or CONFOUNDED.get(best.label, {}).get(arm.label, "")
+            return best, unlike or arm.unlike.get(best.label, "")
     return None, ""
 
 

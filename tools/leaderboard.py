@@ -18,7 +18,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from does_it_help import DOCS, STUDY, Arm, Measured, Scores, apart, control_of, final, measured, table, written
+from does_it_help import (
+    DOCS,
+    PLAIN,
+    STUDY,
+    Arm,
+    Measured,
+    Scores,
+    apart,
+    control_of,
+    final,
+    measured,
+    table,
+    written,
+)
 
 from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ProtofedError
@@ -31,6 +44,8 @@ FIGURES = STUDY / "leaderboard.csv"
 COLUMNS = ("scenario", "arm", "seed", "key", "bytes", "seconds", "rule", *(f.name for f in fields(Scores)))
 AXIS = "scenario"
 REFERENCE = "fedlda"
+OTHER_LOSS = ("fml-tiny", "fedkd-tiny", "fedmrl-tiny")
+"""Arms of two networks with plain softmax."""
 SIGNS = {BETTER: "▲", WORSE: "▼"}
 """Marks of a gain or loss against the best control that computes as much."""
 
@@ -113,7 +128,7 @@ def arms(runs: Runs, scenario: str) -> list[Arm]:
     for (where, arm, seed), (_, run) in runs.items():
         if where == scenario:
             found.setdefault(arm.removesuffix("-fixed"), {})[seed] = run
-    return [Arm(label, of) for label, of in found.items()]
+    return [Arm(label, of, PLAIN if label in OTHER_LOSS else {}) for label, of in found.items()]
 
 
 def overview(found: Mapping[str, Sequence[Arm]]) -> str:
