@@ -88,6 +88,11 @@ def test_a_figure_of_no_study_is_found(figures, wrong):
     assert not unfounded("+2.9 (+1.3 … +4.6), 87 %, 995 kB ([scarce](study/scarce.md))", figures)
 
 
+def main_page() -> str:
+    """Return the text of the page as one line."""
+    return " ".join((REPOSITORY / "docs/does-it-help.md").read_text().split())
+
+
 PROTOTYPES = ("fedproto", "fedtgp", "tinyproto", "gfpl")
 
 
@@ -103,7 +108,7 @@ def verdicts(tool, settings, labels) -> Counter[str]:
 
 
 def test_prototypes_are_counted_as_the_findings_say(tool):
-    page = " ".join((REPOSITORY / "docs/does-it-help.md").read_text().split())
+    page = main_page()
     studies = {name: tool.study(name) for name in tool.studies()}
     assert verdicts(tool, studies.values(), PROTOTYPES) == {"equal": 6, "cannot tell": 17, "worse": 1}
     assert "Of 24 comparisons" in page
@@ -139,7 +144,7 @@ def test_prototypes_are_counted_as_the_findings_say(tool):
 
 
 def test_bytes_are_compared_in_one_codec(tool):
-    page = " ".join((REPOSITORY / "docs/does-it-help.md").read_text().split())
+    page = main_page()
     for name, suffix in (("scarce", ""), ("sizes", "-int8")):
         arms = {arm.label: arm for arm in tool.study(name)}
         beacon = arms["beacon-8-16-16-int8" if suffix else "beacon"]
@@ -149,12 +154,12 @@ def test_bytes_are_compared_in_one_codec(tool):
         tiny = build("tiny", input_shape=(1, 28, 28), num_classes=K, d=256)
         assert parameter_count(tiny) == 3648 + 257 * K
     assert "3,648 and 257 per class" in page
-    assert not any("int8" in label for label, *_ in tool.points(tool.study(tool.DRAWN)))
+    assert not any("int8" in label for label, *_ in tool.points(tool.drawn_arms()))
 
 
 def test_an_arm_that_equals_its_controls_rarely_seems_to_differ(tool):
     """What the page says of the best of several controls, by 2,000 simulations of five seeds."""
-    page = " ".join((REPOSITORY / "docs/does-it-help.md").read_text().split())
+    page = main_page()
     draw, rates = np.random.default_rng(0), {}
     for controls in (2, 5):
         found: Counter[str] = Counter()

@@ -385,16 +385,17 @@ NOTHING = 1.5e4
 """Where the picture shows arms that send nothing, in bytes of a run."""
 
 
-def tuned(arms: Sequence[Arm]) -> list[Arm]:
+def drawn_arms() -> list[Arm]:
     """Return the arms of the picture, those that send nothing first."""
-    return sorted((a for a in arms if not a.label.startswith("untuned-")), key=lambda arm: arm.bytes > 0)
+    tuned = [arm for arm in study(DRAWN) if not arm.label.startswith("untuned-")]
+    return sorted(tuned, key=lambda arm: arm.bytes > 0)
 
 
 def points(arms: Sequence[Arm]) -> list[tuple[str, float, float, float]]:
     """Return label, bytes of a run, and accuracy on own and on unseen classes in percent, of every arm."""
     rounds: int = load_recipe("scarce")["rounds"]
     found = []
-    for arm in tuned(arms):
+    for arm in arms:
         sent = arm.bytes * (1 if arm.group == FIXED else rounds)
         own, new = (statistics.fmean(arm.values(score)) for score in (final, unseen))
         found.append((arm.label.removesuffix("-balanced"), sent, own, new))
@@ -444,7 +445,7 @@ COLOURS = {ONE: "#0072B2", BALANCED: "#0072B2", TWO: "#D55E00", SHARED: "#E69F00
 def _looks(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """Return colour and marker of each arm of the picture."""
     found: list[tuple[str, str]] = []
-    for arm in tuned(arms):
+    for arm in arms:
         colour = COLOURS[arm.group] if arm.bytes else "#777777"
         found.append((colour, "os^DvPX*"[sum(other == colour for other, _ in found) % 8]))
     return found
@@ -473,10 +474,11 @@ def main() -> None:
         if given.check and (not path.is_file() or path.read_text(encoding="utf-8") != text):
             sys.exit(f"{path} is out of date: run python tools/does_it_help.py")
         path.write_text(text, encoding="utf-8")
-    if drawn(PICTURE) != described(study(DRAWN)):
+    arms = drawn_arms()
+    if drawn(PICTURE) != described(arms):
         if given.check:
             sys.exit(f"{PICTURE} is out of date: run python tools/does_it_help.py")
-        picture(study(DRAWN), PICTURE)
+        picture(arms, PICTURE)
 
 
 if __name__ == "__main__":

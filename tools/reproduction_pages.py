@@ -68,22 +68,20 @@ def claims(paper: Paper) -> Iterator[str]:
         yield f"| {claim.number} | {text} | {claim.origin} | {by} | {' | '.join(verdicts)} |"
 
 
-def shown_scopes() -> Iterator[Scope]:
-    """Yield the committed scopes, and after one of fewer rounds that of all rounds, which some rows have."""
+def shown_scopes() -> Iterator[tuple[Scope, bool]]:
+    """Yield the committed scopes, each of fewer rounds once more with all, and whether only few rows have it."""
     for scope in committed_scopes().values():
-        yield scope
+        yield scope, False
         if "rounds" in scope.overrides:
-            yield replace(scope, overrides={})
+            yield replace(scope, overrides={}), True
 
 
 def results(paper: Paper) -> Iterator[str]:
     yield JPEG
-    committed_ones = committed_scopes().values()
-    for scope in shown_scopes():
+    for scope, known in shown_scopes():
         if scope.scale == "smoke":
             yield from smoke(paper, scope)
             continue
-        known = scope not in committed_ones
         for table in paper.tables:
             if table.kind != "runs":
                 continue

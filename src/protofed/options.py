@@ -103,12 +103,7 @@ def option_rows(options: type) -> list[tuple[str, Any, str]]:
     """Return ``(name, default, description)`` for every field of an options dataclass."""
     defaults, hints = options(), _hints(typing.cast(typing.Hashable, options))
     return [
-        (
-            name,
-            getattr(defaults, f.name),
-            "; ".join(filter(None, (f.metadata.get("doc"), _limits(f, hints[f.name])))),
-        )
-        for name, f in option_fields(options).items()
+        (name, getattr(defaults, f.name), _text(f, hints[f.name])) for name, f in option_fields(options).items()
     ]
 
 
@@ -186,11 +181,14 @@ def _check_range(name: str, field: dataclasses.Field[Any], value: Any) -> None:
             raise OptionError(f"{name} must {allowed}, not {number:g}")
 
 
-def _limits(field: dataclasses.Field[Any], kind: Any) -> str:
-    """Return a field's range, or the choices that its text does not have, in the form used in a list of options."""
-    if choices := [str(choice) for part in (kind, *typing.get_args(kind)) for choice in _choices(part)]:
-        return "" if all(c in field.metadata.get("doc", "") for c in choices) else f"one of {', '.join(choices)}"
-    return str(field.metadata.get("range", "")).removeprefix("be ").removeprefix("lie ")
+def _text(field: dataclasses.Field[Any], kind: Any) -> str:
+    """Return a field's description, with its range, or with its choices unless the description names them all."""
+    doc = field.metadata.get("doc", "")
+    limits = str(field.metadata.get("range", "")).removeprefix("be ").removeprefix("lie ")
+    choices = [str(choice) for part in (kind, *typing.get_args(kind)) for choice in _choices(part)]
+    if not all(choice in doc for choice in choices):
+        limits = f"one of {', '.join(choices)}"
+    return "; ".join(filter(None, (doc, limits)))
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:

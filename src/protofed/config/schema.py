@@ -583,7 +583,7 @@ def check_method_options(given: Iterable[str], chosen: Collection[str]) -> None:
     for name in given:
         section, _, option = name.partition(".")
         if chosen and section == "method" and option.partition(".")[0] not in known:
-            raise ConfigError(unknown_name("option of method", option, known))
+            raise ConfigError(unknown_name("option of method", option, {*known, "name"}))
 
 
 def every_method() -> list[str]:
