@@ -82,6 +82,7 @@ def clients(experiment: Experiment, number: int, samples: int) -> None:
         print(size(sum(file.stat().st_size for file in files.path.rglob("*") if file.is_file())), "on disk")
         last = result.rounds[-1]
         print({name: round(value, 1) for name, value in last.seconds.items()})
+        assert last.accuracy
         print({rule: f"{score:.1%}" for rule, score in last.accuracy.weighted.items()})
         with measured("report"):
             write_report([files.path], files.path / "report.html")

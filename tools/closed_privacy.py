@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,7 @@ from protofed.rounds.stage import Opened
 from protofed.samples import FederatedData
 from protofed.stages.privacy.samples import multiplier
 from protofed.text import mean_std
+from protofed.visits.executor import Sequential
 
 DIMS, BUDGETS, SEEDS = (32, 64, 128), (0.5, 1.0, 2.0, 4.0, 8.0, math.inf), (0, 1, 2)
 CLIENTS = "each client's upload"
@@ -81,9 +82,16 @@ def run(recipe: Tree, data: FederatedData, method: str, dim: int, epsilon: float
 
 def summed(recipe: Tree, data: FederatedData, dim: int) -> Iterator[Result]:
     """Yield the results with noise on the sum; uploads are made once, and their sum and its noise for each run."""
-    secure = {"secure.aggregation": True, "privacy.mode": "sample", "privacy.epsilon": math.inf}
+    secure: dict[str, Any] = {
+        "execution.executor": "sequential",
+        "secure.aggregation": True,
+        "privacy.mode": "sample",
+        "privacy.epsilon": math.inf,
+    }
     federation, _ = assemble(resolve(apply_overrides(recipe, secure), method="fedlda"), data)
-    with closing(federation.executor):
+    executor = federation.executor
+    assert isinstance(executor, Sequential)
+    with closing(executor):
         sent = federation.exchange(federation.participation.trainable, 1)
     x, y = torch.cat([c.test.x for c in data.clients]), torch.cat([c.test.y for c in data.clients])
     held, counts = y.bincount(minlength=data.num_classes), [c.train.counts(data.num_classes) for c in data.clients]
@@ -94,7 +102,7 @@ def summed(recipe: Tree, data: FederatedData, dim: int) -> Iterator[Result]:
         honest = chosen.secure.least(len(data.clients)) - chosen.privacy.colluders
         task = replace(federation.method.task, noise=multiplier(chosen.privacy) / math.sqrt(honest))
         method = FedLDA(chosen.method_options, task)
-        stage = secure_stage(chosen, replace(federation.executor.trainer, method=method, seed=seed))
+        stage = secure_stage(chosen, replace(executor.trainer, method=method, seed=seed))
         assert stage is not None
         state = method.aggregate({}, iter(stage.shown(sent, Opened(1, {}, None), seed)), 1).state
         made = Linear.named(state)
@@ -111,10 +119,8 @@ def summed(recipe: Tree, data: FederatedData, dim: int) -> Iterator[Result]:
 def read(path: Path) -> list[Result]:
     """Return the results in a file."""
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [
-            [r[0], int(r[1]), r[2], float(r[3]), int(r[4]), *map(float, r[5:])] for r in list(csv.reader(file))[1:]
-        ]
-    return [Result(*row) for row in rows]
+        rows = list(csv.reader(file))[1:]
+    return [Result(r[0], int(r[1]), r[2], float(r[3]), int(r[4]), *map(float, r[5:])) for r in rows]
 
 
 def table(found: list[Result]) -> str:

@@ -36,7 +36,7 @@ def measure(name: str, out: Path, rounds: int, words: tuple[str, ...], environme
         sys.exit(f"{name}: {done.stdout}{done.stderr}")
     whole = time.perf_counter() - start
     seconds = [record["seconds"]["total"] for record in rounds_of(out)]
-    median = statistics.median(seconds[1:])
+    median: float = statistics.median(seconds[1:])
     print(f"{name:32s} {median:8.2f}  {seconds[0]:8.2f}  {whole - sum(seconds):8.1f}", flush=True)
     return median
 

@@ -6,6 +6,7 @@ This needs a local copy of MNIST (``PROTOFED_DATA``).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,13 @@ import torch
 import protofed
 from protofed.compute.seeding import generator
 from protofed.data import DataOptions
-from protofed.data.arrow import Columns
+from protofed.data.columns import Columns
 from protofed.data.copies import data_dirs
 from protofed.data.parquet import read_parquet
 from protofed.data.splits import choose
 from protofed.untrusted.limits import Budget
 
-OUT = Path(protofed.__file__).parent / "ui/demo/digits.npz"
+OUT = Path(protofed.__file__).parent / "apps/ui/demo/digits.npz"
 PER_CLASS = {"train": 64, "test": 36}
 SOURCE = (
     "1,000 images of the MNIST database of handwritten digits (Yann LeCun, Corinna Cortes and Christopher J.C. "
@@ -31,7 +32,7 @@ SOURCE = (
 
 def main() -> None:
     """Choose images of every digit from both splits and write them to one compressed file."""
-    arrays: dict[str, np.ndarray] = {"source": np.array(SOURCE)}
+    arrays: dict[str, Any] = {"source": np.array(SOURCE)}
     for split, number in PER_CLASS.items():
         files = sorted((data_dirs(DataOptions())[0] / "mnist").glob(f"{split}-*.parquet"))
         listing = read_parquet(files, Columns("", "", "", 0, 0), "mnist", Budget(4.0))
@@ -41,7 +42,7 @@ def main() -> None:
         rows = rows[torch.argsort(y[rows], stable=True)]  # sorted by digit, which compresses better
         arrays[f"{split}_x"] = listing.read(rows)[:, 0].numpy().astype(np.uint8)
         arrays[f"{split}_y"] = y[rows].numpy().astype(np.uint8)
-    np.savez_compressed(OUT, **arrays)
+    np.savez_compressed(OUT, allow_pickle=False, **arrays)
     print(f"{OUT.name}: {OUT.stat().st_size:,} bytes")
 
 

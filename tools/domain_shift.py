@@ -141,8 +141,8 @@ def table(rows: Sequence[dict[str, str]]) -> str:
             if (r["scenario"], r["labels"], r["arm"]) == (scenario, labels, arm)
         ]
 
-    head = ("domains", "labels", "`local_lda`", "`fedlda`", "gain", "own mean subtracted", "`method.centre=true`")
-    head += ("union: `fedlda`", "centred", "`fedncm` − `local_ncm`")
+    head = ["domains", "labels", "`local_lda`", "`fedlda`", "gain", "own mean subtracted", "`method.centre=true`"]
+    head += ["union: `fedlda`", "centred", "`fedncm` − `local_ncm`"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for scenario in SCENARIOS:
         for labels in LABELS:

@@ -30,6 +30,7 @@ from protofed.experiments.loading import load_data
 from protofed.methods import fixed_etf
 from protofed.methods.parts.moments import Sums
 from protofed.models.encoders.building import orthonormal
+from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.geometry import unit_vectors
 from protofed.samples import FederatedData
 from protofed.text import mean_std
@@ -57,7 +58,8 @@ def directions(data: FederatedData, shrinkage: float = 0.1) -> Tensor:
     scatter = (1 - shrinkage) * scatter + shrinkage * scatter.diagonal().mean() * torch.eye(len(scatter))
     means = torch.linalg.solve_triangular(torch.linalg.cholesky(scatter), sums.means.rows.mT, upper=False).mT
     u, s, _ = torch.linalg.svd(means - means.mean(0), full_matrices=False)
-    return u * s
+    coordinates: Tensor = u * s
+    return coordinates
 
 
 def measured() -> Iterator[Result]:
@@ -71,7 +73,7 @@ def measured() -> Iterator[Result]:
             def turned(K: int, d: int, seed: int, *, dtype: torch.dtype, found: Tensor = found) -> Tensor:
                 return unit_vectors(found @ orthonormal(d, K, seed).mT.double()).to(dtype)
 
-            for target, made in {"simplex": fixed_etf.spread_directions, "closed form": turned}.items():
+            for target, made in {"simplex": spread_directions, "closed form": turned}.items():
                 with patch.object(fixed_etf, "spread_directions", made):
                     federation, _ = assemble(resolve(given, method="fixed_etf", seed=seed))
                     with closing(federation.executor):
@@ -98,7 +100,8 @@ def table(found: list[Result]) -> str:
                 [getattr(r, part) for r in found if (r.recipe, r.target) == (recipe, target)]
                 for target in ("simplex", "closed form")
             ]
-            gain = difference(*([100 * v for v in values] for values in reversed(each))).text()
+            simplex, closed = ([100 * v for v in values] for values in each)
+            gain = difference(closed, simplex).text()
             lines.append(f"| `{recipe}` | {part} | {' | '.join(map(mean_std, each))} | {gain} |")
     return "\n".join(lines)
 

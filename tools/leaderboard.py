@@ -86,7 +86,7 @@ def finished(directory: Path) -> Iterator[tuple[tuple[str, str, int], tuple[str,
     for listed in read_comparison(directory / "comparison.json").runs:
         if (directory / listed.directory / "summary.json").is_file():
             run = load_run(directory / listed.directory)
-            if run.finished:
+            if run.finished and listed.seed is not None:
                 yield (listed.values[0], listed.method, listed.seed), (resolve(run.config).key, Measured.of(run))
 
 

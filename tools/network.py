@@ -18,9 +18,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))  # the tests start and stop the same processes
 
-from conftest import data_root  # noqa: E402
 from deployment import BIN, Deployment, rounds_of, until  # noqa: E402
 from protofed.apps.flower.warm import POLL  # noqa: E402
+from protofed.data import DataOptions  # noqa: E402
+from protofed.data.copies import data_dirs  # noqa: E402
 
 CLIENTS = 3
 
@@ -33,12 +34,12 @@ def trivial(root: Path) -> tuple[Path, str]:
 
 def real(root: Path) -> tuple[Path, str] | None:
     """Copy three clients of fed-mnist7k; return their folder and the settings of cnn2, or None without the data."""
-    data = data_root()
-    if data is None or not (data / "fed-mnist7k").is_dir():
+    data = next((folder / "fed-mnist7k" for folder in data_dirs(DataOptions())), None)
+    if data is None or not data.is_dir():
         print("real clients: left out, no fed-mnist7k in PROTOFED_DATA or ../shared/data")
         return None
     (root / "clients").mkdir(parents=True)
-    for folder in sorted((data / "fed-mnist7k" / "clients").iterdir())[:CLIENTS]:
+    for folder in sorted((data / "clients").iterdir())[:CLIENTS]:
         shutil.copytree(folder, root / "clients" / folder.name)
     return root, '[model]\nname = "cnn2"\nd = 512\n[training]\nlr = 0.01\nbatch_size = 32\n'
 

@@ -11,6 +11,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -57,7 +58,7 @@ def alignment() -> Iterator[Row]:
     iterations = 20
     for K, d in ((10, 512), (100, 512), (1000, 512), (200, 2048)):
         p = torch.randn(K, d, generator=generator())
-        seconds = median(lambda p=p: align(p, max_iterations=iterations)) / iterations
+        seconds = median(partial(align, p, max_iterations=iterations)) / iterations
         yield "ProtoNorm alignment, per iteration", f"K={K}, d={d}", shown(seconds), "<= 20 ms at K=1000"
 
 
@@ -73,15 +74,12 @@ def contrastive() -> Iterator[Row]:
         start = prototype_network(K, d, generator=generator())
         margin = adaptive_margin(p, labels, K)
         epochs = 100 if len(p) <= 200 else 10  # longer ones are extrapolated to 100 epochs
-
-        def work(p=p, labels=labels, start=start, margin=margin, epochs=epochs) -> object:
-            return train_prototypes(start, p, labels, contrast(margin), epochs=epochs, generator=generator())
-
+        work = partial(train_prototypes, start, p, labels, contrast(margin), epochs=epochs, generator=generator())
         size = f"{clients} clients x K={K}, d={d}"
         yield "FedTGP server round, 100 epochs", size, shown(100 / epochs * median(work)), "<= 1 s for 20 x 10"
     for clients, K in ((20, 10), (20, 100)):
         p, labels = uploads(clients, K, 512)
-        seconds = median(lambda p=p, labels=labels, K=K: hinge_prototypes(p, labels, K, margin=1.0))
+        seconds = median(partial(hinge_prototypes, p, labels, K, margin=1.0))
         yield "FedTGP, hinge variant", f"{clients} clients x K={K}, d=512", shown(seconds), ""
 
 
@@ -109,11 +107,11 @@ def mixtures() -> Iterator[Row]:
         reported = fitted(clients, 100, d)
         clusters = len(fuse(*reported).weights)
         size = f"{clients} clients x 4, d={d}, fitted to 100 samples: {clusters} clusters"
-        yield "GFPL fusion of one class", size, shown(median(lambda r=reported: fuse(*r))), "<= 2 s"
+        yield "GFPL fusion of one class", size, shown(median(partial(fuse, *reported))), "<= 2 s"
     for name, spread in (("all well within reach", 0.03), ("all just within reach", 0.08), ("all just out", 0.1)):
         made = alike(4000, 512, spread)
         size = f"4000 in four groups, d=512, {name}: {len(fuse(*made).weights)} clusters"
-        yield "GFPL fusion of one class", size, shown(median(lambda made=made: fuse(*made), 2)), "<= 2 s"
+        yield "GFPL fusion of one class", size, shown(median(partial(fuse, *made), 2)), "<= 2 s"
     g = generator()
     x, labels = torch.randn(2000, 512, generator=g), torch.arange(2000) % 10
     seconds = median(lambda: fit_mixtures(x, labels, 10, generator=g))
@@ -129,17 +127,17 @@ def hamming(masks: torch.Tensor) -> torch.Tensor:
     return distances[first, second].long()
 
 
+def drawn_anew(K: int, d: int, s: int) -> torch.Tensor:
+    """Return masks that are not kept from before."""
+    masks._class_masks.cache_clear()
+    return masks.class_masks(K, d, s)
+
+
 def sparsification() -> Iterator[Row]:
     for K, d, s in ((10, 500, 50), (100, 500, 50), (1000, 2048, 205)):
-
-        def work(K=K, d=d, s=s) -> torch.Tensor:
-            masks._class_masks.cache_clear()
-            return masks.class_masks(K, d, s)
-
-        selected = work()
-        distances = hamming(selected).double()
+        distances = hamming(masks.class_masks(K, d, s)).double()
         size = f"K={K}, d={d}, s={s}: Hamming distance min {distances.min():.0f}, mean {distances.mean():.1f}"
-        yield "TinyProto masks", size, shown(median(work)), "<= 2 s"
+        yield "TinyProto masks", size, shown(median(partial(drawn_anew, K, d, s))), "<= 2 s"
 
 
 def streaming() -> Iterator[Row]:
@@ -148,15 +146,15 @@ def streaming() -> Iterator[Row]:
     method = FedProto(FedProtoOptions(), Task(K, d, rounds=1, seed=0, class_size=1.0))
     codec = get_codec("float32")
     classes = torch.arange(K)
-    message = codec.encode({"classes": classes, "prototypes": torch.randn(K, d)}, method.schema)
+    message = codec.encode({"classes": classes, "prototypes": torch.randn(K, d)}, method.upload_schema)
     for clients in (1_000, 10_000):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-        def arriving(clients=clients) -> Iterator[Upload]:
-            for client in range(clients):
-                yield Upload(str(client), codec.decode(message, method.schema))
+        def aggregated(clients: int) -> object:
+            each = (Upload(str(n), codec.decode(message, method.upload_schema)) for n in range(clients))
+            return method.aggregate(method.server_state(), each, 1)
 
-        seconds = median(lambda: method.aggregate(method.server_state(), arriving(), 1), 3)
+        seconds = median(partial(aggregated, clients), 3)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         size = f"{clients:,} clients x {K} classes x {d}: {clients * len(message) / 1e6:,.0f} MB arrive"
         yield "FedProto aggregation", f"{size}, peak memory +{grown:.0f} MB", shown(seconds), ""

@@ -26,11 +26,13 @@ def row(runs: Sequence[Run]) -> list[str]:
         values = [o.accuracy[rule].best for o in outcomes if rule in o.accuracy]
         return mean_std(values).removesuffix("%")
 
-    traffic = [f"{mean(lambda o, w=way: o.communication.parameters_per_round[w]):,.0f}" for way in ("up", "down")]
+    def parameters(way: str) -> str:
+        return f"{mean(lambda o: o.communication.parameters_per_round[way]):,.0f}"
+
     sent = mean(lambda o: o.communication.sent / rounds)
     # Take the median round of each run: on a shared machine, single rounds can take several times as long.
     seconds = statistics.fmean(statistics.median(r.seconds["total"] for r in run.rounds) for run in runs)
-    return [runs[0].method, *map(accuracy, RULES), *traffic, size(sent), f"{seconds:.2f}"]
+    return [runs[0].method, *map(accuracy, RULES), *map(parameters, ("up", "down")), size(sent), f"{seconds:.2f}"]
 
 
 def main() -> None:

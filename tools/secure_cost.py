@@ -17,9 +17,10 @@ from unittest import mock
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import protofed
-from protofed.stages.secure import protocol as secure_protocol
+from protofed.stages.secure import protocol
 from protofed.stages.secure.peers import KnownPeers
 from protofed.text import size
+from protofed.trained.run import TrainedRun
 
 CASES = {
     "`fedproto`, d = 64, 20 clients": {"method.name": "fedproto"},
@@ -28,7 +29,7 @@ CASES = {
 ROUNDS = 3
 
 
-class Signing(secure_protocol.SecureClient):
+class Signing(protocol.SecureClient):
     """A client that signs and checks signatures, as at a node of a deployment."""
 
     keys: ClassVar[dict[str, ec.EllipticCurvePrivateKey]] = {}
@@ -37,10 +38,11 @@ class Signing(secure_protocol.SecureClient):
     def __init__(self, name: str, *offer: Any) -> None:
         key = self.keys.setdefault(name, ec.generate_private_key(ec.SECP384R1()))
         self.public[name] = key.public_key()
-        super().__init__(name, *offer, peers=KnownPeers(key, self.public))
+        super().__init__(name, *offer)
+        self.peers = KnownPeers(key, self.public)
 
 
-def measured(chosen: dict[str, Any], secure: bool, client: type[secure_protocol.SecureClient]) -> list[float]:
+def measured(chosen: dict[str, Any], secure: bool, client: type[protocol.SecureClient]) -> list[float]:
     """Return the bytes up and down of a round, and the seconds of its aggregation."""
     overrides = {
         **chosen,
@@ -49,8 +51,9 @@ def measured(chosen: dict[str, Any], secure: bool, client: type[secure_protocol.
         "secure.aggregation": secure,
         "execution.executor": "sequential",
     }
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(secure_protocol, "SecureClient", client):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(protocol, "SecureClient", client):
         run = protofed.run("quickstart", overrides, out=Path(folder) / "run")
+        assert isinstance(run, TrainedRun)
         rounds = run.rounds[1:]  # the first sends nothing down, and loads the library
     sent = [statistics.fmean(r.bytes[way] for r in rounds) for way in ("up", "down")]
     return [*sent, statistics.median(r.seconds["aggregation"] for r in rounds)]
@@ -58,12 +61,12 @@ def measured(chosen: dict[str, Any], secure: bool, client: type[secure_protocol.
 
 def main() -> None:
     """Print three rows per case: a round of 20 clients, plain, secure, and secure with signatures."""
-    time.perf_counter = time.process_time  # type: ignore[assignment]
+    time.perf_counter = time.process_time
     print("| | aggregation | up | down | seconds |")
     print("|---|---|---:|---:|---:|")
     ways = {
-        "plain": (False, secure_protocol.SecureClient),
-        "secure, in a simulation": (True, secure_protocol.SecureClient),
+        "plain": (False, protocol.SecureClient),
+        "secure, in a simulation": (True, protocol.SecureClient),
         "secure, with signatures": (True, Signing),
     }
     for title, chosen in CASES.items():

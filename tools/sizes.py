@@ -6,7 +6,6 @@ where a size is set, it stands beside in brackets.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def main() -> None:
         name for name, value in vars(Method).items() if callable(value) or isinstance(value, property | classmethod)
     ]
     public = [name for name in hooks if not name.startswith("_") and name != "Options"]
-    print(f"{len(public):7} hooks of {inspect.getmodule(Method).__name__}: {', '.join(public)}")
+    print(f"{len(public):7} hooks of {Method.__module__}: {', '.join(public)}")
 
 
 if __name__ == "__main__":

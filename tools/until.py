@@ -40,7 +40,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[dict[str, Any]], targets: Sequence[float]) -> str:
     """Return the Markdown table: a line for every case and target, up to its own, that either library reached."""
-    lines = [HEADINGS]
+    lines: list[tuple[str, ...]] = [HEADINGS]
     for row in rows:
         name = " ".join([row["case"], *(f"`{option}`" for option in row["options"])])
         asked = [target for target in targets if 0.75 * row["target"] < target <= row["target"]]
