@@ -117,9 +117,8 @@ def test_prototypes_are_counted_as_the_findings_say(tool):
     board = script(REPOSITORY / "tools/leaderboard.py")
     scenarios = [board.arms(board.read(), name) for name in board.scenarios(board.recipe())]
     assert verdicts(tool, scenarios, PROTOTYPES) == {"better": 1, "equal": 6, "cannot tell": 21, "worse": 4}
-    assert (
-        "of 32 on the [leaderboard](leaderboard.md) 1 is better, 6 are equal, 21 cannot be told, 4 are worse" in page
-    )
+    told = "of 32 on the [leaderboard](leaderboard.md) 1 is better, 6 are equal, 21 cannot be told, 4 are worse"
+    assert told in page
 
     pairs = [{arm.label: arm for arm in arms} for arms in scenarios]
     beside = Counter(tool.relation(tool.apart(a["beacon"], a["local_lda"], tool.final)) for a in pairs)

@@ -117,8 +117,8 @@ class DataOptions(Options):
                     "of names in place of others"
                 )
         try:
-            b"".decode(self.encoding or "utf-8")
-        except LookupError:
+            "a".encode(self.encoding or "utf-8")  # of nothing, Python would not look the encoding up
+        except (LookupError, ValueError):
             raise ValueError(f"encoding: {self.encoding!r} is none of texts: expected one such as cp1252") from None
         _check_renames(self.labels, "labels")
         _check_renames(self.rename, "rename")
