@@ -175,6 +175,14 @@ def test_alignment_starts_at_zero_and_has_the_simplex_as_bound(run_at):
     assert "simplex of K=10 classes, √(2K/(K−1)) = 1.49" in drawn(fig)
 
 
+@pytest.mark.parametrize("given", [5, [1, 2], [[1, 2]], [["a", "b", "c"]], {"a": 1}, [[True, 1.0, 2.0]]])
+def test_distances_that_no_server_measured_are_none(run_at, given):
+    run = load_run(run_at(method="protonorm", classes=10))
+    for record in run.rounds:
+        record.diagnostics["alignment_distances"] = given
+    assert len(figures.get("alignment")([run]).axes) == 1
+
+
 def test_cosines(run_at):
     fig = figures.get("prototype_distances")([load_run(run_at(classes=4))], metric="cosine")
     assert "Cosine" in drawn(fig)

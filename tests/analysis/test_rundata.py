@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from protofed.analysis import load_run, load_runs, main_rule, prototypes
 from protofed.errors import CheckpointError
 from protofed.runs.labels import tell_apart
+from protofed.runs.loading import check_run
 from protofed.runs.run import by_label, settled
 
 
@@ -231,3 +233,10 @@ def test_labels_are_equal_exactly_where_configurations_are(configurations):
     for one, label in zip(configurations, labels, strict=True):
         for other, another in zip(configurations, labels, strict=True):
             assert (label == another) == (one == other)
+
+
+def test_scores_on_validation_samples_are_of_all_clients(run_at):
+    run = load_run(run_at(clients=4))
+    run.rounds[-1].validation = replace(run.rounds[-1].accuracy, clients={"head": []})
+    with pytest.raises(CheckpointError, match="has 0 accuracies for 4 clients"):
+        check_run(run)

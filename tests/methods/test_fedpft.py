@@ -142,6 +142,12 @@ def test_a_head_that_diverges_is_not_kept():
     assert state is before
 
 
+def test_a_later_round_sends_the_mixtures_of_the_first():
+    federation = build("fedpft", uneven(), rounds=3, method__components=3, **CHOSEN)
+    losses = [record.diagnostics["head_loss_last"] for record in federation.run()]
+    assert losses == losses[:1] * 3
+
+
 def test_no_bias():
     model = build("fedpft").method.task.template()
     model.head.bias = None

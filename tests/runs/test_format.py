@@ -277,6 +277,9 @@ def test_scores_of_the_last_rounds_alone():
     head = Outcome.of(rounds).accuracy["head"]
     assert (head.best_round, head.newcomers.best, head.newcomers.final) == (1, 0.3, 0.4)
     assert Outcome.of(rounds[:1]).accuracy["head"].newcomers is None
+    # A run that ends early may lack some in its last round.
+    early = Outcome.of([*rounds, record(5, 0.8, None)]).accuracy["head"]
+    assert (early.final, early.newcomers.final) == (0.8, 0.4)
 
 
 def scored(number: int, *clients: tuple[float, int]) -> RoundRecord:

@@ -161,7 +161,8 @@ class FedPFT(Method[FedPFTOptions]):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Fit a mixture to the features of each class by expectation-maximisation."""
         features, labels = local.features()
-        o, source = self.options, local.generator("mixtures")
+        # Features never change, so that the mixtures of a later round are those of the first.
+        o, source = self.options, generator(local.seed, "mixtures", 1, local.name)
         found = fit_mixtures(
             features, labels, self.task.num_classes, o.components, generator=source, covariance=o.covariance
         )

@@ -60,11 +60,12 @@ def check_run(run: Run) -> None:
     where = run.directory / "rounds.jsonl"
     try:
         _ = run.seed, run.planned_rounds, run.outcome, run.rules, run.sent()
-        for rule in run.rules:
-            scores = len(run.client_accuracies(rule))
-            if scores != len(run.clients):
+        held_out = run.last_validation.clients.values() if run.last_validation else ()
+        for scores in (*map(run.client_accuracies, run.rules), *held_out):
+            if len(scores) != len(run.clients):
+                last = run.last_evaluation
                 raise CheckpointError(
-                    f"{where}: round {run.last_evaluation} has {scores} accuracies for {len(run.clients)} clients"
+                    f"{where}: round {last} has {len(scores)} accuracies for {len(run.clients)} clients"
                 )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{where}: not the rounds of one run ({type(error).__name__}: {error})") from None

@@ -138,16 +138,18 @@ class Run:
         """Return each client's accuracy at the last evaluation; None without test samples."""
         return self.evaluations[self.last_evaluation].clients[rule] if self.evaluations else []
 
+    @property
+    def last_validation(self) -> Accuracy | None:
+        """The last accuracies on validation samples; None without any."""
+        return next((r.validation for r in reversed(self.rounds) if r.validation is not None), None)
+
     def validated_rule(self, client: str) -> str:
         """Return the rule with the best last accuracy on a client's validation samples: if equal, the main rule.
 
         ``""`` if it was not scored on any.
         """
-        last = next((record.validation for record in reversed(self.rounds) if record.validation is not None), None)
-        place = self.names.index(client)
-        found = (
-            {} if last is None else {rule: last.clients[rule][place] for rule in self.rules if rule in last.clients}
-        )
+        place, by_rule = self.names.index(client), self.last_validation.clients if self.last_validation else {}
+        found = {rule: by_rule[rule][place] for rule in self.rules if rule in by_rule}
         scores = {rule: (score, rule == self.main_rule) for rule, score in found.items() if score is not None}
         return max(scores, key=lambda rule: scores[rule], default="")
 

@@ -24,7 +24,8 @@ class Beyond:
     Attributes:
         best: Over all clients' answers, in that of the rounds with such scores which is best on the clients' own
             test samples.
-        final: The same of the last evaluated round.
+        final: The same of the last round with such scores: of a run that ended before the planned last one, as
+            ``evaluation.patience`` lets it, not always the last evaluated.
         client_mean: Unweighted, in that round.
         client_std: Over clients, in that round.
     """
@@ -36,12 +37,12 @@ class Beyond:
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], part: str, rule: str) -> Beyond | None:
-        """Return the outcome of one inference rule; None if clients were not scored on such samples at last."""
+        """Return the outcome of one inference rule; None if clients were not scored on such samples."""
         found = {r.round: getattr(r, part) for r in evaluated}
         parts: dict[int, Accuracy] = {t: a for t, a in found.items() if a and rule in a.weighted}
-        if evaluated[-1].round not in parts:
+        if not parts:
             return None
-        final = parts[evaluated[-1].round]
+        final = parts[max(parts)]
         own = {r.round: r.accuracy.weighted[rule] for r in evaluated if r.accuracy and r.round in parts}
         best = parts[max(own, key=own.__getitem__)]
         return cls(best.weighted[rule], final.weighted[rule], *final.spreads[rule])

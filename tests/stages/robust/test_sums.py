@@ -6,8 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protofed.methods import Task, Upload, get
 from protofed.methods.parts.moments import ROUNDED, Sums
+from protofed.runs.findings import Findings
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.stages.robust.clipping import clip
+from protofed.stages.robust.options import RobustOptions
+from protofed.stages.robust.vectors import parts_of
 from support import build, few
 
 K, D = 3, 6
@@ -82,3 +87,34 @@ def test_clip_changes_nothing_of_honest_clients(method):
     for federation in found:
         list(federation.run())
     assert torch.equal(*(federation.server["weights"] for federation in found))
+
+
+def clipped(moments: dict[str, torch.Tensor], reference: torch.Tensor | None = None):
+    """Return clients' moments after ``clip``, and what it found."""
+    schema = get("fedlda")(get("fedlda").Options(), Task(K, D, 1, 0, 10.0)).upload_schema
+    (part,) = (part for part in parts_of(schema) if part.name == "moment")
+    given = None if reference is None else {"moment": reference}
+    uploads = [Upload(name, {"moment": moment}) for name, moment in moments.items()]
+    findings = Findings()
+    out = clip(iter(uploads), [part], {}, given, RobustOptions(rule="clip"), findings)
+    return {u.client: u.payload["moment"] for u in out}, findings
+
+
+def test_the_broadcast_is_no_origin_of_moments():
+    """A small site's differ from the pooled one, which large sites equal, and are no longer than theirs."""
+    size = D * (D + 1) // 2
+    moments = {f"c{i}": torch.full((size,), 1 + 1e-3 * i) for i in range(5)} | {"small": -torch.ones(size)}
+    found, findings = clipped(moments, torch.ones(size))
+    assert torch.equal(found["small"], moments["small"])
+    assert findings == Findings()
+
+
+def test_clients_that_leave_a_tensor_empty_lift_no_limit():
+    """As where clients have unlike encoders, or a message has two forms: the median is that of the others."""
+    size = D * (D + 1) // 2
+    none = {f"n{i}": torch.zeros(0) for i in range(8)}
+    moments = {f"c{i}": torch.ones(size) for i in range(3)} | {"bad": torch.full((size,), 1e9)}
+    found, findings = clipped(none | moments)
+    assert float(found["bad"].max()) < 7
+    assert all(len(found[name]) == 0 for name in none)
+    assert [entry["client"] for entry in findings.to_dict()["clipped"]] == ["bad"]

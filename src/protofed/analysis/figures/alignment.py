@@ -46,13 +46,21 @@ def alignment(runs: list[Run]) -> Figure:
 
 def _distances(run: Run) -> list[list[float]]:
     """Return smallest, mean and largest distance of each iteration in the first round that has them."""
-    return next((list(d) for r in run.rounds if (d := r.diagnostics.get("alignment_distances"))), [])
+    return next((d for r in run.rounds if (d := _triples(r.diagnostics.get("alignment_distances")))), [])
+
+
+def _triples(given: Any) -> list[list[float]]:
+    """Return what a file has there as rows of three numbers; ``[]`` if it is anything else."""
+    rows = given if isinstance(given, list) else []
+    sound = all(isinstance(row, list) and [type(x) in (int, float) for x in row] == [True] * 3 for row in rows)
+    return rows if sound else []
 
 
 def _classes(run: Run) -> int:
     """Return the number of classes aligned in that round."""
-    record = next(r for r in run.rounds if r.diagnostics.get("alignment_distances"))
-    return int(record.diagnostics.get("classes") or len(run.class_names))
+    record = next(r for r in run.rounds if _triples(r.diagnostics.get("alignment_distances")))
+    given = record.diagnostics.get("classes")
+    return given if type(given) is int and given > 0 else len(run.class_names)
 
 
 def _spread(ax: Axes, run: Run, line: dict[str, Any], label: str) -> None:

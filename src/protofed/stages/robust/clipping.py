@@ -1,8 +1,9 @@
 """The rule ``clip``, which shortens disproportionate vectors and leaves out uploads that exceed all proportion.
 
 Limits apply to the length of prototypes and their distance from the coordinate-wise median of their class, and to
-the distance of weights from the broadcast. All limits are multiples of medians of the round, so they are scale-
-free.
+the distance of weights from the broadcast; to the length of other tensors. All limits are multiples of medians of
+the round, so they are scale-free. A tensor that a client leaves empty is not compared, nor what fewer than three
+clients send.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import median, shorten
 from protofed.stages.robust.spool import Spool
 from protofed.stages.robust.vectors import Counts, Part, Vectors, collect, put_back
-from protofed.wire.schema import Payload
+from protofed.wire.schema import Field, Payload
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,18 @@ class Proportions:
         for part in self.parts:
             vectors = collect(part, [upload], self.counts)
             self._lengths[part.name].append(vectors.lengths())
-            self._updates[part.name].append((vectors.values - self.origin(part, vectors.values)).norm(dim=1))
+            distances = (vectors.values - self.origin(part, vectors.values)).norm(dim=1)
+            self._updates[part.name].append(distances if vectors.values.shape[1] else distances[:0])
             if self.keep_rows and part.per_class and part.distinct and not part.field.exact:
                 self._rows[part.name].append(vectors)
 
     def origin(self, part: Part, values: Tensor) -> Tensor:
-        """Return the starting point ``(1, D)`` of a part's ``(R, D)`` vectors: the broadcast weights, or zero."""
-        start = self.reference.get(part.name)
-        if part.layout != "tensor" or start is None or start.numel() != values.shape[1]:
+        """Return the starting point ``(1, D)`` of a part's ``(R, D)`` vectors: the broadcast weights, or zero.
+
+        A bounded field of that name, such as a moment of features, is no place from which clients started.
+        """
+        start, bounded = self.reference.get(part.name), part.field.limit != Field.limit
+        if part.layout != "tensor" or bounded or start is None or start.numel() != values.shape[1]:
             return torch.zeros_like(values[:1])
         return start.reshape(1, -1).to(values.dtype)
 
