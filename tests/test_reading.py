@@ -57,3 +57,10 @@ def test_lists_of_numbers():
     assert decoded([], list[Number | None]) == []
     assert decoded([None], list[Number | None]) == [None]
     assert decoded([1, 0.5, None, -1e299], list[Number | None]) == [1, 0.5, None, -1e299]
+
+
+@pytest.mark.parametrize("text", ['{"a": 1e999}', '["\\ud800"]', "[1]"])
+def test_bytes_are_utf_8_or_no_json(text):
+    """In UTF-16, which Python's json reads as well, nothing would be looked through for what is refused."""
+    with pytest.raises(ValueError, match="utf-8"):
+        parse_json(text.encode("utf-16"))

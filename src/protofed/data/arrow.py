@@ -110,7 +110,7 @@ def from_arrow(
     labels, ids = np.zeros(len(table), np.int64), None
     rows = torch.arange(len(table))  # that are used
     if chosen.label:
-        found = table[chosen.label]
+        found = _named(table[chosen.label])
         if columns.unlabelled and found.null_count:
             rows = torch.from_numpy(np.flatnonzero(found.is_valid().to_numpy()))
             found = found.drop_null()
@@ -126,6 +126,17 @@ def from_arrow(
         return replace(shared, read=lambda wanted: x[rows[wanted]])
     raw, kinds = read_columns(table, chosen.features, columns, files or [(where, len(table))], budget)
     return replace(shared, read=lambda wanted: raw[rows[wanted]], columns=kinds)
+
+
+def _named(labels: Any) -> Any:
+    """Return a column of labels in which blank texts are missing, as they are in a CSV file."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not (pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type)):
+        return labels
+    blank = pc.equal(pc.utf8_trim_whitespace(labels), "")
+    return pc.if_else(blank, pa.scalar(None, labels.type), labels)
 
 
 class _EncodedImages:

@@ -61,7 +61,7 @@ class AuthorsOptions(Options):
     skew: Literal["dirichlet", "pathological"] = option(
         "dirichlet", "of tinyproto and protonorm: Dirichlet(alpha) per class | a fixed number of classes per client"
     )
-    alpha: float = option(0.1, "concentration of the Dirichlet distribution", above=0)
+    alpha: float = option(0.1, "concentration of the Dirichlet distribution", above=0, most=10**6)
     classes: int = option(2, "classes per client of the pathological split: 2, 10, 20 of 10, 100, 200", least=1)
     n: int = option(3, "of fedproto: mean number of classes per client", least=1)
     n_std: int = option(2, "of fedproto: n_i and k_i are within so many of n and k", least=1)

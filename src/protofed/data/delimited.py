@@ -114,7 +114,6 @@ def _decoded(path: Path, file: BinaryIO, encoding: str) -> BinaryIO:
 def _texts(path: Path, missing: Sequence[str], budget: Budget, encoding: str) -> Any:
     """Return all columns of a CSV file as texts, with decimal points."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     from pyarrow import csv
 
     with open_file(path) as given:
@@ -136,13 +135,11 @@ def _texts(path: Path, missing: Sequence[str], budget: Budget, encoding: str) ->
             parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
             names = csv.open_csv(file, read, parse, csv.ConvertOptions(strings_can_be_null=True)).schema.names
             file.seek(0)
-            convert = csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=missing
-            )
+            convert = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
             table = csv.read_csv(file, read, parse, convert)
         except (pa.ArrowException, ValueError, OSError) as error:
             raise DataError(f"{path}: {_reason(str(error))}") from None
-    trimmed = [pc.utf8_trim_whitespace(column) for column in table.columns]
+    trimmed = [_trimmed(column, missing) for column in table.columns]
     if delimiter != ",":
         trimmed = [_with_points(column) for column in trimmed]
     return pa.table(trimmed, names=table.column_names)
@@ -160,6 +157,15 @@ def _reason(text: str) -> str:
         row, numbers = found.groups()
         return f"line {row}: {numbers[0].lower()}{numbers[1:]}"
     return "not a readable CSV file"
+
+
+def _trimmed(column: Any, missing: Sequence[str]) -> Any:
+    """Return texts without white space around them, and null for those that stand for a missing value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim_whitespace(column)
+    return pc.if_else(pc.is_in(trimmed, pa.array(missing)), pa.scalar(None, pa.string()), trimmed)
 
 
 def _with_points(column: Any) -> Any:
@@ -184,14 +190,11 @@ def as_texts(table: Any, texts: Collection[str], nothing: Collection[str] = ()) 
         nothing: Texts that stand for a missing value, beside :data:`MISSING`.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            trimmed = pc.utf8_trim_whitespace(column.cast(pa.string()))
-            absent = pc.is_in(trimmed, pa.array([*MISSING, *nothing]))
-            column = pc.if_else(absent, pa.scalar(None, pa.string()), trimmed)
+            column = _trimmed(column.cast(pa.string()), [*MISSING, *nothing])
             column = column if name in texts else _typed_column(_with_points(column))
         columns[name] = column
     return pa.table(columns, metadata=table.schema.metadata)

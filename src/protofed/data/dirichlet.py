@@ -27,7 +27,7 @@ _AT_ONCE = 64
 class DirichletOptions(Options):
     """Practical heterogeneity: per class, the clients' shares are drawn from Dir(alpha)."""
 
-    alpha: float = option(0.1, "concentration of Dir(alpha); small = few classes per client", above=0)
+    alpha: float = option(0.1, "concentration of Dir(alpha); small = few classes per client", above=0, most=10**6)
     min_size: int = option(10, "fewest samples of a client; shares are drawn again until all have them", least=0)
     self_balancing: bool = option(
         False,

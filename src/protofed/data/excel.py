@@ -16,6 +16,7 @@ from protofed.untrusted.limits import Budget
 
 _SPAN = 2**22
 """Cells that a small file may span, most of them empty."""
+_TOO_WIDE = "its first sheet spans too many cells: delete empty rows, or save it as CSV"
 _EXPANSION = 12
 """Bytes of memory per byte of XML: a cell takes at least some 20 bytes there, and as a text some 60."""
 
@@ -48,7 +49,10 @@ def texts_of(path: Path, missing: Collection[str], budget: Budget) -> Any:
         file.seek(0)
         try:
             book = load_workbook(file, read_only=True, data_only=True)
-            rows = _rows(path, book.worksheets[0].iter_rows(values_only=True), max(size, _SPAN), budget)
+            sheet = book.worksheets[0]
+            sheet.reset_dimensions()  # what a file says of its size may be wrong, and rows beyond it would be lost
+            span = max(size, _SPAN)
+            rows = _rows(path, sheet.iter_rows(values_only=True), span, budget)
         except DataError:
             raise
         except Exception as error:  # openpyxl raises what it comes across in damaged XML
@@ -60,6 +64,8 @@ def texts_of(path: Path, missing: Collection[str], budget: Budget) -> Any:
     width = max((place for row in rows for place, cell in enumerate(row, 1) if cell), default=0)
     if width >= limits.COLUMNS or len(rows) > limits.SAMPLES:
         raise DataError(f"{path}: has more than {limits.COLUMNS} columns or {limits.SAMPLES} rows")
+    if width * len(rows) > span:
+        raise DataError(f"{path}: {_TOO_WIDE}")
     names, *rows = [[*row, *[None] * width][:width] for row in rows]
     if not all(names):
         raise DataError(f"{path}: column {names.index(None) + 1} of the first sheet has no name in the first row")
@@ -79,7 +85,7 @@ def _rows(path: Path, found: Iterable[Sequence[Any]], span: int, budget: Budget)
     for row in found:
         span -= max(len(row), 1)
         if len(row) >= limits.COLUMNS or len(rows) > limits.SAMPLES or span < 0:
-            raise DataError(f"{path}: its first sheet spans too many cells: delete empty rows, or save it as CSV")
+            raise DataError(f"{path}: {_TOO_WIDE}")
         texts = list(map(_text, row))
         budget.take(8 * len(texts) + 2 * sum(len(text) for text in texts if text), path)
         rows.append(texts)

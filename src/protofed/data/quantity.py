@@ -22,7 +22,9 @@ class QuantityOptions(Options):
     sizes: Literal["dirichlet", "lognormal"] = option(
         "dirichlet", "shares of the samples: from Dir(alpha) | proportional to exp(sigma·z) with z standard normal"
     )
-    alpha: float = option(0.5, "concentration of Dir(alpha); small = a few clients have nearly all", above=0)
+    alpha: float = option(
+        0.5, "concentration of Dir(alpha); small = a few clients have nearly all", above=0, most=10**6
+    )
     sigma: float = option(1.0, "standard deviation of the logarithm of sizes", least=0, most=10)
     min_size: int = option(10, "samples that every client gets before the others are shared", least=0)
 

@@ -85,7 +85,7 @@ class EvaluationOptions(Options):
         "with the accuracy on classes that the client has no training samples of",
     )
     on_every: int = option(
-        1, "with on: clients are scored on others' samples in multiples of this round, and in the last of rounds", least=1
+        1, "with on: rounds between scores on others' samples; the last planned round always has them", least=1
     )
     patience: int = option(
         0,

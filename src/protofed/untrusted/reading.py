@@ -86,7 +86,9 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
         ValueError: If it is not JSON, is nested too deeply, or contains NaN, an infinity, a number beyond 64 bits,
             or an unpaired surrogate.
     """
-    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if isinstance(text, bytes):
+        text = text.decode("utf-8-sig")  # json would also read UTF-16, which is not looked through here
+    raw = text.encode("utf-8", "surrogatepass")
     real = _number if _may_overflow(raw) else None  # a function in Python takes longer than everything else
     try:
         value = json.loads(

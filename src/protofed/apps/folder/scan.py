@@ -14,7 +14,7 @@ from protofed.data import DataOptions, datasets
 from protofed.data.arrow import INDEX
 from protofed.data.columns import Columns
 from protofed.data.copies import one_data_set
-from protofed.data.dates import day
+from protofed.data.dates import day, written
 from protofed.data.delimited import SUFFIXES as DELIMITED
 from protofed.data.delimited import read_texts, with_nothing
 from protofed.data.federation import FORMS
@@ -259,6 +259,4 @@ def _texts(file: Path, data: DataOptions, budget: Budget) -> dict[str, list[str 
 def _text(value: Any) -> str | None:
     if value is None or value != value:
         return None
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat())
-    return str(value).strip() or None
+    return written(value).strip() or None
