@@ -146,6 +146,24 @@ def test_a_run_from_before_an_option_existed_goes_on(tmp_path):
     assert len(protofed.run("quickstart", overrides, out=tmp_path / "run", resume=True).rounds) == 2
 
 
+def test_a_run_goes_on_with_the_samples_with_which_it_began(tmp_path):
+    table = tmp_path / "a.csv"
+
+    def write(rows: int) -> None:
+        table.write_text("size,label\n" + "".join(f"{row % 7},{'ny'[row % 2]}\n" for row in range(rows)))
+
+    write(60)
+    chosen = {"data.source": "path", "data.path": str(table), "data.clients": 2, "partition.name": "iid"}
+    overrides = {**chosen, "model.name": "mlp", "method.name": "fedproto", "rounds": 2, "training.batch_size": 8}
+    with pytest.raises(KeyboardInterrupt):
+        protofed.run("quickstart", overrides, out=tmp_path / "run", progress=StopAfter(1))
+    write(120)
+    with pytest.raises(CheckpointError, match="its clients have other samples now than when the run began"):
+        protofed.run("quickstart", overrides, out=tmp_path / "run", resume=True)
+    write(60)
+    assert len(protofed.run("quickstart", overrides, out=tmp_path / "run", resume=True).rounds) == 2
+
+
 def test_another_configuration_is_refused_not_overwritten(tmp_path):
     overrides = {**SMALL, "method.name": "local", "rounds": 1}
     protofed.run("quickstart", overrides, out=tmp_path / "run")

@@ -234,11 +234,12 @@ class RunDirectory:
             "choose another --out, checkpoint.every=0, fewer clients or a smaller model",
         )
 
-    def check_encoder(self, description: Tree) -> None:
-        """Check that samples become the features with which the run began, if it has begun.
+    def check_data(self, description: Tree) -> None:
+        """Check that samples and the features that they become are those with which the run began, if it has begun.
 
         Raises:
-            CheckpointError: If the encoder is another one.
+            CheckpointError: If the encoder, the test samples or the numbers of training samples are others. Of
+                samples at the nodes of a network, nodes see to that.
         """
         path = self.path / "federation.json"
         if not path.is_file():
@@ -248,6 +249,16 @@ class RunDirectory:
         if (before and before.key) != (now and now.key):
             raise CheckpointError(
                 f"{self.path}: its encoder has other weights now than when the run began: restore them, or choose "
+                "another --out"
+            )
+        begun = read_federation(path)
+        trained = {client.name: client.train for client in begun.clients}
+        if begun.tests and (trained, begun.tests) != (
+            {client["name"]: client["train"] for client in description["clients"]},
+            description["tests"],
+        ):
+            raise CheckpointError(
+                f"{self.path}: its clients have other samples now than when the run began: restore them, or choose "
                 "another --out"
             )
 

@@ -146,7 +146,7 @@ def run_federation(
         with closing(federation.executor):
             files.check_room(federation, experiment.checkpoint.every)
             with files.claimed(experiment, resume=resume), files.saving:
-                files.check_encoder(description)
+                files.check_data(description)
                 rounds = files.restore(federation)
                 files.write_federation(description)
                 progress.started(label, experiment.rounds, federation.round, files.path)
