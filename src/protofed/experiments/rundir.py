@@ -238,7 +238,7 @@ class RunDirectory:
         """Check that samples and the features that they become are those with which the run began, if it has begun.
 
         Raises:
-            CheckpointError: If the encoder, the test samples or the numbers of training samples are others. Of
+            CheckpointError: If the encoder or a client's number of training samples of a class is another one. Of
                 samples at the nodes of a network, nodes see to that.
         """
         path = self.path / "federation.json"
@@ -252,11 +252,10 @@ class RunDirectory:
                 "another --out"
             )
         begun = read_federation(path)
-        trained = {client.name: client.train for client in begun.clients}
-        if begun.tests and (trained, begun.tests) != (
-            {client["name"]: client["train"] for client in description["clients"]},
-            description["tests"],
-        ):
+        then = {client.name: client.train for client in begun.clients}
+        here = {client["name"]: client["train"] for client in description["clients"]}
+        same = all(then.get(name) == counts for name, counts in here.items())
+        if begun.tests and not same:  # a client that has been forgotten is there no more
             raise CheckpointError(
                 f"{self.path}: its clients have other samples now than when the run began: restore them, or choose "
                 "another --out"
