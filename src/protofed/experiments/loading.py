@@ -35,10 +35,12 @@ def load_data(experiment: Experiment) -> FederatedData:
 
 
 def _stamps(path: str) -> list[tuple[str, int, int]]:
-    """Return name, size and time of the last change of all files at or below a path."""
+    """Return name, size and time of the last change of all files at or below a path; ``[]`` without one."""
+    if not path:
+        return []
     root = Path(path).expanduser()
     files = sorted(root.rglob("*")) if root.is_dir() else [root]
-    found = ((file, file.stat()) for file in files if path and file.is_file())
+    found = ((file, file.stat()) for file in files if file.is_file())
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in found]
 
 
