@@ -271,7 +271,7 @@ def test_a_blank_label_is_none(tmp_path):
 
 @pytest.mark.parametrize("blank", ["", " ", " ? ", " NA", " none given "])
 def test_a_value_is_missing_with_spaces_around_it_too(tmp_path, blank):
-    table = [*rows(40), [f"{blank}", *rows(1)[0][1:]]]
+    table = [*rows(40), [blank, *rows(1)[0][1:]]]
     data = loaded_of(tmp_path, table, missing="indicator", nothing=["none given"])
     assert data.table.columns[0].kind == "number"
     held = torch.cat([part.x for client in data.clients for part in (client.train, client.test)])

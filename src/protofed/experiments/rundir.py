@@ -255,7 +255,7 @@ class RunDirectory:
         then = {client.name: client.train for client in begun.clients}
         here = {client["name"]: client["train"] for client in description["clients"]}
         same = all(then.get(name) == counts for name, counts in here.items())
-        if begun.tests and not same:  # a client that has been forgotten is there no more
+        if begun.tests and not same:  # samples are on this machine; a client that is gone has been forgotten
             raise CheckpointError(
                 f"{self.path}: its clients have other samples now than when the run began: restore them, or choose "
                 "another --out"
