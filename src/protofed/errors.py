@@ -27,6 +27,20 @@ class ConfigError(ProtofedError):
     """An invalid option, name or recipe."""
 
 
+class RefusalError(ConfigError):
+    """What a node refuses, for a reason with a name: the server gets the name and the option, never the sentence.
+
+    Attributes:
+        code: One of ``protofed.apps.flower.refusals.CODES``.
+        option: Dotted name of the option at which it was refused; "" for none.
+    """
+
+    def __init__(self, code: str, option: str = "", text: str = "") -> None:
+        super().__init__(text or (f"{option}: {code}" if option else code))
+        self.code = code
+        self.option = option
+
+
 class OptionError(ConfigError, ValueError):
     """A value outside the range of its option."""
 

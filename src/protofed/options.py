@@ -64,18 +64,39 @@ def option(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    **more: Any,
 ) -> Any:
     """Return a dataclass field with a default, a description and the range of its values.
+
+    A server cannot set it at a node: whatever says where files are, names code or tells how data are read belongs
+    to whoever runs the program. :func:`remote` and :func:`named` declare what a server may set.
 
     Args:
         default: A dict is copied for every record.
         doc: One line of description, with unit, equation or source.
         least: Inclusive lower bound of a number, or of each number in a tuple; None passes any bound, NaN none.
+        more: Further metadata.
     """
-    metadata = {"doc": doc, "range": Range(least, above, most, below)}
+    metadata = {"doc": doc, "range": Range(least, above, most, below), "setter": "here", **more}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def remote(default: Any, doc: str, **range: Any) -> Any:
+    """Return an :func:`option` that a server may set at a node: numbers, flags and choices among given words."""
+    return option(default, doc, setter="server", **range)
+
+
+def named(default: Any, doc: str, *, of: str) -> Any:
+    """Return an :func:`option` that a server may set at a node to names, which the node checks.
+
+    Args:
+        of: Kind of what is named, one of ``protofed.config.remote.KINDS``, e.g. ``"models"``; "" for words that
+            name nothing outside a run. An option that is a table holds options of what ``name`` beside it, or in
+            it, names.
+    """
+    return option(default, doc, setter="server", of=of)
 
 
 def fixed(value: Any) -> Any:

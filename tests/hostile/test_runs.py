@@ -370,4 +370,4 @@ def test_pictures_of_features_import_no_code(tmp_path, addition):
     (run / "clients").mkdir()
     config = re.sub(r"\[data\][^\[]*", "", (run / "config.toml").read_text())
     (run / "config.toml").write_text(f"{config}\n{addition}\n")
-    assert "trust_code=true if you trust this folder" in refused(lambda: restore_features(load_run(run)), DataError)
+    assert "(--trust-code) if you trust this folder" in refused(lambda: restore_features(load_run(run)), DataError)

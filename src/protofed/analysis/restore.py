@@ -16,6 +16,7 @@ from protofed.runs.run import Run
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from protofed.config.schema import Experiment
     from protofed.methods import Method
     from protofed.models import SplitModel
     from protofed.prototypes.table import Prototypes
@@ -52,16 +53,22 @@ def restore_features(
     Raises:
         DataError: If the run has left no models, or its data are missing or not those it was run on.
     """
-    from protofed.config.schema import resolve
+    from protofed.experiments.ending import opened
+
+    if not (run.directory / "clients").is_dir():
+        raise DataError(f"{run.directory}: no models to take features from: the run has not finished")
+    with opened(run, trust_code) as experiment:
+        return _restored(run, experiment, clients, most, seed)
+
+
+def _restored(
+    run: Run, experiment: Experiment, clients: Sequence[str] | None, most: int | None, seed: int
+) -> list[ClientFeatures]:
     from protofed.experiments.assemble import assemble
     from protofed.experiments.ending import client_model, forgotten, without
     from protofed.experiments.loading import load_data
     from protofed.storage.files import read_tensors
 
-    if not (run.directory / "clients").is_dir():
-        raise DataError(f"{run.directory}: no models to take features from: the run has not finished")
-    _check_code(run, trust_code)
-    experiment = resolve(run.config)
     # On a CPU the picture does not depend on the machine's accelerator.
     experiment = replace(
         experiment, execution=replace(experiment.execution, device="cpu", threads=0, executor="sequential")
@@ -105,19 +112,6 @@ def prototypes(run: Run, whose: str) -> dict[str, Tensor]:
     prefix = f"{whose}."
     found = read_tensors(path, [f"{prefix}{name}" for name in ("prototypes", "present")])
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-
-
-def _check_code(run: Run, trusted: bool) -> None:
-    """Refuse a configuration that names code, which would be imported and called, unless that is wanted."""
-    from protofed.experiments.ending import named_code
-
-    named, data = named_code(run.config, {}), run.config.get("data")
-    data = data if isinstance(data, dict) else {}
-    if (named or data.get("trust_code")) and not trusted:
-        what = f"names code of its own ({named[0]})" if named else "trusts the code that its data name"
-        raise DataError(
-            f"{run.directory / 'config.toml'}: {what}: set the option trust_code=true if you trust this folder"
-        )
 
 
 def _features(client: Member, model: SplitModel, most: int | None, seed: int) -> ClientFeatures:

@@ -7,8 +7,9 @@ import importlib
 import importlib.util
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -19,6 +20,7 @@ from protofed.errors import ConfigError
 
 T = TypeVar("T")
 Packed = tuple[dict[str, str], bytes]
+_permitted: ContextVar[Collection[str] | None] = ContextVar("permitted", default=None)
 _OWN = "protofed_user_"
 """Beginning of the names of modules that are files of users."""
 
@@ -40,12 +42,31 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def importing_only(permitted: Collection[str]) -> Iterator[None]:
+    """Refuse to import code that users name, whatever asks for it, but what is permitted.
+
+    This is the last of the locks: names are searched for before, and what a search forgets ends here.
+
+    Args:
+        permitted: Names of code, as ``package.module:attribute`` or ``file.py:attribute``.
+    """
+    token = _permitted.set({name.rpartition(":")[0] for name in permitted})
+    try:
+        yield
+    finally:
+        _permitted.reset(token)
+
+
 def user_module(location: str) -> ModuleType:
     """Import a module that a user names.
 
     Args:
         location: A dotted name, which may also lie in the working directory, or the path of a Python file.
     """
+    permitted = _permitted.get()
+    if permitted is not None and location not in permitted:
+        raise ConfigError(f"{location}: code that nobody here has permitted to be imported")
     if not location.endswith(".py"):
         top, here = location.partition(".")[0], str(Path.cwd())
         if not top:

@@ -17,7 +17,7 @@ from protofed import data, methods
 from protofed.data import DataOptions, ShiftOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.encoders import EncoderOptions
-from protofed.options import Options, build_options, option, option_fields, plain
+from protofed.options import Options, build_options, named, option, option_fields, plain, remote
 from protofed.rounds.options import EvaluationOptions, ParticipationOptions
 from protofed.runs.labels import flat
 from protofed.stages.attack import AttackOptions
@@ -37,12 +37,14 @@ Recipe = str | Path | Mapping[str, Any]
 class ModelOptions(Options):
     """The models of the clients."""
 
-    name: str = option("cnn2", "architecture, group of architectures, package.module:callable or file.py:callable")
-    d: int = option(512, "prototype dimension d", least=1, most=limits.INPUT_SIDE)
-    map: Literal["pool", "linear"] = option(
+    name: str = named(
+        "cnn2", "architecture, group of architectures, package.module:callable or file.py:callable", of="models"
+    )
+    d: int = remote(512, "prototype dimension d", least=1, most=limits.INPUT_SIDE)
+    map: Literal["pool", "linear"] = remote(
         "pool", "map from a backbone's features to d: pooling, or a learned linear map"
     )
-    init: Literal["same", "own"] = option(
+    init: Literal["same", "own"] = remote(
         "same",
         "initial weights: the same for all clients of one architecture, as in HtFLlib; or each client's own, as in "
         "the code of FedProto, TinyProto and ProtoNorm",
@@ -51,21 +53,26 @@ class ModelOptions(Options):
         "",
         "directory of a finished run from whose clients those of the same names start ('' = from initial weights)",
     )
-    norm: Literal["batch", "group"] = option(
+    norm: Literal["batch", "group"] = remote(
         "batch",
         "normalisation of architectures with BatchNorm: as they have it, or GroupNorm (privacy.mode=sample)",
     )
-    categories: Literal["one_hot", "embedding"] = option(
+    categories: Literal["one_hot", "embedding"] = remote(
         "one_hot",
         "categories of a table: an input each, or learned embeddings (mlp; Guo and Berkhahn, 2016)",
     )
-    shared: str = option("", "architecture for methods that need the same one for all clients ('' = model.name)")
-    options: dict[str, Any] = option(
+    shared: str = named(
+        "", "architecture for methods that need the same one for all clients ('' = model.name)", of="models"
+    )
+    options: dict[str, Any] = named(
         {},
         "options of the architecture, or of every one in a group; model.options.NAME.… of those called NAME alone",
+        of="models",
     )
-    members: tuple[dict[str, Any], ...] = option(
-        (), "a group of one's own in place of model.name: tables with the name and the options of each architecture"
+    members: tuple[dict[str, Any], ...] = named(
+        (),
+        "a group of one's own in place of model.name: tables with the name and the options of each architecture",
+        of="models",
     )
 
     def __post_init__(self) -> None:
@@ -81,39 +88,39 @@ class ModelOptions(Options):
 class TrainingOptions(Options):
     """Local training of the clients."""
 
-    epochs: int = option(1, "local epochs E per round", least=1)
-    batch_size: int = option(32, "batch size B; the last batch may be smaller", least=1)
-    shuffle: bool = option(True, "draw a new order of samples in every epoch, or take them as they are stored")
-    drop_last: bool = option(
+    epochs: int = remote(1, "local epochs E per round", least=1)
+    batch_size: int = remote(32, "batch size B; the last batch may be smaller", least=1)
+    shuffle: bool = remote(True, "draw a new order of samples in every epoch, or take them as they are stored")
+    drop_last: bool = remote(
         False,
         "leave out an epoch's last batch if it is smaller than B and not the only one, and the last samples from "
         "class means",
     )
-    optimizer: str = option("SGD", "name of an optimiser in torch.optim")
-    lr: float = option(0.01, "learning rate", least=0)
-    momentum: float = option(0.0, "momentum, if the optimiser has it", least=0)
-    weight_decay: float = option(0.0, "weight decay", least=0)
-    options: dict[str, Any] = option({}, "further arguments of the optimiser")
-    keep_state: bool = option(
+    optimizer: str = named("SGD", "name of an optimiser in torch.optim", of="optimizers")
+    lr: float = remote(0.01, "learning rate", least=0)
+    momentum: float = remote(0.0, "momentum, if the optimiser has it", least=0)
+    weight_decay: float = remote(0.0, "weight decay", least=0)
+    options: dict[str, Any] = remote({}, "further arguments of the optimiser")
+    keep_state: bool = remote(
         False, "keep the optimiser's state (momentum, Adam's means) between a client's rounds, or start anew"
     )
-    clip: float = option(
+    clip: float = remote(
         0.0,
         "largest Euclidean norm of each network's gradient (0 = any); a method's own limit applies too",
         least=0,
     )
-    class_weights: Literal["none", "balanced"] = option(
+    class_weights: Literal["none", "balanced"] = remote(
         "none",
         "factor of the cross-entropy of a client's samples: 1 | n / (K' n_c) for class c, of which it has n_c of "
         "its n samples in K' classes, so that rare classes count as much as frequent ones",
     )
-    schedule: Literal["constant", "step", "exponential", "cosine"] = option(
+    schedule: Literal["constant", "step", "exponential", "cosine"] = remote(
         "constant",
         "factor of every learning rate of local training in round t of R: 1 | decay^⌊(t-1)/decay_every⌋ | "
         "decay^(t-1) | (1 + cos(π(t-1)/R))/2",
     )
-    decay: float = option(0.99, "factor of the schedules step and exponential", above=0, most=1)
-    decay_every: int = option(10, "rounds between two decays of the schedule step", least=1)
+    decay: float = remote(0.99, "factor of the schedules step and exponential", above=0, most=1)
+    decay_every: int = remote(10, "rounds between two decays of the schedule step", least=1)
 
     def plan(self, settings: Mapping[str, Any]) -> LocalPlan:
         """Return a client's plan, with the epochs, batch_size and lr of its own ``settings`` if given."""
@@ -143,12 +150,13 @@ class TrainingOptions(Options):
 class WireOptions(Options):
     """The encoding of messages."""
 
-    codec: str = option(
+    codec: str = named(
         "float32",
         "codec of real numbers: float32, float64; float16 (error at most 0.05 %), int8 (at most 0.4 % of a row's "
         "largest) or int4 (7.2 %) for smaller messages",
+        of="codecs",
     )
-    compression: Literal["none", "zstd"] = option("none", "lossless compression of messages, where it helps")
+    compression: Literal["none", "zstd"] = remote("none", "lossless compression of messages, where it helps")
 
 
 def check_device(name: str, what: str) -> None:
@@ -162,7 +170,7 @@ class ExecutionOptions(Options):
     """The execution of the computation, which affects results only by rounding."""
 
     device: str = option("auto", "auto (a GPU of CUDA if there is one), cpu, cuda, one GPU such as cuda:1, or mps")
-    precision: Literal["fp32", "tf32", "bf16", "fp64"] = option(
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = remote(
         "fp32",
         "precision of models and training; bf16: bfloat16 layers for those architectures that a short measurement "
         "shows to be faster with them; tf32: matrix products of a GPU",

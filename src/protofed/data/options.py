@@ -13,7 +13,7 @@ from protofed.data.dates import DAY
 from protofed.data.tables import Missing, Standardise, category
 from protofed.data.text import LENGTH, Form
 from protofed.errors import ConfigError
-from protofed.options import Options, build_options, option
+from protofed.options import Options, build_options, option, remote
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 
@@ -38,7 +38,7 @@ class DataOptions(Options):
     train_samples: int = option(
         0, "most training samples per client, chosen per class; the rest is left out (0 = all)", least=0
     )
-    classes: int = option(0, "number of classes K (0 = as the data say)", least=0, most=limits.CLASSES)
+    classes: int = remote(0, "number of classes K (0 = as the data say)", least=0, most=limits.CLASSES)
     image_column: str = option("", "column with the images or features ('' = detect)")
     label_column: str = option("", "column with the labels ('' = detect)")
     labels: dict[str, str] = option({}, 'class names in place of those in the data: {M = "malignant"}')

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.errors import ConfigError
-from protofed.options import Options, option, plain
+from protofed.options import Options, plain, remote
 from protofed.samples import Samples
 
 _ROTATED_AT_ONCE = 2**22
@@ -27,22 +27,22 @@ _ROTATED_AT_ONCE = 2**22
 class TransformOptions(Options):
     """Transforms of images: crop, flip and rotation of training steps; normalisation of all samples."""
 
-    crop: int = option(
+    crop: int = remote(
         0,
         "training: black pixels added at each side before a crop of the image's own size is drawn, as RandomCrop",
         least=0,
     )
-    flip: float = option(
+    flip: float = remote(
         0.0, "training: probability of a horizontal flip, as RandomHorizontalFlip", least=0, most=1
     )
-    rotation: float = option(
+    rotation: float = remote(
         0.0, "training: largest angle in degrees, to either side, as RandomRotation", least=0, most=180
     )
-    interpolation: Literal["nearest", "bilinear"] = option("nearest", "pixels of a rotated image")
-    mean: tuple[float, ...] = option(
+    interpolation: Literal["nearest", "bilinear"] = remote("nearest", "pixels of a rotated image")
+    mean: tuple[float, ...] = remote(
         (), "mean of each channel, of 0 … 1 for 8-bit images, as Normalize (empty: 0.5)", least=-1e6, most=1e6
     )
-    std: tuple[float, ...] = option(
+    std: tuple[float, ...] = remote(
         (), "standard deviation of each channel, as Normalize (empty: 0.5)", above=0, most=1e6
     )
 

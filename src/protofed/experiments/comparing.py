@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import tomli_w
 
+from protofed.config.remote import code_of
 from protofed.config.schema import (
     CompareOptions,
     Experiment,
@@ -320,26 +321,12 @@ def kept_recipe(directory: Path) -> Tree:
     if path is None:
         raise ConfigError(f"{directory}: holds no recipe of a run or comparison to continue: name the recipe")
     tree = load_recipe(path)
-    texts = _texts({name: tree.get(name) for name in ("method", "methods", "model", "variants", "compare")})
-    code = next((text for text in texts if ":" in text), "")
-    if isinstance(data := tree.get("data"), Mapping) and data.get("trust_code"):
-        code = code or "data.trust_code"
+    code = next(iter(code_of(tree)), "")
     if code:
         raise ConfigError(
             f"{path}: names code of its own ({code}): if you trust it, name the recipe, such as this file"
         )
     return tree
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yield all texts in a recipe."""
-    if isinstance(value, Mapping):
-        value = [*value, *value.values()]
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from _texts(item)
 
 
 def _std(values: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -18,14 +19,17 @@ from msgspec import Struct
 from torch import Tensor
 
 from protofed import data
+from protofed.compute.imports import importing_only
 from protofed.config.architectures import Architecture, ClassSize, ClientCount, FederationSummary
-from protofed.config.schema import Experiment, Tree
-from protofed.errors import CheckpointError, writing
+from protofed.config.remote import code_of
+from protofed.config.schema import Experiment, Tree, resolve
+from protofed.errors import CheckpointError, DataError, writing
 from protofed.rounds import checkpoint
 from protofed.rounds.checkpoint import newest_checkpoint
 from protofed.rounds.loop import Federation
 from protofed.rounds.state import StoredState, fitting
 from protofed.runs.border import Border
+from protofed.runs.run import Run
 from protofed.samples import Encoding, FederatedData
 from protofed.storage.files import (
     open_tensors,
@@ -285,14 +289,25 @@ def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapsho
     return snapshot._replace(received=snapshot.received | received)
 
 
-def named_code(config: dict[str, Any], architectures: dict[str, Architecture]) -> list[str]:
-    """Return the names of code that using a run's models would import."""
-    method, model, encoder = (config.get(name, {}) for name in ("method", "model", "encoder"))
-    model = model if isinstance(model, dict) else {}
-    members = model.get("members")
-    members = [m.get("name") for m in members if isinstance(m, dict)] if isinstance(members, list) else []
-    encoder = encoder if isinstance(encoder, dict) else {}
-    stages = config.get("stages")
-    names = [encoder.get("name"), method.get("name"), model.get("name"), model.get("shared"), *members]
-    names += stages if isinstance(stages, list) else []
-    return [n for n in map(str, [*names, *(a.name for a in architectures.values())]) if ":" in n]
+@contextmanager
+def opened(run: Run, trust_code: bool) -> Iterator[Experiment]:
+    """Resolve the experiment of a run, which may be somebody else's, for all that is done with it in the block.
+
+    Args:
+        trust_code: Import the code that the run's files name; otherwise nothing in the block imports any.
+
+    Raises:
+        DataError: If a file of the run names code that is not trusted.
+    """
+    if trust_code:
+        yield resolve(run.config)
+        return
+    described = run.directory / "federation.json"
+    models = {"models": read_json(described).get("models")} if described.is_file() else {}
+    if code := [*code_of(run.config), *code_of(models)]:
+        raise DataError(
+            f"{run.directory}: names code of its own ({code[0]}): pass trust_code=True (--trust-code) if you trust "
+            "this folder"
+        )
+    with importing_only(()):
+        yield resolve(run.config)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Tensors, Terms
 from protofed.methods.lg_fedavg import LGFedAvg, LGFedAvgOptions
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.etf import spread_directions
 from protofed.wire.schema import Payload
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class AlignFedOptions(LGFedAvgOptions):
     """Hyperparameters."""
 
-    lambda_: float = option(1.0, "weight λ of the contrast with the target points", least=0)
-    temperature: float = option(0.1, "temperature τ of its cosines", above=0)
+    lambda_: float = remote(1.0, "weight λ of the contrast with the target points", least=0)
+    temperature: float = remote(0.1, "temperature τ of its cosines", above=0)
 
 
 @register

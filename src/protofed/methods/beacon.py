@@ -31,7 +31,7 @@ from protofed.methods.parts.prior import cross_entropy, log_prior, over
 from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights, with_samples
 from protofed.methods.traits import ALL_CLASSES, GLOBAL_MODEL, HEAD
 from protofed.models.tiny import tiny_width
-from protofed.options import Options, option
+from protofed.options import Options, named, remote
 from protofed.prototypes.fusion import learned
 from protofed.prototypes.inference import pull
 from protofed.prototypes.table import Prototypes
@@ -48,36 +48,36 @@ log = logging.getLogger("protofed")
 class BeaconOptions(Options):
     """Hyperparameters."""
 
-    channels: tuple[int, ...] = option(
+    channels: tuple[int, ...] = remote(
         (8, 16, 16), "channels of the beacon's convolutions: 6,218 weights for 1×28×28 and K = 10", least=2
     )
-    hidden: int = option(
+    hidden: int = remote(
         0, "units of the beacon for vectors (0 = for about as many weights as with convolutions)", least=0
     )
-    epochs: int = option(2, "epochs E_h of the beacon per round", least=1)
-    lr: float = option(0.1, "learning rate of the beacon's SGD", least=0)
-    momentum: float = option(0.9, "its momentum", least=0, below=1)
-    rho: float = option(1.0, "ρ of the log-prior log((n_iy + ρ)/(n_i + ρK))", above=0)
-    fusion: Literal["average", "sum", "validation"] = option(
+    epochs: int = remote(2, "epochs E_h of the beacon per round", least=1)
+    lr: float = remote(0.1, "learning rate of the beacon's SGD", least=0)
+    momentum: float = remote(0.9, "its momentum", least=0, below=1)
+    rho: float = remote(1.0, "ρ of the log-prior log((n_iy + ρ)/(n_i + ρK))", above=0)
+    fusion: Literal["average", "sum", "validation"] = remote(
         "average",
         "score of a class, a·f_y + b·log softmax h(x)_y: their mean (a = b = ½), their sum (a = b = 1), or a and b "
         "that suit the client's validation samples",
     )
-    caution: float = option(
+    caution: float = remote(
         1.0, "fusion=validation: κ of the penalty κ·((a - ½)² + (b - ½)²) on its cross-entropy", above=0
     )
-    expert: Literal["plain", "etf"] = option(
+    expert: Literal["plain", "etf"] = remote(
         "plain", "what the expert minimises: cross-entropy, or also λ·MSE(f(x), γ·z_y) as fixed_etf"
     )
-    lambda_: float = option(1.0, "weight λ of that pull", least=0)
-    gamma: float = option(10.0, "length γ of its targets", least=0)
-    weighting: Literal["samples", "uniform"] = option(
+    lambda_: float = remote(1.0, "weight λ of that pull", least=0)
+    gamma: float = remote(10.0, "length γ of its targets", least=0)
+    weighting: Literal["samples", "uniform"] = remote(
         "samples", "weight of a client in the mean: n_i, or 1, which discloses no numbers of samples"
     )
-    receive_only: tuple[str, ...] = option(
-        (), "names of clients that receive the beacon but send none: back goes what came, with weight 0"
+    receive_only: tuple[str, ...] = named(
+        (), "names of clients that receive the beacon but send none: back goes what came, with weight 0", of=""
     )
-    exchange: bool = option(
+    exchange: bool = remote(
         True, "false: nothing is sent, and every client keeps a small network of its own (the control of fusion)"
     )
 

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 
 from protofed.methods import register
 from protofed.methods.parts.moments import ClosedForm, Linear, Sums, solve
-from protofed.options import Options, option
+from protofed.options import Options, remote
 
 
 @dataclass(frozen=True)
 class Fed3ROptions(Options):
     """Hyperparameters."""
 
-    lambda_: float = option(0.01, "λ of the ridge (at least what rounding needs)", least=0)
-    normalise: bool = option(True, "columns of W of unit length, so that frequent classes are not preferred")
+    lambda_: float = remote(0.01, "λ of the ridge (at least what rounding needs)", least=0)
+    normalise: bool = remote(True, "columns of W of unit length, so that frequent classes are not preferred")
 
 
 @register

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from protofed.methods import register
 from protofed.methods.contract import Traits
 from protofed.methods.parts.moments import ClosedForm, Linear, Sums, solve
-from protofed.options import Options, option
+from protofed.options import Options, remote
 
 
 @dataclass(frozen=True)
 class FedCOFOptions(Options):
     """Hyperparameters."""
 
-    gamma: float = option(1.0, "γ of Σ̂_k + γI, in units of the features' mean variance within classes", least=0)
+    gamma: float = remote(1.0, "γ of Σ̂_k + γI, in units of the features' mean variance within classes", least=0)
 
 
 @register

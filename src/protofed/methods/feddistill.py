@@ -20,7 +20,7 @@ from protofed.methods.contract import Aggregate, Method, Phase, Round, Statistic
 from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
@@ -38,25 +38,25 @@ PRESETS: dict[str, dict[str, Any]] = {
 class FedDistillOptions(SoftmaxOptions):
     """Hyperparameters."""
 
-    gamma: float = option(1.0, "weight γ of the distillation term", least=0)
-    preset: Literal["paper", "htfl"] = option(
+    gamma: float = remote(1.0, "weight γ of the distillation term", least=0)
+    preset: Literal["paper", "htfl"] = remote(
         "paper", "whose variants to take where none is named below: the paper's, or those of HtFLlib and PFLlib"
     )
-    target: Preset[Literal["softmax", "logits"]] = option(
+    target: Preset[Literal["softmax", "logits"]] = remote(
         None, "what is averaged: probabilities (paper), or raw logits, used as if they were probabilities (htfl)"
     )
-    without_target: Preset[Literal["skip", "own"]] = option(
+    without_target: Preset[Literal["skip", "own"]] = remote(
         None, "a sample whose class has no target: no term (paper), or its own output, held fixed (htfl)"
     )
-    collect: Preset[Literal["after", "during"]] = option(
+    collect: Preset[Literal["after", "during"]] = remote(
         None, "outputs from a pass after training (paper), or from the steps of the last local epoch (htfl: of all)"
     )
-    clip: Preset[float] = option(
+    clip: Preset[float] = remote(
         None,
         "largest norm of a gradient, 0 for none (paper), 10 (htfl; the original has none and ends in NaN)",
         least=0,
     )
-    leave_one_out: bool = option(False, "every client gets the mean of the others, K² numbers of its own (paper)")
+    leave_one_out: bool = remote(False, "every client gets the mean of the others, K² numbers of its own (paper)")
 
 
 @register

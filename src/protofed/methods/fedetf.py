@@ -27,7 +27,7 @@ from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.prior import over
 from protofed.methods.parts.training import linear_layer
 from protofed.methods.parts.weights import under
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.etf import spread_directions
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class FedETFOptions(FedAvgOptions):
     """Hyperparameters."""
 
-    scale: float = option(10.0, "learned β at the start (the authors: 10 for a small CNN, 1 for LeNet)", above=0)
-    absent: Literal["one", "left_out"] = option(
+    scale: float = remote(10.0, "learned β at the start (the authors: 10 for a small CNN, 1 for LeNet)", above=0)
+    absent: Literal["one", "left_out"] = remote(
         "one", "a class that a client lacks, in its loss: counted as one sample (the authors' code), or left out"
     )
 

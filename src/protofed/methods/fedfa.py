@@ -21,7 +21,7 @@ from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Phase, Round, Statistics, Tensors, Terms, Traits, Update
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.weights import with_samples
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.means import class_means, class_sums
 from protofed.wire.schema import Field, Payload, Schema
 
@@ -35,11 +35,11 @@ CALIBRATION = {"name": "Adam", "lr": 1e-3}
 class FedFAOptions(FedAvgOptions):
     """Hyperparameters."""
 
-    lambda_: float = option(0.1, "weight λ of the pull towards the anchors", least=0)
-    calibration: Literal["after", "before", "none"] = option(
+    lambda_: float = remote(0.1, "weight λ of the pull towards the anchors", least=0)
+    calibration: Literal["after", "before", "none"] = remote(
         "after", "when the head is fitted to the anchors: after each step on a batch, before it, or never"
     )
-    anchor_mean: Literal["samples", "batches"] = option(
+    anchor_mean: Literal["samples", "batches"] = remote(
         "samples",
         "m_c: mean over an epoch's samples of class c, or the sum of the batches' class means divided by the "
         "number of all batches (the authors' code; anchors of rare classes shrink)",

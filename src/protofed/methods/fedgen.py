@@ -37,7 +37,7 @@ from protofed.methods.parts.generator import (
 from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.weights import WeightedMean, load_weights, weight_of
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
-from protofed.options import option
+from protofed.options import remote
 from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
@@ -81,33 +81,33 @@ PRESETS: dict[str, dict[str, Any]] = {
 class FedGenOptions(GeneratorOptions):
     """Hyperparameters; the defaults of those that are None are the preset's (original / htfl)."""
 
-    preset: Literal["original", "htfl"] = option("original", "whose settings to take where none is named below")
-    share: Preset[Literal["all", "head"]] = option(
+    preset: Literal["original", "htfl"] = remote("original", "whose settings to take where none is named below")
+    share: Preset[Literal["all", "head"]] = remote(
         None, "what is averaged: all weights, or heads alone (all / head)"
     )
-    start: Preset[int] = option(
+    start: Preset[int] = remote(
         None, "first round with generated samples; in round 1 the generator is random (2 / 1)", least=1
     )
-    alpha: Preset[float] = option(None, "weight α_0 of the generated samples' cross-entropy (10 / 1)", least=0)
-    beta: Preset[float] = option(None, "weight β_0 of the distillation from generated features (10 / 0)", least=0)
-    decay: Preset[float] = option(None, "factor on α and β per round (0.98 / 1)", least=0)
-    floor: float = option(1e-4, "smallest α and β, unless they are 0 from the start", least=0)
-    label_prior: Preset[LabelPrior] = option(
+    alpha: Preset[float] = remote(None, "weight α_0 of the generated samples' cross-entropy (10 / 1)", least=0)
+    beta: Preset[float] = remote(None, "weight β_0 of the distillation from generated features (10 / 0)", least=0)
+    decay: Preset[float] = remote(None, "factor on α and β per round (0.98 / 1)", least=0)
+    floor: float = remote(1e-4, "smallest α and β, unless they are 0 from the start", least=0)
+    label_prior: Preset[LabelPrior] = remote(
         None,
         "labels to generate: of classes held, alike; as frequent as held; or all K, and no counts are sent "
         "(available / counts)",
     )
-    ensemble: Preset[Literal["models", "logits"]] = option(
+    ensemble: Preset[Literal["models", "logits"]] = remote(
         None,
         "the generator answers to every head, weighted by its share in the class, or to their mean logits "
         "(models / logits)",
     )
-    eta: Preset[float] = option(None, "weight η of the generator's diversity (1 / 0)", least=0)
-    generator_hidden: Preset[int] = option(None, "width h of the generator (256 / 512)", least=1)
-    generator_steps: Preset[int] = option(None, "server steps per round (50 / 100)", least=0)
-    generator_lr: Preset[float] = option(None, "learning rate of the server's Adam (3e-4 / 0.1)", least=0)
-    generator_decay: Preset[float] = option(None, "factor on it per round (0.98 / 1)", least=0)
-    generator_weight_decay: Preset[float] = option(None, "its weight decay (0.01 / 0)", least=0)
+    eta: Preset[float] = remote(None, "weight η of the generator's diversity (1 / 0)", least=0)
+    generator_hidden: Preset[int] = remote(None, "width h of the generator (256 / 512)", least=1)
+    generator_steps: Preset[int] = remote(None, "server steps per round (50 / 100)", least=0)
+    generator_lr: Preset[float] = remote(None, "learning rate of the server's Adam (3e-4 / 0.1)", least=0)
+    generator_decay: Preset[float] = remote(None, "factor on it per round (0.98 / 1)", least=0)
+    generator_weight_decay: Preset[float] = remote(None, "its weight decay (0.01 / 0)", least=0)
 
 
 @register

@@ -23,7 +23,7 @@ from protofed.methods.contract import Aggregate, Local, Method, Statistics, Tens
 from protofed.methods.parts.nearest import class_statistics
 from protofed.methods.parts.training import linear_layer, sound, train_linear
 from protofed.methods.parts.weights import load_weights
-from protofed.options import Options, option
+from protofed.options import Options, remote
 from protofed.prototypes.means import class_means
 from protofed.wire.schema import Payload, Schema, prototype_schema, weight_schema
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 class FedGHOptions(Options):
     """Hyperparameters."""
 
-    server_lr: float = option(0.01, "learning rate of the SGD that trains the header", above=0)
-    server_epochs: int = option(
+    server_lr: float = remote(0.01, "learning rate of the SGD that trains the header", above=0)
+    server_epochs: int = remote(
         1,
         "its epochs over the uploaded pairs; 0 leaves the header random, as the authors' released code does",
         least=0,
     )
-    server_batch_size: int = option(10, "pairs per server step", least=1)
-    prototypes: Literal["after", "during"] = option(
+    server_batch_size: int = remote(10, "pairs per server step", least=1)
+    prototypes: Literal["after", "during"] = remote(
         "after", "class means from a pass after training, or from the training steps of the last local epoch"
     )
 

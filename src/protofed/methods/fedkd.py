@@ -31,7 +31,7 @@ from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.prior import cross_entropy
 from protofed.methods.parts.training import sound
 from protofed.methods.parts.weights import WeightedMean, copied, load_weights, under, weight_of, with_samples
-from protofed.options import option
+from protofed.options import remote
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
@@ -49,22 +49,22 @@ GUARD = 1e-8
 class FedKDOptions(AuxiliaryOptions):
     """Hyperparameters; the thresholds are those of the paper as the prototype papers quote it."""
 
-    energy_start: float = option(0.95, "share T of the energy that a message keeps, at first", above=0, most=1)
-    energy_end: float = option(0.98, "share T at the end; linear in between", above=0, most=1)
-    preset: Literal["official", "htfl"] = option(
+    energy_start: float = remote(0.95, "share T of the energy that a message keeps, at first", above=0, most=1)
+    energy_end: float = remote(0.98, "share T at the end; linear in between", above=0, most=1)
+    preset: Literal["official", "htfl"] = remote(
         "official", "whose variants to take where none is named: the authors' code, or HtFLlib's and PFLlib's"
     )
-    compress: Preset[Literal["updates", "parameters", "none"]] = option(
+    compress: Preset[Literal["updates", "parameters", "none"]] = remote(
         None, "what travels at low rank: the mentee's updates (official), its parameters (htfl), or nothing"
     )
-    clip: Preset[float] = option(
+    clip: Preset[float] = remote(
         None, "largest norm of each network's gradient, 0 for none (official), 10 (htfl)", least=0
     )
-    kl_reduction: Literal["elementmean", "batchmean"] = option(
+    kl_reduction: Literal["elementmean", "batchmean"] = remote(
         "elementmean", "KL divided by B·K, as in all public code, or by B"
     )
-    detach_teacher: bool = option(False, "each network learns from the other and not also against it")
-    detach_c: bool = option(False, "the losses by which the distillation is divided carry no gradient")
+    detach_teacher: bool = remote(False, "each network learns from the other and not also against it")
+    detach_c: bool = remote(False, "the losses by which the distillation is divided carry no gradient")
 
 
 @register

@@ -23,7 +23,7 @@ from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Tr
 from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy
 from protofed.methods.parts.training import batch_statistics
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.inference import pull
 from protofed.prototypes.means import RunningMean
 from protofed.prototypes.table import Prototypes
@@ -42,18 +42,18 @@ LONGEST = 100.0
 class FedL2GOptions(SoftmaxOptions):
     """Hyperparameters."""
 
-    guides: Literal["logits", "features"] = option(
+    guides: Literal["logits", "features"] = remote(
         "logits", "what a class's vector guides: outputs of length K (FedL2G-l), or features of length d (FedL2G-f)"
     )
-    server_lr: float = option(
+    server_lr: float = remote(
         0.0, "learning rate η_s of the vectors (0 = the authors': 0.1 for logits, 100 for features)", least=0
     )
-    client_lr: float = option(
+    client_lr: float = remote(
         0.01, "learning rate η_c of the step on which clients try them; the authors': training.lr", above=0
     )
-    study: int = option(10, "training samples of that step", least=1)
-    quiz: int = option(10, "samples that judge it", least=1)
-    warm_up: int = option(
+    study: int = remote(10, "training samples of that step", least=1)
+    quiz: int = remote(10, "samples that judge it", least=1)
+    warm_up: int = remote(
         5, "rounds at the start in which vectors are learned and models rest (the authors': 50)", least=0
     )
 

@@ -20,7 +20,7 @@ from protofed.methods.contract import Batch, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.prior import log_prior, over
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
-from protofed.options import option
+from protofed.options import remote
 from protofed.runs.rules import GLOBAL_PRIOR
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 class FedLCOptions(FedAvgOptions):
     """Hyperparameters; the authors name no default of τ."""
 
-    calibration: Literal["margin", "prior"] = option(
+    calibration: Literal["margin", "prior"] = remote(
         "margin", "what is added to the logits in the loss: −τ·n_y^(−1/4), or π_y = log((n_y + ρ)/(n + ρK))"
     )
-    tau: float = option(1.0, "weight τ of the margins; has to be tuned (margin)", least=0)
-    rho: float = option(1.0, "ρ, added to the count of every class (prior)", above=0)
+    tau: float = remote(1.0, "weight τ of the margins; has to be tuned (margin)", least=0)
+    rho: float = remote(1.0, "ρ, added to the count of every class (prior)", above=0)
 
 
 @register

@@ -23,7 +23,7 @@ from protofed.methods.contract import Aggregate, Batch, Local, Round, Task, Tens
 from protofed.methods.parts import centring, expert
 from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
 from protofed.methods.parts.prior import over
-from protofed.options import Options, option
+from protofed.options import Options, remote
 from protofed.prototypes.inference import closeness, most_likely
 from protofed.prototypes.table import Prototypes
 from protofed.runs.rules import EXPERT, NEAREST
@@ -119,30 +119,30 @@ def told(kappa: float, shrinkage: Shrinkage, voted: bool) -> str:
 class FedLDAOptions(Options):
     """Hyperparameters."""
 
-    shrinkage: float | Literal["oas", "validation"] = option(
+    shrinkage: float | Literal["oas", "validation"] = remote(
         "oas",
         SHRINKAGE + "oas | NUMBER | validation, that of seven with most hits on validation samples",
         least=0,
         most=1,
     )
-    kappa: float | Literal["auto"] = option(
+    kappa: float | Literal["auto"] = remote(
         "auto",
         "κ: how much a sample of another client counts for head: NUMBER | auto, that of six with most hits on "
         "validation samples in a second round, 1 without",
         least=0,
         most=1,
     )
-    message: Literal["moment", "factor"] = option(
+    message: Literal["moment", "factor"] = remote(
         "moment",
         "second moment as an upper triangle, which secure aggregation can add; or, of clients with at most d/2 "
         "samples, as the factor R of φ = QR: n_i·d numbers",
     )
-    centre: bool = option(
+    centre: bool = remote(
         False,
         "subtract from a client's features b_i of μ_ik ≈ a_k + b_i, what sets all of its class means apart from "
         "everybody's: for clients whose devices or populations differ; answers are then for its own samples",
     )
-    expert: expert.Expert = option(
+    expert: expert.Expert = remote(
         "none",
         "a network of each client's own that answers with the closed form, trained alone: plain (cross-entropy) | "
         f"balanced (softmax) | auto, plain at clients with at least {expert.LEAST} samples",

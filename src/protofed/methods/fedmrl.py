@@ -21,7 +21,7 @@ from protofed.methods.given import Batch, Task, Tensors
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.prior import cross_entropy, head_scores
 from protofed.methods.traits import GLOBAL_MODEL
-from protofed.options import option
+from protofed.options import remote
 from protofed.runs.rules import Rule
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ SHARED_HEAD = Rule(
 class FedMRLOptions(AuxiliaryOptions):
     """Hyperparameters; the loss weighs both heads alike."""
 
-    auxiliary_d: int = option(
+    auxiliary_d: int = remote(
         0, "length d₁ of its features (0 = a quarter of model.d as in HtFLlib; the authors' code: model.d)", least=0
     )
-    weighting: Literal["samples", "uniform"] = option(
+    weighting: Literal["samples", "uniform"] = remote(
         "samples", "weight of a client in the mean: n_i (the authors' code), or 1 (HtFLlib)"
     )
-    clip: float = option(
+    clip: float = remote(
         0.0, "largest norm of the gradient of each network, 0 for none (the authors' code: 50)", least=0
     )
 

@@ -21,7 +21,7 @@ from protofed.methods.contract import Aggregate, Phase, Round, Statistics, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.means import class_means, class_sums
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
@@ -38,16 +38,16 @@ SHORTEST = 1e-6
 class FedNHOptions(FedAvgOptions):
     """Hyperparameters; the authors also clip gradients and decay the learning rate, which is not the method's."""
 
-    weighting: Literal["samples", "uniform"] = option(
+    weighting: Literal["samples", "uniform"] = remote(
         "uniform", "weight of a client in the mean of θ and s: n_i, or 1"
     )
-    rho: float = option(0.9, "ρ: share of the old prototypes that is kept in a round", least=0, most=1)
-    scale: float = option(
+    rho: float = remote(0.9, "ρ: share of the old prototypes that is kept in a round", least=0, most=1)
+    scale: float = remote(
         20.0, "s at the start (the authors: 1 for a small CNN, 20 for ResNets), or for good", above=0
     )
-    learn_scale: bool = option(True, "s is learned (the authors' code can also fix it, at 30)")
-    normalise: bool = option(True, "features on the unit sphere (the authors leave that out for Tiny ImageNet)")
-    start: Literal["orthogonal", "spread"] = option(
+    learn_scale: bool = remote(True, "s is learned (the authors' code can also fix it, at 30)")
+    normalise: bool = remote(True, "features on the unit sphere (the authors leave that out for Tiny ImageNet)")
+    start: Literal["orthogonal", "spread"] = remote(
         "orthogonal", "first prototypes: orthogonal, or a simplex ETF (where K > d, always spread directions)"
     )
 

@@ -18,7 +18,7 @@ from protofed.methods.contract import Aggregate, Batch, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.nearest import nearest_scores
 from protofed.methods.parts.trainable import first_network, pairs, trained
-from protofed.options import fixed, option
+from protofed.options import fixed, remote
 from protofed.prototypes.contrastive import orthogonality
 from protofed.prototypes.geometry import unit_vectors
 from protofed.prototypes.inference import Distance, alignment
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 class FedORGPOptions(FedProtoOptions):
     """Hyperparameters."""
 
-    lambda_: float = option(10.0, "weight λ_c of the clients' term 1 − cos(f(x), P_y) (Eq. 8)", least=0)
-    distance: Distance = option("cosine", "ρ of that term: 1 − cos, or one of FedProto's")
+    lambda_: float = remote(10.0, "weight λ_c of the clients' term 1 − cos(f(x), P_y) (Eq. 8)", least=0)
+    distance: Distance = remote("cosine", "ρ of that term: 1 − cos, or one of FedProto's")
     aggregation: Literal["mean"] = fixed("mean")
-    attraction: float = option(1.0, "weight λ_s of the server's 1 − s: prototypes of one class (Eq. 5)", least=0)
-    separation: float = option(10.0, "weight γ of its d: prototypes of different classes (Eq. 5)", least=0)
-    server_epochs: int = option(1, "epochs over the uploaded prototypes per round", least=0)
-    server_lr: float = option(0.01, "learning rate of the server's SGD", above=0)
-    server_batch_size: int = option(32, "uploads per server step", least=1)
+    attraction: float = remote(1.0, "weight λ_s of the server's 1 − s: prototypes of one class (Eq. 5)", least=0)
+    separation: float = remote(10.0, "weight γ of its d: prototypes of different classes (Eq. 5)", least=0)
+    server_epochs: int = remote(1, "epochs over the uploaded prototypes per round", least=0)
+    server_lr: float = remote(0.01, "learning rate of the server's SGD", above=0)
+    server_batch_size: int = remote(32, "uploads per server step", least=1)
 
 
 @register

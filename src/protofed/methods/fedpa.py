@@ -30,7 +30,7 @@ from protofed.methods.parts.generator import (
 )
 from protofed.methods.parts.nearest import class_statistics, no_rows
 from protofed.methods.parts.weights import WeightedMean, weight_of
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.inference import pull
 from protofed.prototypes.means import RunningMean, class_means
 from protofed.prototypes.table import Prototypes
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
 class FedPAOptions(GeneratorOptions):
     """Hyperparameters."""
 
-    alpha: float = option(25.0, "weight α_0 of the generated samples' cross-entropy, on both sides", least=0)
-    alpha_floor: float = option(1e-4, "smallest α", least=0)
-    beta: float = option(5.0, "weight β_0 of the pull towards the global prototypes", least=0)
-    beta_floor: float = option(0.15, "smallest β", least=0)
-    decay: float = option(0.98, "factor on α and β per round", least=0)
-    adversarial: float = option(0.15, "weight of the generator's push away from the prototypes", least=0)
-    push_limit: float = option(100.0, "squared distance per entry beyond which it is pushed no further", least=0)
-    eta: float = option(1.0, "weight η of the generator's diversity", least=0)
-    label_prior: LabelPrior = option(
+    alpha: float = remote(25.0, "weight α_0 of the generated samples' cross-entropy, on both sides", least=0)
+    alpha_floor: float = remote(1e-4, "smallest α", least=0)
+    beta: float = remote(5.0, "weight β_0 of the pull towards the global prototypes", least=0)
+    beta_floor: float = remote(0.15, "smallest β", least=0)
+    decay: float = remote(0.98, "factor on α and β per round", least=0)
+    adversarial: float = remote(0.15, "weight of the generator's push away from the prototypes", least=0)
+    push_limit: float = remote(100.0, "squared distance per entry beyond which it is pushed no further", least=0)
+    eta: float = remote(1.0, "weight η of the generator's diversity", least=0)
+    label_prior: LabelPrior = remote(
         "available", "labels to generate: of classes held, alike; as frequent as held; or all K, no counts are sent"
     )
-    prototypes: Literal["during", "after"] = option(
+    prototypes: Literal["during", "after"] = remote(
         "during", "local prototypes from the steps of the last local epoch, or from a pass after training"
     )
-    generator_hidden: int = option(256, "width h of the generator", least=1)
-    generator_steps: int = option(50, "server steps per round", least=0)
-    generator_lr: float = option(1e-4, "learning rate of the server's Adam; 3e-4 for MNIST in that code", least=0)
-    generator_decay: float = option(0.98, "factor on it per round", least=0)
-    generator_weight_decay: float = option(1e-2, "its weight decay", least=0)
+    generator_hidden: int = remote(256, "width h of the generator", least=1)
+    generator_steps: int = remote(50, "server steps per round", least=0)
+    generator_lr: float = remote(1e-4, "learning rate of the server's Adam; 3e-4 for MNIST in that code", least=0)
+    generator_decay: float = remote(0.98, "factor on it per round", least=0)
+    generator_weight_decay: float = remote(1e-2, "its weight decay", least=0)
 
 
 @register

@@ -23,7 +23,7 @@ from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Tr
 from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.nearest import SeenUploads, nearest_scores
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN, LOCAL
-from protofed.options import Options, option
+from protofed.options import Options, remote
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, prototype_schema
@@ -39,14 +39,14 @@ ABSENT = -1e4
 class FedPCLOptions(Options):
     """Hyperparameters."""
 
-    projection_dim: int = option(
+    projection_dim: int = remote(
         256, "length p of projected features (the authors' 256; 0 = no projection, as PFLlib)", least=0
     )
-    temperature: float = option(0.07, "temperature τ (the authors' 0.07; PFLlib: 1)", above=0)
-    global_weight: float = option(
+    temperature: float = remote(0.07, "temperature τ (the authors' 0.07; PFLlib: 1)", above=0)
+    global_weight: float = remote(
         1.0, "weight of the contrast with global prototypes (PFLlib: 1; the authors' code: 0)", least=0
     )
-    contrast: Literal["prototypes", "samples"] = option(
+    contrast: Literal["prototypes", "samples"] = remote(
         "prototypes",
         "a sample is compared with the prototypes of all classes (PFLlib), or its class's prototype with all other "
         "samples of the batch (the authors' code, which also sums over clients)",

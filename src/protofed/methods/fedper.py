@@ -16,15 +16,15 @@ from protofed.methods.fedavg import FedAvgOptions
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
 from protofed.methods.parts.sharing import SharedPart
 from protofed.methods.parts.weights import check_parts, within
-from protofed.options import option
+from protofed.options import named
 
 
 @dataclass(frozen=True)
 class FedPerOptions(SoftmaxOptions, FedAvgOptions):
     """Hyperparameters."""
 
-    personal: tuple[str, ...] = option(
-        ("head",), "modules that stay private: the last linear layer, or names such as extractor.map,head"
+    personal: tuple[str, ...] = named(
+        ("head",), "modules that stay private: the last linear layer, or names such as extractor.map,head", of=""
     )
 
 

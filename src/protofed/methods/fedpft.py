@@ -30,7 +30,7 @@ from protofed.methods.parts.moments import LARGEST, within
 from protofed.methods.parts.training import linear_layer, sound, train_linear
 from protofed.methods.parts.weights import load_weights
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
-from protofed.options import Options, option
+from protofed.options import Options, remote
 from protofed.prototypes.mixtures import Covariance, choose, fit_mixtures, shares
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
@@ -45,22 +45,22 @@ MOST_SAMPLES = 10_000
 class FedPFTOptions(Options):
     """Hyperparameters; all defaults but the learning rate are those of the first author's code."""
 
-    components: int = option(1, "Gaussians of a class's mixture, at most", least=1)
-    covariance: Covariance = option(
+    components: int = remote(1, "Gaussians of a class's mixture, at most", least=1)
+    covariance: Covariance = remote(
         "spherical", "covariance of a Gaussian: one variance, one per dimension (diag), or a whole matrix (full)"
     )
-    samples: int = option(
+    samples: int = remote(
         0,
         f"features drawn of each class of a client (0 = as many samples as it has, up to {MOST_SAMPLES})",
         least=0,
     )
-    server_lr: float = option(
+    server_lr: float = remote(
         0.01,
         "learning rate of the AdamW that trains the head (the first author's 1e-4)",
         above=0,
     )
-    server_epochs: int = option(50, "its epochs over the drawn features", least=1)
-    server_batch_size: int = option(32, "drawn features per server step", least=1)
+    server_epochs: int = remote(50, "its epochs over the drawn features", least=1)
+    server_batch_size: int = remote(32, "drawn features per server step", least=1)
 
 
 @register

@@ -19,7 +19,7 @@ from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.beside import ClustersBeside, centres, cluster_means, contrast
-from protofed.options import option
+from protofed.options import remote
 from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 class FedPLVMOptions(FedAvgOptions):
     """Hyperparameters."""
 
-    lambda_: float = option(100.0, "weight λ of contrast and correction", least=0)
-    temperature: float = option(0.07, "temperature τ of the contrast", above=0)
-    power: float = option(0.25, "power α of its cosines: below 1, samples far away count for more", above=0, most=1)
-    clusters: int = option(16, "prototypes of one class, at most: clusters of most members come first", least=1)
+    lambda_: float = remote(100.0, "weight λ of contrast and correction", least=0)
+    temperature: float = remote(0.07, "temperature τ of the contrast", above=0)
+    power: float = remote(0.25, "power α of its cosines: below 1, samples far away count for more", above=0, most=1)
+    clusters: int = remote(16, "prototypes of one class, at most: clusters of most members come first", least=1)
 
 
 @register

@@ -19,7 +19,7 @@ from protofed.methods import register
 from protofed.methods.contract import Batch, Phase, Round, Tensors, Terms, Traits, Update
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.beside import MeansBeside, contrast
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.table import Prototypes
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class FedProcOptions(FedAvgOptions):
     """Hyperparameters."""
 
-    temperature: float = option(1.0, "temperature τ of the contrast", above=0)
-    prototypes: Literal["during", "after"] = option(
+    temperature: float = remote(1.0, "temperature τ of the contrast", above=0)
+    prototypes: Literal["during", "after"] = remote(
         "during", "class means from the steps of the last local epoch, or from a pass after training"
     )
 

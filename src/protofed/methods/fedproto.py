@@ -17,7 +17,7 @@ from protofed.methods.contract import Aggregate, Batch, Local, Method, Statistic
 from protofed.methods.parts.nearest import SeenUploads, class_statistics, mean_of, nearest_scores, no_rows, pulled
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN, LOCAL
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.inference import Distance
 from protofed.prototypes.means import class_means
 from protofed.prototypes.table import Prototypes
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 class FedProtoOptions(SoftmaxOptions):
     """Hyperparameters; λ of Eq. 7 is 1 for MNIST and FEMNIST and 0.1 for CIFAR-10 in the paper."""
 
-    lambda_: float = option(1.0, "weight λ of the prototype term", least=0)
-    gamma: float = option(1.0, "upscaling γ of the global prototypes (ProtoNorm Eq. 15, Table 5)", least=0)
-    prototypes: Literal["after", "during", "before"] = option(
+    lambda_: float = remote(1.0, "weight λ of the prototype term", least=0)
+    gamma: float = remote(1.0, "upscaling γ of the global prototypes (ProtoNorm Eq. 15, Table 5)", least=0)
+    prototypes: Literal["after", "during", "before"] = remote(
         "after",
         "local prototypes from a pass after training (Eq. 3), during the last local epoch (code of FedProto and "
         "TinyProto), or from a pass before training, a round late (code of ProtoNorm and HtFLlib's FedTGP)",
     )
-    regulariser: Literal["samples", "prototypes"] = option(
+    regulariser: Literal["samples", "prototypes"] = remote(
         "samples", "ρ(f(x), C_y), the mean over a batch (all code), or Σ_j ρ(c_j, C_j) over its prototypes (Eq. 8)"
     )
-    distance: Distance = option(
+    distance: Distance = remote(
         "squared", "ρ: squared Euclidean over d (all code), Euclidean or L1 (Eq. 8 names L1 and L2), or 1 − cos"
     )
-    classes: Literal["all", "own"] = option(
+    classes: Literal["all", "own"] = remote(
         "all", "a client receives the global prototypes of all classes, or of its own (Sec. 5.1)"
     )
-    aggregation: Literal["mean", "weighted", "paper"] = option(
+    aggregation: Literal["mean", "weighted", "paper"] = remote(
         "mean",
         "over the clients that hold a class: plain mean (the authors' code), mean weighted by n_ij, "
         "or Eq. 6 to the letter (the weighted mean divided once more by the number of clients)",

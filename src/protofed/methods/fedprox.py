@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from protofed.methods import register
 from protofed.methods.contract import Batch, Tensors, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
-from protofed.options import option
+from protofed.options import remote
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class FedProxOptions(FedAvgOptions):
     """Hyperparameters; the authors search μ in 0.001 … 1 and name no default."""
 
-    mu: float = option(0.01, "weight μ of the proximal term; has to be tuned", least=0)
+    mu: float = remote(0.01, "weight μ of the proximal term; has to be tuned", least=0)
 
 
 @register

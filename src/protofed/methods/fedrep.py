@@ -11,16 +11,16 @@ from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Phase, Round, Task, Traits, Update
 from protofed.methods.fedper import FedPer, FedPerOptions
-from protofed.options import option
+from protofed.options import remote
 
 
 @dataclass(frozen=True)
 class FedRepOptions(FedPerOptions):
     """Hyperparameters; the authors train 10 + 1 epochs on CIFAR-10 with two classes per client, else 10 + 5."""
 
-    head_epochs: int = option(5, "τ_h: epochs of the head, with the representation frozen", least=0)
-    extractor_epochs: int = option(1, "τ_r: epochs of the representation, with the head frozen", least=0)
-    final_head_epochs: int = option(
+    head_epochs: int = remote(5, "τ_h: epochs of the head, with the representation frozen", least=0)
+    extractor_epochs: int = remote(1, "τ_r: epochs of the representation, with the head frozen", least=0)
+    final_head_epochs: int = remote(
         0,
         "in the last round all clients train their heads alone for so many epochs (the authors' code: 10)",
         least=0,

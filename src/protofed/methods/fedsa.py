@@ -23,7 +23,7 @@ from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Te
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.nearest import mean_of, nearest_scores, no_rows
 from protofed.methods.parts.training import linear_layer
-from protofed.options import fixed, option
+from protofed.options import fixed, remote
 from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
@@ -39,14 +39,14 @@ EPSILON = 1e-5
 class FedSAOptions(FedProtoOptions):
     """Hyperparameters."""
 
-    lambda_: float = option(10.0, "weight of the pull to the anchors, MSE(f(x), a_y)", least=0)
-    contrast: float = option(1.0, "weight of the margin-enhanced contrastive term", least=0)
-    calibration: float = option(1.0, "weight of the head's cross-entropy on the anchors", least=0)
-    momentum: float = option(0.9999, "share of its anchor that a class keeps in a round", least=0, most=1)
-    prototypes: Literal["after", "during", "before"] = option(
+    lambda_: float = remote(10.0, "weight of the pull to the anchors, MSE(f(x), a_y)", least=0)
+    contrast: float = remote(1.0, "weight of the margin-enhanced contrastive term", least=0)
+    calibration: float = remote(1.0, "weight of the head's cross-entropy on the anchors", least=0)
+    momentum: float = remote(0.9999, "share of its anchor that a class keeps in a round", least=0, most=1)
+    prototypes: Literal["after", "during", "before"] = remote(
         "during", "local prototypes from the steps of the last local epoch, or from a pass after or before training"
     )
-    nearest: Literal["anchors", "means"] = option(
+    nearest: Literal["anchors", "means"] = remote(
         "anchors", "what the rule global compares with; means of the clients' prototypes are sent as well"
     )
     classes: Literal["all"] = fixed("all")

@@ -20,7 +20,7 @@ from protofed.methods.contract import Batch, Tensors, Terms, Traits
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.prior import cross_entropy
 from protofed.methods.traits import LOCAL
-from protofed.options import fixed, option
+from protofed.options import fixed, remote
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 
@@ -34,8 +34,8 @@ Relation = Literal["cosines", "distances"]
 class FedSAFOptions(FedProtoOptions):
     """Hyperparameters."""
 
-    lambda_: float = option(1.0, "weight λ of the relations", least=0)
-    relation: Relation = option(
+    lambda_: float = remote(1.0, "weight λ of the relations", least=0)
+    relation: Relation = remote(
         "cosines", "r(c_i, c_j): their cosine, or ‖c_i − c_j‖ as a multiple of its mean over the pairs"
     )
     gamma: float = fixed(1.0)

@@ -16,7 +16,7 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.trainable import first_network, pairs, trained
-from protofed.options import fixed, option
+from protofed.options import fixed, remote
 from protofed.prototypes.contrastive import adaptive_margin, contrast, hinge_prototypes
 from protofed.prototypes.table import Prototypes
 
@@ -25,17 +25,17 @@ from protofed.prototypes.table import Prototypes
 class FedTGPOptions(FedProtoOptions):
     """Hyperparameters; the paper's λ and S are those of its scripts."""
 
-    lambda_: float = option(10.0, "weight λ of the prototype term", least=0)
+    lambda_: float = remote(10.0, "weight λ of the prototype term", least=0)
     aggregation: Literal["mean"] = fixed("mean")
-    loss: Literal["softmax", "hinge"] = option(
+    loss: Literal["softmax", "hinge"] = remote(
         "softmax",
         "server objective: adaptive-margin contrastive learning, or squared attraction and pairwise hinge",
     )
-    server_epochs: int = option(100, "epochs S over the uploaded prototypes per round (softmax)", least=0)
-    server_lr: float = option(0.01, "learning rate of the server's SGD (softmax)", above=0)
-    server_batch_size: int = option(32, "uploads per server step (softmax)", least=1)
-    margin_cap: float = option(100.0, "cap τ of the adaptive margin (softmax)", least=0)
-    margin: float = option(
+    server_epochs: int = remote(100, "epochs S over the uploaded prototypes per round (softmax)", least=0)
+    server_lr: float = remote(0.01, "learning rate of the server's SGD (softmax)", above=0)
+    server_batch_size: int = remote(32, "uploads per server step (softmax)", least=1)
+    margin_cap: float = remote(100.0, "cap τ of the adaptive margin (softmax)", least=0)
+    margin: float = remote(
         1.0, "scale of all pairwise margins, in average distances between classes (hinge)", least=0
     )
 

@@ -28,7 +28,7 @@ from protofed.methods.contract import Batch, Tensors, Terms
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.methods.parts.nearest import nearest_scores
 from protofed.methods.parts.prior import cross_entropy
-from protofed.options import fixed, option
+from protofed.options import fixed, remote
 from protofed.prototypes.inference import alignment
 from protofed.prototypes.table import Prototypes
 
@@ -42,9 +42,9 @@ _NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*")
 class FedTSPOptions(FixedETFOptions):
     """Hyperparameters."""
 
-    lambda_: float = option(1.0, "weight λ of the contrast with the names", least=0)
+    lambda_: float = remote(1.0, "weight λ of the contrast with the names", least=0)
     gamma: float = fixed(1.0)
-    scale: float = option(100.0, "factor s of cosines, CLIP's (the authors learn it from there)", above=0)
+    scale: float = remote(100.0, "factor s of cosines, CLIP's (the authors learn it from there)", above=0)
 
 
 @register

@@ -18,7 +18,7 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods.contract import Batch, Tensors, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
-from protofed.options import option
+from protofed.options import remote
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -31,9 +31,9 @@ LEAST_VARIANCE = 1e-12
 class FedUVOptions(FedAvgOptions):
     """Hyperparameters."""
 
-    variance: float = option(2.5, "weight λ_v of the hinge on the variance of each class's probability", least=0)
-    uniformity: float = option(0.5, "weight λ_u of the uniformity of the features", least=0)
-    normalise: bool = option(
+    variance: float = remote(2.5, "weight λ_v of the hinge on the variance of each class's probability", least=0)
+    uniformity: float = remote(0.5, "weight λ_u of the uniformity of the features", least=0)
+    normalise: bool = remote(
         False, "features on the unit sphere for the uniformity (the paper's words, not its code)"
     )
 

@@ -23,7 +23,7 @@ from protofed.methods.contract import Aggregate, Local, Task, Tensors, Traits, U
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
-from protofed.options import option
+from protofed.options import remote
 from protofed.wire.schema import Field, Payload, Schema
 
 
@@ -31,17 +31,17 @@ from protofed.wire.schema import Field, Payload, Schema
 class FeSEMOptions(FedAvgOptions):
     """Hyperparameters."""
 
-    weighting: Literal["samples", "uniform"] = option(
+    weighting: Literal["samples", "uniform"] = remote(
         "uniform", "weight of a client in its centre's mean: n_i, or 1"
     )
-    clusters: int = option(3, "centres C", least=1)
-    regroup_every: int = option(1, "rounds from one assignment of clients to the next", least=1)
-    grouping: Literal["weights", "classes"] = option(
+    clusters: int = remote(3, "centres C", least=1)
+    regroup_every: int = remote(1, "rounds from one assignment of clients to the next", least=1)
+    grouping: Literal["weights", "classes"] = remote(
         "weights",
         "nearest weights | two groups: clients with fewer classes than the mean, and the others (a function in "
         "FedProto's repository that nothing calls)",
     )
-    compare: Literal["all", "head"] = option(
+    compare: Literal["all", "head"] = remote(
         "all", "weights whose distance decides: all parameters, or the head's (the authors' code: one dense layer)"
     )
 

@@ -16,7 +16,7 @@ from protofed.methods.contract import Batch, Local, Method, Tensors, Terms, Trai
 from protofed.methods.parts.nearest import nearest_scores, pulled
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, own_classes
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Payload
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class FixedETFOptions(SoftmaxOptions):
     """Hyperparameters."""
 
-    lambda_: float = option(1.0, "weight λ of the prototype term", least=0)
-    gamma: float = option(100.0, "length γ of the targets, as ProtoNorm's upscaling", least=0)
+    lambda_: float = remote(1.0, "weight λ of the prototype term", least=0)
+    gamma: float = remote(100.0, "length γ of the targets, as ProtoNorm's upscaling", least=0)
 
 
 @register

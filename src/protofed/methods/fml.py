@@ -19,7 +19,7 @@ from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.prior import cross_entropy
-from protofed.options import option
+from protofed.options import remote
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -34,22 +34,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 class FMLOptions(AuxiliaryOptions):
     """Hyperparameters; the prototype papers use α = β = 0.5."""
 
-    alpha: float = option(
+    alpha: float = remote(
         0.5, "weight α of the client's own cross-entropy; 1 − α is distilled from the meme", least=0, most=1
     )
-    beta: float = option(
+    beta: float = remote(
         0.5, "weight β of the meme's cross-entropy; 1 − β is distilled from the client's model", least=0, most=1
     )
-    preset: Literal["official", "htfl"] = option(
+    preset: Literal["official", "htfl"] = remote(
         "official", "whose variants to take where none is named: the authors' code, or HtFLlib's and PFLlib's"
     )
-    kl_reduction: Preset[Literal["batchmean", "elementmean"]] = option(
+    kl_reduction: Preset[Literal["batchmean", "elementmean"]] = remote(
         None, "KL divided by B (official), or by B·K and so K times weaker (htfl)"
     )
-    detach_teacher: Preset[bool] = option(
+    detach_teacher: Preset[bool] = remote(
         None, "each network learns from the other alone (official), or both minimise both losses (htfl: false)"
     )
-    clip: Preset[float] = option(
+    clip: Preset[float] = remote(
         None, "largest norm of each network's gradient, 0 for none (official), 10 (htfl)", least=0
     )
 

@@ -14,7 +14,7 @@ from protofed.methods import register
 from protofed.methods.contract import Batch, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.beside import ClustersBeside, centres, contrast
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.inference import pull
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class FPLOptions(FedAvgOptions):
     """Hyperparameters."""
 
-    temperature: float = option(0.02, "temperature τ of the contrast", above=0)
-    clusters: int = option(16, "prototypes of one class, at most: clusters of most clients come first", least=1)
-    prototypes: Literal["during", "after"] = option(
+    temperature: float = remote(0.02, "temperature τ of the contrast", above=0)
+    clusters: int = remote(16, "prototypes of one class, at most: clusters of most clients come first", least=1)
+    prototypes: Literal["during", "after"] = remote(
         "during", "class means from the steps of the last local epoch, or from a pass after training"
     )
 

@@ -20,7 +20,7 @@ from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Tr
 from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts import pseudo
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy, head_scores
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.etf import simplex_etf
 from protofed.runs.rules import ETF
 from protofed.wire.schema import Field, Payload, Schema
@@ -33,38 +33,38 @@ if TYPE_CHECKING:
 class GFPLOptions(SoftmaxOptions):
     """Hyperparameters; the defaults are those of the paper's Sec. 5.1, Table 3 and appendix C.1."""
 
-    lambda_: float = option(2.0, "weight λ of the dot regression (Eq. 13)", least=0)
-    cross_entropy: float = option(
+    lambda_: float = remote(2.0, "weight λ of the dot regression (Eq. 13)", least=0)
+    cross_entropy: float = remote(
         1.0, "weight of cross-entropy (Eq. 13-14); 0 trains by the dot regression alone, and no head", least=0
     )
-    dcs: bool = option(True, "dual-classifier structure: a fixed ETF beside the learned head (Sec. 4.1)")
-    projection_dim: int = option(
+    dcs: bool = remote(True, "dual-classifier structure: a fixed ETF beside the learned head (Sec. 4.1)")
+    projection_dim: int = remote(
         0, "dimension of the ETF, into which features are projected (Table 3), at least K; 0 = d", least=0
     )
-    pfg: bool = option(True, "pseudo-feature generation: mixtures are exchanged and heads retrained (Sec. 4.2)")
-    components: int = option(4, "components n of a class's mixture", least=1)
-    samples: int = option(16, "pseudo-features r per class", least=1)
-    start: int = option(10, "first round t₁ with retraining", least=1)
-    interval: int = option(10, "rounds S_T from one retraining to the next", least=1)
-    threshold: float = option(
+    pfg: bool = remote(True, "pseudo-feature generation: mixtures are exchanged and heads retrained (Sec. 4.2)")
+    components: int = remote(4, "components n of a class's mixture", least=1)
+    samples: int = remote(16, "pseudo-features r per class", least=1)
+    start: int = remote(10, "first round t₁ with retraining", least=1)
+    interval: int = remote(10, "rounds S_T from one retraining to the next", least=1)
+    threshold: float = remote(
         1.0, "S_C: components closer than this Bhattacharyya distance are fused (Algorithm 1)", above=0
     )
-    distance: Literal["sum", "mean"] = option(
+    distance: Literal["sum", "mean"] = remote(
         "sum",
         "Bhattacharyya distance summed over the d dimensions (Eq. 8), or averaged, so that one S_C fits any d",
     )
-    weight_by_counts: bool = option(False, "multiply mixture weights by n_ij before fusion")
-    retrain: Literal["batch", "epoch"] = option(
+    weight_by_counts: bool = remote(False, "multiply mixture weights by n_ij before fusion")
+    retrain: Literal["batch", "epoch"] = remote(
         "batch",
         "a step on new pseudo-features after every local step (Algorithm 2, lines 16-20), or, after all local "
         "epochs, passes over pseudo-features drawn once (text of Sec. 4.2)",
     )
-    retrain_parts: Literal["projection", "heads"] = option(
+    retrain_parts: Literal["projection", "heads"] = remote(
         "projection",
         "what is retrained: the projection (line 19), or projection and head (text); without dcs always the head",
     )
-    retrain_epochs: int = option(1, "passes over the pseudo-features (retrain=epoch)", least=1)
-    momentum: float = option(0.5, "momentum of the SGD that retrains (0 = the experiment's optimiser as it is)")
+    retrain_epochs: int = remote(1, "passes over the pseudo-features (retrain=epoch)", least=1)
+    momentum: float = remote(0.5, "momentum of the SGD that retrains (0 = the experiment's optimiser as it is)")
 
 
 @register

@@ -16,7 +16,7 @@ from protofed.methods.contract import Task, Traits
 from protofed.methods.fedavg import FedAvgOptions
 from protofed.methods.parts.sharing import SharedPart
 from protofed.methods.parts.weights import check_parts, first_model, shared_weights, within
-from protofed.options import option
+from protofed.options import named
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class LGFedAvgOptions(FedAvgOptions):
     """Hyperparameters; the authors' code averages uniformly, public re-implementations by n_i."""
 
-    shared: tuple[str, ...] = option(
-        ("head",), "modules that are averaged: the last linear layer, or names such as extractor.map,head"
+    shared: tuple[str, ...] = named(
+        ("head",), "modules that are averaged: the last linear layer, or names such as extractor.map,head", of=""
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods.contract import Batch, Method, Tensors, Traits
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, head_scores, over, own_classes
-from protofed.options import option
+from protofed.options import remote
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LocalOptions(SoftmaxOptions):
     """Hyperparameters."""
 
-    predict_over: Literal["all", "own"] = option("all", "classes the head may answer: all K, or the client's own")
+    predict_over: Literal["all", "own"] = remote("all", "classes the head may answer: all K, or the client's own")
 
 
 @register

@@ -10,14 +10,14 @@ from protofed.methods import register
 from protofed.methods.contract import Tensors
 from protofed.methods.fedlda import SHRINKAGE, Shrinkage, discriminant
 from protofed.methods.parts.moments import ClosedForm, Linear, Sums
-from protofed.options import Options, option
+from protofed.options import Options, remote
 
 
 @dataclass(frozen=True)
 class LocalLDAOptions(Options):
     """Hyperparameters."""
 
-    shrinkage: Shrinkage = option("oas", SHRINKAGE + "oas | NUMBER", least=0, most=1)
+    shrinkage: Shrinkage = remote("oas", SHRINKAGE + "oas | NUMBER", least=0, most=1)
 
 
 @register

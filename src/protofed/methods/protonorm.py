@@ -16,7 +16,7 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Tensors, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.nearest import mean_of
-from protofed.options import fixed, option
+from protofed.options import fixed, remote
 from protofed.prototypes.alignment import align
 from protofed.prototypes.geometry import unit_vectors
 
@@ -25,18 +25,18 @@ from protofed.prototypes.geometry import unit_vectors
 class ProtoNormOptions(FedProtoOptions):
     """Hyperparameters; λ is 1 in the paper and 10 in its code."""
 
-    gamma: float = option(
+    gamma: float = remote(
         100.0,
         "upscaling γ (Eq. 15): 100 for CIFAR-10, 200 for CIFAR-100 and Flowers-102, 400 for Tiny ImageNet",
         least=0,
     )
     aggregation: Literal["mean"] = fixed("mean")
-    alignment: bool = option(True, "prototype alignment, PA (Algorithm 1); without it means are only normalised")
-    upscaling: bool = option(True, "prototype upscaling, PU; without it γ = 1")
-    momentum: float = option(0.9, "momentum μ of the alignment (Eq. 12)", least=0, below=1)
-    step: float = option(0.1, "step size η of the alignment (Eq. 12), ×0.95 every 10 iterations", above=0)
-    max_iterations: int = option(500, "most alignment iterations per round", least=0)
-    patience: int = option(
+    alignment: bool = remote(True, "prototype alignment, PA (Algorithm 1); without it means are only normalised")
+    upscaling: bool = remote(True, "prototype upscaling, PU; without it γ = 1")
+    momentum: float = remote(0.9, "momentum μ of the alignment (Eq. 12)", least=0, below=1)
+    step: float = remote(0.1, "step size η of the alignment (Eq. 12), ×0.95 every 10 iterations", above=0)
+    max_iterations: int = remote(500, "most alignment iterations per round", least=0)
+    patience: int = remote(
         10, "stop once the mean force has not changed (4 decimals) for so many iterations", least=1
     )
 

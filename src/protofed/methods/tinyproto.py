@@ -19,7 +19,7 @@ from protofed.methods.contract import Aggregate, Local, Task, Tensors, Traits, U
 from protofed.methods.fedproto import FedProto
 from protofed.methods.parts.nearest import SeenUploads
 from protofed.methods.protonorm import ProtoNorm
-from protofed.options import Options, build_options, option
+from protofed.options import Options, build_options, named, remote
 from protofed.prototypes.masks import class_masks, compress, rebuild
 from protofed.prototypes.means import RunningMean
 from protofed.wire.schema import Payload, Schema, prototype_schema
@@ -29,31 +29,31 @@ from protofed.wire.schema import Payload, Schema, prototype_schema
 class TinyProtoOptions(Options):
     """Hyperparameters; the paper keeps s = 50 of d = 500 with λ = 1."""
 
-    base: Literal["fedproto", "fedtgp", "protonorm"] = option("fedproto", "method that is made sparse")
-    lambda_: float | None = option(
+    base: Literal["fedproto", "fedtgp", "protonorm"] = remote("fedproto", "method that is made sparse")
+    lambda_: float | None = remote(
         None, "weight λ of the base's prototype term (none = the base's default)", least=0
     )
-    gamma: float | None = option(None, "upscaling γ of the base (none = the base's default)", least=0)
-    base_options: dict[str, Any] = option(
-        {}, "further options of the base, by name, as in method.base_options.prototypes=during"
+    gamma: float | None = remote(None, "upscaling γ of the base (none = the base's default)", least=0)
+    base_options: dict[str, Any] = named(
+        {}, "further options of the base, by name, as in method.base_options.prototypes=during", of="methods"
     )
-    cps: bool = option(True, "class-wise prototype sparsification (Definitions 1 and 2)")
-    s: int | None = option(None, "dimensions kept per class (none = a tenth of d)", least=1)
-    scaling: bool = option(True, "clients send n_ij·c_ij and never n_ij; the server multiplies by μ")
-    reduction: Literal["sum", "mean", "compensated"] | None = option(
+    cps: bool = remote(True, "class-wise prototype sparsification (Definitions 1 and 2)")
+    s: int | None = remote(None, "dimensions kept per class (none = a tenth of d)", least=1)
+    scaling: bool = remote(True, "clients send n_ij·c_ij and never n_ij; the server multiplies by μ")
+    reduction: Literal["sum", "mean", "compensated"] | None = remote(
         None,
         "over the clients of a class: sum (the authors' code), mean (Eq. 10-11 to the letter), or the sum times "
         "the number of clients known to hold the class over that of those present, so that it does not shrink with "
         "participation (none = sum; fedtgp trains on every single prototype)",
     )
-    masking: Literal["after", "before"] = option(
+    masking: Literal["after", "before"] = remote(
         "after",
         "on protonorm, mask the aligned prototypes, or align them within their masks, on what is sent (before)",
     )
-    mu: float = option(
+    mu: float = remote(
         0.0, "scale μ; 1.5e-4 for CIFAR-10, 1.5e-3 for CIFAR-100 in the paper (0 = from rho)", least=0
     )
-    rho: float = option(0.675, "scale-free μ: ρ = μ·(mean number of training samples per class)", above=0)
+    rho: float = remote(0.675, "scale-free μ: ρ = μ·(mean number of training samples per class)", above=0)
 
 
 @register

@@ -12,7 +12,7 @@ from protofed.errors import require
 from protofed.models.catalogue import Backbone, ImageOptions, architecture, pairs
 from protofed.models.categories import CategoryEmbeddings
 from protofed.models.checking import flat_width
-from protofed.options import Options, option
+from protofed.options import Options, remote
 
 # Smallest image side for two unpadded 5×5 convolutions, each followed by 2×2 pooling.
 _UNPADDED_SIDE = 16
@@ -22,9 +22,9 @@ _UNPADDED_SIDE = 16
 class MlpOptions(Options):
     """Options of ``mlp``."""
 
-    hidden: tuple[int, ...] = option((128, 128), "units of each hidden layer before the features", least=1)
-    relu_features: bool = option(False, "ReLU on the features as well")
-    categories: tuple[int, ...] = option(
+    hidden: tuple[int, ...] = remote((128, 128), "units of each hidden layer before the features", least=1)
+    relu_features: bool = remote(False, "ReLU on the features as well")
+    categories: tuple[int, ...] = remote(
         (),
         "inputs of categories to embed: first and number of each column's; set by model.categories",
         least=0,
@@ -72,9 +72,9 @@ def _mlp(input_shape: tuple[int, ...], d: int, options: MlpOptions) -> Backbone:
 class Cnn2Options(ImageOptions):
     """Options of ``cnn2``."""
 
-    channels: tuple[int, int] = option((32, 64), "output channels of the two convolutions", least=1)
-    padding: int | None = option(None, "pixels on each side; none: 0, or 2 for images below 16 pixels", least=0)
-    relu_features: bool = option(True, "ReLU on the features")
+    channels: tuple[int, int] = remote((32, 64), "output channels of the two convolutions", least=1)
+    padding: int | None = remote(None, "pixels on each side; none: 0, or 2 for images below 16 pixels", least=0)
+    relu_features: bool = remote(True, "ReLU on the features")
 
 
 @architecture(
@@ -106,8 +106,8 @@ def _cnn2(input_shape: tuple[int, ...], d: int, options: Cnn2Options) -> Backbon
 class FedProtoCnnOptions(ImageOptions):
     """Options of ``fedproto_cnn``."""
 
-    channels: int = option(20, "output channels of the second convolution: 18, 20 or 22 in FedProto-mh", least=1)
-    dropout: float = option(
+    channels: int = remote(20, "output channels of the second convolution: 18, 20 or 22 in FedProto-mh", least=1)
+    dropout: float = remote(
         0.5, "probability, for channels after the second convolution and for features", least=0, below=1
     )
 
@@ -116,7 +116,7 @@ class FedProtoCnnOptions(ImageOptions):
 class FedProtoFemnistOptions(FedProtoCnnOptions):
     """Options of ``fedproto_femnist_cnn``."""
 
-    size: int = option(128, "side in pixels to which images are scaled, bilinearly (0 = as they are)", least=0)
+    size: int = remote(128, "side in pixels to which images are scaled, bilinearly (0 = as they are)", least=0)
 
 
 @architecture("fedproto_cnn", "FedProto's CNN for MNIST (d = 50 there)", FedProtoCnnOptions)
@@ -162,10 +162,10 @@ def _with_dropout(
 class Cnn4Options(ImageOptions):
     """Options of ``cnn4``."""
 
-    channels: tuple[int, int, int, int] = option(
+    channels: tuple[int, int, int, int] = remote(
         (64, 128, 256, 512), "output channels; the last is the width", least=1
     )
-    batch_norm: bool = option(True, "BatchNorm after each convolution")
+    batch_norm: bool = remote(True, "BatchNorm after each convolution")
 
 
 @architecture(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protofed.errors import ModelError
 from protofed.models.checking import show
 from protofed.models.preparation import Normalisation
-from protofed.options import Options, option
+from protofed.options import Options, named, remote
 from protofed.registry import Registry
 
 
@@ -19,20 +19,21 @@ from protofed.registry import Registry
 class ImageOptions(Options):
     """Options of all architectures for images: initial weights, and the preparation of images in the model."""
 
-    weights: str = option(
+    weights: str = named(
         "",
         "file with the backbone's initial weights (safetensors or torch.save), or the name of torchvision's own "
         "if torch has them on this machine, e.g. IMAGENET1K_V1",
+        of="weights",
     )
-    fresh: tuple[str, ...] = option(
-        (), "parts of the backbone that do not start from the file, e.g. conv1,bn1: FedProto's stem"
+    fresh: tuple[str, ...] = named(
+        (), "parts of the backbone that do not start from the file, e.g. conv1,bn1: FedProto's stem", of=""
     )
-    mean: tuple[float, ...] = option(
+    mean: tuple[float, ...] = remote(
         (),
         "mean of each channel, of 0 … 1 for 8-bit images (none: as the weights require, if there are any)",
     )
-    std: tuple[float, ...] = option((), "standard deviation of each channel (none: as for mean)", above=0)
-    size: int = option(0, "side in pixels to which images are scaled, bilinearly (0 = as they are)", least=0)
+    std: tuple[float, ...] = remote((), "standard deviation of each channel (none: as for mean)", above=0)
+    size: int = remote(0, "side in pixels to which images are scaled, bilinearly (0 = as they are)", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +56,7 @@ def pairs(numbers: Sequence[int], what: str) -> tuple[tuple[int, int], ...]:
 class TextOptions(Options):
     """Options of all architectures for texts as tokens."""
 
-    tokens: tuple[int, ...] = option(
+    tokens: tuple[int, ...] = remote(
         (), "inputs that are tokens: first and number of each text's (none: all); set by data.text", least=0
     )
 

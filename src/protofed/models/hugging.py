@@ -13,15 +13,15 @@ from protofed.errors import ConfigError, ModelError
 from protofed.models.catalogue import Backbone, TextOptions, architecture
 from protofed.models.text import TextBackbone, Texts, averaged
 from protofed.models.weights import find_weights
-from protofed.options import option
+from protofed.options import named, remote
 
 
 @dataclass(frozen=True)
 class TransformersOptions(TextOptions):
     """Options of ``transformers``, which takes tokens of the model's own tokenizer."""
 
-    weights: str = option("", "folder of save_pretrained: config.json and model.safetensors")
-    pooling: Literal["mean", "first"] = option(
+    weights: str = named("", "folder of save_pretrained: config.json and model.safetensors", of="weights")
+    pooling: Literal["mean", "first"] = remote(
         "mean", "features: the mean over a text's tokens | its first token's"
     )
 

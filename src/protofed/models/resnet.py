@@ -9,17 +9,17 @@ from typing import Literal
 from torch import Tensor, nn
 
 from protofed.models.catalogue import Backbone, ImageOptions, architecture
-from protofed.options import option
+from protofed.options import remote
 
 
 @dataclass(frozen=True)
 class ResNet8Options(ImageOptions):
     """Options of ``resnet8``."""
 
-    stem: Literal["imagenet", "cifar"] = option(
+    stem: Literal["imagenet", "cifar"] = remote(
         "imagenet", "imagenet: 7×7 convolution of stride 2 and max pooling; cifar: 3×3 of stride 1"
     )
-    widths: tuple[int, int, int] = option((64, 128, 256), "channels of the stages; the last is the width", least=1)
+    widths: tuple[int, int, int] = remote((64, 128, 256), "channels of the stages; the last is the width", least=1)
 
 
 class BasicBlock(nn.Module):

@@ -12,7 +12,7 @@ from protofed.errors import ModelError
 from protofed.models.basic import dense
 from protofed.models.catalogue import Backbone, architecture
 from protofed.models.checking import show
-from protofed.options import Options, option
+from protofed.options import Options, remote
 
 _CELLS = 8
 """Steps to which ``cnn1d`` pools a series."""
@@ -22,8 +22,8 @@ _CELLS = 8
 class Cnn1dOptions(Options):
     """Options of ``cnn1d``."""
 
-    channels: tuple[int, ...] = option((32, 64), "output channels of the convolutions", least=1)
-    kernel: int = option(7, "steps that each convolution sees", least=1)
+    channels: tuple[int, ...] = remote((32, 64), "output channels of the convolutions", least=1)
+    kernel: int = remote(7, "steps that each convolution sees", least=1)
 
 
 @architecture(
@@ -48,8 +48,8 @@ def _cnn1d(input_shape: tuple[int, ...], d: int, options: Cnn1dOptions) -> Backb
 class Fcn1dOptions(Options):
     """Options of ``fcn1d``."""
 
-    channels: tuple[int, ...] = option((128, 256, 128), "output channels; the last is the width", least=1)
-    kernels: tuple[int, ...] = option((8, 5, 3), "steps that each convolution sees", least=1)
+    channels: tuple[int, ...] = remote((128, 256, 128), "output channels; the last is the width", least=1)
+    kernels: tuple[int, ...] = remote((8, 5, 3), "steps that each convolution sees", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

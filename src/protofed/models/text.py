@@ -17,7 +17,7 @@ from protofed.errors import ModelError, require
 from protofed.models.basic import dense
 from protofed.models.catalogue import Backbone, TextOptions, architecture
 from protofed.models.checking import show
-from protofed.options import option
+from protofed.options import remote
 
 PAIR = 1_000_003
 """Factor of the first of two tokens in the number of the pair."""
@@ -27,8 +27,8 @@ PAIR = 1_000_003
 class TableOptions(TextOptions):
     """Options of all networks for texts that learn their own vectors of words."""
 
-    rows: int = option(4096, "rows of the table of words, which several words may share", least=2, most=2**24)
-    width: int = option(32, "numbers per row", least=1, most=2**14)
+    rows: int = remote(4096, "rows of the table of words, which several words may share", least=2, most=2**24)
+    width: int = remote(32, "numbers per row", least=1, most=2**14)
 
 
 class Texts(nn.Module):
@@ -223,8 +223,8 @@ def _text_bag(input_shape: tuple[int, ...], d: int, options: TableOptions) -> Ba
 class TextCnnOptions(TableOptions):
     """Options of ``text_cnn``."""
 
-    channels: int = option(32, "filters of each kernel", least=1)
-    kernels: tuple[int, ...] = option((3, 4, 5), "words that the filters see", least=1)
+    channels: int = remote(32, "filters of each kernel", least=1)
+    kernels: tuple[int, ...] = remote((3, 4, 5), "words that the filters see", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,7 +243,7 @@ def _text_cnn(input_shape: tuple[int, ...], d: int, options: TextCnnOptions) -> 
 class TextGruOptions(TableOptions):
     """Options of ``text_gru``."""
 
-    hidden: int = option(32, "numbers of a state", least=1)
+    hidden: int = remote(32, "numbers of a state", least=1)
 
 
 @architecture(
@@ -262,9 +262,9 @@ def _text_gru(input_shape: tuple[int, ...], d: int, options: TextGruOptions) -> 
 class TextTransformerOptions(TableOptions):
     """Options of ``text_transformer``."""
 
-    layers: int = option(1, "layers of attention", least=1)
-    heads: int = option(4, "heads of each; width is a multiple", least=1)
-    hidden: int = option(64, "units of each layer's perceptron", least=1)
+    layers: int = remote(1, "layers of attention", least=1)
+    heads: int = remote(4, "heads of each; width is a multiple", least=1)
+    hidden: int = remote(64, "units of each layer's perceptron", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from protofed.errors import ModelError
 from protofed.models.catalogue import Backbone, architecture, pairs
 from protofed.models.checking import show
 from protofed.models.text import Bag, TextBackbone, Texts
-from protofed.options import Options, option
+from protofed.options import Options, remote
 
 ROWS = 512
 """Rows of the table of words, of eight numbers each."""
@@ -24,13 +24,13 @@ CELLS = 16
 class TinyOptions(Options):
     """Options of ``tiny``."""
 
-    channels: tuple[int, ...] = option(
+    channels: tuple[int, ...] = remote(
         (8, 16, 16), "channels of the convolutions: 6,218 weights for 1×28×28 and K = 10 with d = 256", least=2
     )
-    hidden: int = option(
+    hidden: int = remote(
         0, "units for vectors (0 = for about as many weights as with convolutions and K = 10)", least=0
     )
-    tokens: tuple[int, ...] = option(
+    tokens: tuple[int, ...] = remote(
         (), "inputs that are tokens: first and number of each text's; set by data.text", least=0
     )
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.catalogue import Backbone, ImageOptions, architecture
 from protofed.models.preparation import HALVES, IMAGENET, Normalisation
-from protofed.options import option
+from protofed.options import named, remote
 
 
 @dataclass(frozen=True)
 class VisionOptions(ImageOptions):
     """Options of the architectures from torchvision."""
 
-    dropout: float = option(
+    dropout: float = remote(
         0.0, "probability, between features and head (the library's own layer is removed)", least=0, below=1
     )
 
@@ -28,7 +28,7 @@ class VisionOptions(ImageOptions):
 class MobileNetOptions(VisionOptions):
     """Options of ``mobilenet_v2``."""
 
-    feature_dropout: float = option(
+    feature_dropout: float = remote(
         0.0, "probability, before the map to d, so that features are noisy in training", least=0, below=1
     )
 
@@ -37,7 +37,7 @@ class MobileNetOptions(VisionOptions):
 class ResNet18Options(VisionOptions):
     """Options of ``resnet18``."""
 
-    stem_stride: tuple[int, int] = option(
+    stem_stride: tuple[int, int] = remote(
         (2, 2), "strides of the first convolution and of the max pooling: (1, 4) or (2, 2) in FedProto-mh", least=1
     )
 
@@ -146,7 +146,7 @@ def _googlenet(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> 
 class TimmOptions(VisionOptions):
     """Options of ``timm``."""
 
-    model: str = option("resnet18", "name of a model of timm, with its tag if weights belong to one")
+    model: str = named("resnet18", "name of a model of timm, with its tag if weights belong to one", of="")
 
 
 @architecture("timm", "any image model of the package timm, head_hidden_size wide", TimmOptions)

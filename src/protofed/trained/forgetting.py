@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from protofed import methods
-from protofed.config.schema import Experiment, resolve
-from protofed.errors import CheckpointError, ConfigError, DataError, PayloadError, unknown_name, writing
+from protofed.config.schema import Experiment
+from protofed.errors import CheckpointError, ConfigError, PayloadError, unknown_name, writing
 from protofed.experiments.assemble import assemble
-from protofed.experiments.ending import END, forgotten, named_code, read_server, wipe, without
+from protofed.experiments.ending import END, forgotten, opened, read_server, wipe, without
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Report, run_experiment
@@ -51,10 +51,7 @@ def forget(
         CheckpointError: If the run has not finished, or a file is missing or damaged.
     """
     run, files = load_run(directory), RunDirectory(directory)
-    if (code := named_code(run.config, {})) and not trust_code:
-        raise DataError(f"{directory}: names code of its own ({code[0]}): pass --trust-code if you trust it")
-    experiment = resolve(run.config)
-    with files.alone():
+    with opened(run, trust_code) as experiment, files.alone():
         gone = forgotten(directory)
         if client not in gone:
             _take_out(run, files, experiment, client)

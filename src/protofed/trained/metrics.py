@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.config.schema import Experiment, resolve
+from protofed.config.schema import Experiment
 from protofed.data import Table
 from protofed.data.federation import load_client
 from protofed.data.local import data_path
 from protofed.data.preparing import Agreed
 from protofed.errors import CheckpointError, DataError
-from protofed.experiments.ending import ModelsDescription
+from protofed.experiments.ending import ModelsDescription, opened
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import EncoderOptions
 from protofed.runs.metrics import HEADLINES, METRICS, ClassMetrics, Metrics, SampleMetrics
@@ -114,13 +114,9 @@ def data_of(run: Run, trust_code: bool = False) -> FederatedData:
     Raises:
         DataError: If the data are others now, or name code that is not trusted.
     """
-    experiment = replace(resolve(run.config), encoder=EncoderOptions())
-    if experiment.data.trust_code and not trust_code:
-        raise DataError(
-            f"{run.directory}: trusts the code that its data name: pass trust_code=True (--trust-code) if you "
-            "trust this folder"
-        )
-    federated = _own_client(run, experiment) if run.federation.network else load_data(experiment)
+    with opened(run, trust_code) as found:
+        experiment = replace(found, encoder=EncoderOptions())
+        federated = _own_client(run, experiment) if run.federation.network else load_data(experiment)
     now = {c.name: c.test.counts(federated.num_classes).tolist() for c in federated.clients}
     for client in run.clients:
         if now.get(client.name) != client.test:

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from protofed.config.architectures import Architecture, FederationSummary
-from protofed.config.schema import Experiment, resolve
+from protofed.config.architectures import Architecture, FederationSummary, is_code
+from protofed.config.schema import Experiment
 from protofed.data import DataOptions, Table
 from protofed.data.tables import TableInputs
 from protofed.errors import CheckpointError, ConfigError, DataError, unknown_name
@@ -22,7 +22,7 @@ from protofed.experiments.ending import (
     ModelsDescription,
     client_model,
     client_state,
-    named_code,
+    opened,
     read_client,
     read_server,
 )
@@ -268,17 +268,17 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
         raise DataError(f"{run.directory}: {unknown_name('client', name, described)}")
     if not run.finished:
         raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
+    with opened(run, trust_code) as experiment:
+        return _open(run, name, experiment)
+
+
+def _open(run: Run, name: str, experiment: Experiment) -> TrainedClient:
+    described = {client.name: client for client in run.clients}
     stored = ModelsDescription.read(run.directory / "federation.json")
-    code = named_code(run.config, stored.architectures)
-    if code and not trust_code:
-        raise DataError(
-            f"{run.directory}: names code of its own ({code[0]}): pass trust_code=True (--trust-code) if you trust "
-            "this folder"
-        )
     if name not in stored.architectures:
         raise CheckpointError(f"{run.directory / 'federation.json'}: does not describe the model of {name}")
     table = _table_of(run, name)
-    builder = _builder(run, name, stored, table, bool(code))
+    builder = _builder(run, name, stored, table, experiment)
     (model,) = builder.models.values()
     path = client_model(run.directory, name)
     if Border(run.directory).signature(path) is None:
@@ -340,9 +340,10 @@ def _table_of(run: Run, name: str) -> Table | None:
         raise CheckpointError(f"{path}: table: {error}") from None
 
 
-def _builder(run: Run, name: str, stored: ModelsDescription, table: Table | None, code: bool) -> Builder:
+def _builder(
+    run: Run, name: str, stored: ModelsDescription, table: Table | None, experiment: Experiment
+) -> Builder:
     """Return the parts of a federation of one client without samples."""
-    experiment = resolve(run.config)
     # Plain layers on a CPU: the numbers, and what can be exported, do not depend on the machine of the run.
     precision: Literal["fp64", "fp32"] = "fp64" if experiment.execution.precision == "fp64" else "fp32"
     execution = replace(
@@ -368,8 +369,8 @@ def _builder(run: Run, name: str, stored: ModelsDescription, table: Table | None
         tuple(run.class_names), (own,), first.d, sum(present) / max(1, len(present)), len(run.clients), first
     )
     summary = replace(summary, **stored.told)
-    if not code:
-        for architecture, file in ((own, name), (first, run.clients[0].name)):
+    for architecture, file in ((own, name), (first, run.clients[0].name)):
+        if not is_code(architecture.name):  # code may do anything while its size is looked at
             _check_size(experiment, federated, architecture, client_model(run.directory, file))
     return Builder(experiment, federated, Hardware.of(execution), summary, pretrained=False)
 

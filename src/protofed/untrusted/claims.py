@@ -18,7 +18,13 @@ PRIVATE = "private"
 """Name in a description for a model that only the node can build."""
 
 _ARCHITECTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_CODE = re.compile(r"(.*\.py|[^\W\d][\w.]*):[^\W\d][\w.]*", re.DOTALL)
 _CALLABLE = re.compile(r"(?=.{3,256}$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def is_code(text: str) -> bool:
+    """Return whether a text names code: ``package.module:attribute`` or ``file.py:attribute``."""
+    return _CODE.fullmatch(text) is not None
 
 
 def clean(text: object, most: int = limits.REASON) -> str:

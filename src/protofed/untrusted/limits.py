@@ -41,6 +41,8 @@ INPUT_SIDE = 2**16
 """Size of one dimension of a sample; also of a feature vector."""
 INPUT_NUMBERS = 2**26
 """Values of one sample."""
+OPTION = 10**6
+"""Magnitude of an integer that a server sets at a node, where its option declares no bound."""
 PARAMETERS = 10**12
 """Parameters of a model."""
 NETWORKS = 16

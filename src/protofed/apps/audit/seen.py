@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from protofed.compute.seeding import derive, generator
-from protofed.config.schema import Experiment, resolve
+from protofed.config.schema import Experiment
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.assemble import assemble
-from protofed.experiments.ending import ModelsDescription, forgotten, named_code, restore_end, without
+from protofed.experiments.ending import ModelsDescription, forgotten, opened, restore_end, without
 from protofed.experiments.loading import load_data
 from protofed.methods.contract import Method, Tensors, Upload
 from protofed.models import SplitModel
@@ -110,10 +110,12 @@ def reopened(run: Run, trust_code: bool = False) -> tuple[Experiment, Federation
             f"{run.directory}: an audit needs the data of all clients, which are at the nodes of a network: audit "
             "a simulation of this run"
         )
-    stored = ModelsDescription.read(run.directory / "federation.json")
-    if (code := named_code(run.config, stored.architectures)) and not trust_code:
-        raise DataError(f"{run.directory}: names code of its own ({code[0]}): pass --trust-code if you trust it")
-    experiment = resolve(run.config)
+    ModelsDescription.read(run.directory / "federation.json")
+    with opened(run, trust_code) as experiment:
+        return _reopened(run, experiment)
+
+
+def _reopened(run: Run, experiment: Experiment) -> tuple[Experiment, Federation, FederatedData]:
     execution = replace(experiment.execution, device="cpu", executor="sequential")
     experiment = replace(experiment, execution=execution)
     gone = forgotten(run.directory)

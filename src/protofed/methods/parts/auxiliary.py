@@ -14,7 +14,7 @@ from protofed.methods.contract import Batch, Method, Task, Tensors, Traits
 from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
 from protofed.methods.traits import GLOBAL_MODEL
-from protofed.options import option
+from protofed.options import named, remote
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 class AuxiliaryOptions(SoftmaxOptions, AveragingOptions):
     """The shared model, and how its mean is taken."""
 
-    auxiliary: str = option(
-        "", "architecture of the shared model ('' = model.shared, or else model.name or the first of that group)"
+    auxiliary: str = named(
+        "",
+        "architecture of the shared model ('' = model.shared, or else model.name or the first of that group)",
+        of="models",
     )
-    auxiliary_options: dict[str, Any] = option({}, "options of that architecture")
-    auxiliary_d: int = option(0, "length of its features (0 = model.d)", least=0)
-    weighting: Literal["samples", "uniform"] = option("uniform", "weight of a client in the mean: n_i, or 1")
+    auxiliary_options: dict[str, Any] = named({}, "options of that architecture", of="models")
+    auxiliary_d: int = remote(0, "length of its features (0 = model.d)", least=0)
+    weighting: Literal["samples", "uniform"] = remote("uniform", "weight of a client in the mean: n_i, or 1")
 
 
 A = TypeVar("A", bound=AuxiliaryOptions)

@@ -19,7 +19,7 @@ from protofed.methods.parts.weights import (
     weight_of,
     with_samples,
 )
-from protofed.options import Options, option
+from protofed.options import Options, remote
 from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ else:
 class AveragingOptions(Options):
     """Options of the server's average."""
 
-    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean: n_i, or 1")
-    share_buffers: bool = option(
+    weighting: Literal["samples", "uniform"] = remote("samples", "weight of a client in the mean: n_i, or 1")
+    share_buffers: bool = remote(
         True, "BatchNorm's running statistics are averaged as the weights are; otherwise they stay on the client"
     )
 

@@ -25,7 +25,7 @@ from protofed.methods.contract import Batch, Task, Tensors
 from protofed.methods.fedavg import FedAvgOptions
 from protofed.methods.parts.training import linear_layer, sound
 from protofed.methods.parts.weights import under
-from protofed.options import option
+from protofed.options import remote
 from protofed.prototypes.mixtures import gaussian
 from protofed.wire.schema import Field, Payload
 
@@ -44,9 +44,9 @@ LabelPrior = Literal["available", "counts", "uniform"]
 class GeneratorOptions(FedAvgOptions):
     """The generator, and how the server trains it."""
 
-    latent_dim: int = option(32, "length z of the generator's noise ε", least=1)
-    noise: Literal["uniform", "normal"] = option("uniform", "ε in [0, 1), as in all code, or Gaussian as printed")
-    generator_batch_size: int = option(32, "generated features per server step; BatchNorm takes two", least=2)
+    latent_dim: int = remote(32, "length z of the generator's noise ε", least=1)
+    noise: Literal["uniform", "normal"] = remote("uniform", "ε in [0, 1), as in all code, or Gaussian as printed")
+    generator_batch_size: int = remote(32, "generated features per server step; BatchNorm takes two", least=2)
 
 
 class Generated(NamedTuple):

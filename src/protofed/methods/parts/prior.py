@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protofed.methods.given import Batch, Tensors
 from protofed.methods.traits import ALL_CLASSES, HEAD
-from protofed.options import Options, option
+from protofed.options import Options, remote
 from protofed.runs.rules import Rule
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ RHO = 1.0
 class SoftmaxOptions(Options):
     """The cross-entropy of a private head, for methods that have one."""
 
-    softmax: Literal["plain", "balanced"] = option(
+    softmax: Literal["plain", "balanced"] = remote(
         "plain",
         "cross-entropy of f(x), or of f(x) + π_i over the client's classes: balanced, as beacon's expert; predicts "
         "over these, with π_i (head) and without (all_classes)",

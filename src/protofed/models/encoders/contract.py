@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from protofed.errors import ConfigError
 from protofed.models.checking import show
-from protofed.options import NoOptions, Options, build_options, option
+from protofed.options import NoOptions, Options, build_options, named, option, remote
 from protofed.registry import Registry
 from protofed.untrusted import limits
 
@@ -27,28 +27,33 @@ LEAST, MOST = 8, 1024
 class EncoderOptions(Options):
     """Fixed features in place of the samples, the same at every client."""
 
-    name: str = option(
+    name: str = named(
         "",
         "'' for the samples as they are; auto: scattering for images, hashing for texts, else random; an encoder; "
         "or a frozen network: an architecture or package.module:callable",
+        of="encoders",
     )
-    dim: int = option(
+    dim: int = remote(
         0,
         "numbers per sample, by a random map with orthonormal columns (0 = all that the encoder has)",
         least=0,
         most=limits.INPUT_SIDE,
     )
-    unit: bool = option(
+    unit: bool = remote(
         False, "from a sample's numbers their mean is taken, before the map; the result is divided by its length"
     )
-    seed: int = option(
+    seed: int = remote(
         0, "seed of random features and of the map, public and independent of the run's", least=0, most=limits.SEED
     )
-    weights: str = option(
-        "", "weights of a frozen network: a file, or package:NAME for the file in an installed package"
+    weights: str = named(
+        "",
+        "weights of a frozen network: a file, or package:NAME for the file in an installed package",
+        of="weights",
     )
-    options: dict[str, Any] = option({}, "options of the encoder, or of the frozen network's architecture")
-    beside: bool = option(
+    options: dict[str, Any] = named(
+        {}, "options of the encoder, or of the frozen network's architecture", of="encoders"
+    )
+    beside: bool = remote(
         False, "keep every sample beside its features: the clients' own networks take it, the method the features"
     )
     members: tuple[dict[str, Any], ...] = option(
@@ -78,7 +83,7 @@ class EncoderOptions(Options):
 class ScatteringOptions(Options):
     """Options of ``scattering``."""
 
-    grid: int = option(
+    grid: int = remote(
         4, "rows and columns of averages; fewer where an image has fewer than 4 pixels each", least=1
     )
 
@@ -87,13 +92,13 @@ class ScatteringOptions(Options):
 class RandomOptions(Options):
     """Options of ``random``."""
 
-    filters: int = option(200, "random 6 × 6 filters of images", least=1, most=65536)
-    threshold: float = option(0.25, "what a filter's response must exceed to count, to either side", least=0)
-    waves: int = option(1000, "random Fourier features of vectors and tables", least=1, most=65536)
-    bandwidth: float = option(
+    filters: int = remote(200, "random 6 × 6 filters of images", least=1, most=65536)
+    threshold: float = remote(0.25, "what a filter's response must exceed to count, to either side", least=0)
+    waves: int = remote(1000, "random Fourier features of vectors and tables", least=1, most=65536)
+    bandwidth: float = remote(
         1.0, "standard deviation of the Gaussian kernel of vectors, in units of √F for F numbers", above=0
     )
-    kernels: int = option(1000, "random convolutions of series", least=1, most=65536)
+    kernels: int = remote(1000, "random convolutions of series", least=1, most=65536)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from protofed.models.catalogue import TextOptions
 from protofed.models.encoders.contract import encoder
 from protofed.models.hugging import TransformersOptions, pretrained
 from protofed.models.text import Texts, with_pairs
-from protofed.options import option
+from protofed.options import remote
 
 FACTOR = 0x9E3779B97F4A7C15 - 2**64
 """2⁶⁴ divided by the golden ratio: a multiplier whose upper bits spread (Knuth, 1973, 6.4)."""
@@ -23,8 +23,8 @@ FACTOR = 0x9E3779B97F4A7C15 - 2**64
 class HashingOptions(TextOptions):
     """Options of ``hashing``."""
 
-    buckets: int = option(1024, "numbers per text", least=2, most=2**16)
-    pairs: bool = option(True, "count pairs of words in succession, too")
+    buckets: int = remote(1024, "numbers per text", least=2, most=2**16)
+    pairs: bool = remote(True, "count pairs of words in succession, too")
 
 
 @encoder("hashing", "hashed counts of words and pairs of words: texts as tokens", HashingOptions, kinds=("texts",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from protofed.options import Options, option
+from protofed.options import Options, option, remote
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import SampleCount, decoded
 
@@ -18,39 +18,39 @@ POOLING = ("median", "trimmed", "geometric_median", "krum")
 class RobustOptions(Options):
     """The server's limits on a few hostile or broken clients."""
 
-    rule: Rule = option(
+    rule: Rule = remote(
         "none",
         "applied to validated uploads before the method sees them, per class for prototypes and per tensor for "
         "weights: none; clip, which a deployment applies unless it names a rule: long vectors are shortened; "
         "median, trimmed (mean), geometric_median, krum: one robust vector replaces all; multi_krum: the uploads "
         "least like the others are left out",
     )
-    attackers: float = option(
+    attackers: float = remote(
         0.2,
         "assumed share of hostile clients, rounded up to a number, for trimmed, krum and multi_krum; no rule "
         "survives a hostile half",
         least=0,
         below=0.5,
     )
-    norm: float = option(
+    norm: float = remote(
         2.0, "clip: longest prototype, as a multiple of the median length of all in the round", least=1
     )
-    distance: float = option(
+    distance: float = remote(
         2.0,
         "clip: longest distance of a prototype from the median of its class, as a multiple of the median distance",
         least=1,
     )
-    update: float = option(
+    update: float = remote(
         6.0,
         "clip: longest change of a weight tensor since the broadcast, as a multiple of the median change",
         least=1,
     )
-    reject: float = option(
+    reject: float = remote(
         20.0,
         "an upload with a vector this many times as long as the median is left out whole (0 = never)",
         least=0,
     )
-    weight: float = option(
+    weight: float = remote(
         16.0,
         "with every rule: most samples that a client is believed to have, as a multiple of the median over all "
         "clients (0 = no limit)",

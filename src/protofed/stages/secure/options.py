@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from protofed.options import Options, option
+from protofed.options import Options, remote
 
 FEWEST = 3
 """Clients in a round; of the sum of two, each knows the other's part."""
@@ -15,17 +15,17 @@ FEWEST = 3
 class SecureOptions(Options):
     """Secure aggregation: the server learns the sum of the uploads and no single one (Bonawitz et al. 2017)."""
 
-    aggregation: bool = option(
+    aggregation: bool = remote(
         False, "mask uploads so that only their sum can be read; for methods whose server needs sums only"
     )
-    threshold: float = option(
+    threshold: float = remote(
         0.66,
         "share of a round's clients without which its sum cannot be read; more than half, so that no two groups of "
         "clients can be asked for both halves of a secret",
         above=0.5,
         most=1,
     )
-    fraction_bits: int = option(
+    fraction_bits: int = remote(
         24, "binary digits after the point of the 64-bit numbers that are added: a step of 2^-24", least=8, most=40
     )
 
