@@ -20,15 +20,18 @@ from safetensors.torch import load_file
 from protofed import __version__
 from protofed.apps.flower.client_app import app
 from protofed.apps.flower.messages import Job
-from protofed.apps.flower.node import Node, _built, _company, experiment_key
+from protofed.apps.flower.node import Node, _built, _company
 from protofed.apps.flower.nodes import RECORD
 from protofed.apps.flower.server_app import Gathering, serve
+from protofed.apps.flower.sources import plan_text
 from protofed.apps.flower.summary import client_summaries
 from protofed.config.architectures import FederationSummary
+from protofed.data import DataOptions
 from protofed.experiments import Experiment
 from protofed.experiments.encoding import encode
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import run_experiment
+from protofed.options import plain
 from protofed.samples import FederatedData
 from protofed.trained.metrics import measure
 from protofed.trained.run import TrainedRun
@@ -158,6 +161,21 @@ def nodes_of(root: Path, state: Path) -> dict[int, dict[str, Any]]:
     }
 
 
+READING = ("source", "path", "data_dir", "clients", "samples", "classes", "columns")
+"""Options of data that are no matter of a node's own file, or that a server may set."""
+
+
+def reading_of(chosen: Experiment) -> dict[str, Any]:
+    """Return the ``data`` table of a node that reads its samples as a recipe does."""
+    tree, usual = plain(chosen.data), plain(DataOptions())
+    return {n: v for n, v in tree.items() if n not in READING and v is not None and v != usual[n]}
+
+
+def read_as(node: dict[str, Any], chosen: Experiment) -> dict[str, Any]:
+    """Return a node whose own file reads its samples as a recipe does, and lets names out."""
+    return {"data": reading_of(chosen), "names": True, **node}
+
+
 def own_run(state: Path, name: str) -> Path:
     """Return the only run directory of a client's node."""
     (found,) = (state / name / name).iterdir()
@@ -209,6 +227,9 @@ def over(
     **gather: Any,
 ) -> TrainedRun:
     """Run over a network."""
+    for number, node in grid.nodes.items():
+        if "client-dir" in node:
+            grid.nodes[number] = read_as(node, chosen)
     gathering = Gathering(clients or len(grid.nodes), wait_s=0.0, **gather)
     files = RunDirectory(out)
     run = serve(grid, chosen, files, gathering, resume=resume, simulated=simulated, measure=measure)  # type: ignore[arg-type]
@@ -263,8 +284,8 @@ def job_of(root: Path, method: str = "fedproto", **options: Any) -> Job:
     """Return the first round of ``ann``, one of the ordinary clients."""
     chosen = wanted(method, root, **options)
     federated = encode(ordinary(), chosen.encoder, chosen.execution.weights_dir)
-    summary = client_summaries(FederationSummary.of(chosen, federated))[0]
-    return Job("run", "ann", 1, experiment_key(chosen), summary)
+    summary = client_summaries(chosen, FederationSummary.of(chosen, federated))[0]
+    return Job("run", "ann", 1, plan_text(chosen), summary)
 
 
 def train(node: Node, job: Job) -> Trained:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _LONGEST = 2000
 """Maximum number of characters of a message, because names and values in it may have any length."""
@@ -14,8 +15,22 @@ _LONGEST = 2000
 class ProtofedError(Exception):
     """Base class of all errors that protofed raises deliberately; the CLI prints them as a single line.
 
-    Messages contain names of files and clients, so non-printable characters are escaped.
+    Messages contain names of files and clients, so non-printable characters are escaped. They may hold values of
+    samples too, so that of an error at a node the server is told the code alone, and what comes with it.
+
+    Attributes:
+        code: Of ``protofed.apps.flower.refusals.CODES``.
+        option: Dotted name of the option concerned; "" for none.
+        names: Names of classes or columns that do not fit, if they may be told.
     """
+
+    code = "fault"
+
+    def __init__(self, message: str = "", *, code: str = "", option: str = "", names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.code = code or type(self).code
+        self.option = option
+        self.names = tuple(names)
 
     def __str__(self) -> str:
         """Return the message as one line of moderate length."""
@@ -26,19 +41,18 @@ class ProtofedError(Exception):
 class ConfigError(ProtofedError):
     """An invalid option, name or recipe."""
 
+    code = "settings"
+
 
 class RefusalError(ConfigError):
-    """What a node refuses, for a reason with a name: the server gets the name and the option, never the sentence.
+    """What a node does not do for a server, whatever the message says."""
 
-    Attributes:
-        code: One of ``protofed.apps.flower.refusals.CODES``.
-        option: Dotted name of the option at which it was refused; "" for none.
-    """
+    def __init__(self, code: str, option: str = "", text: str = "", names: Iterable[str] = ()) -> None:
+        super().__init__(text or f"{option}: {code}", code=code, option=option, names=names)
 
-    def __init__(self, code: str, option: str = "", text: str = "") -> None:
-        super().__init__(text or (f"{option}: {code}" if option else code))
-        self.code = code
-        self.option = option
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the parts by which a process passes an error on to another."""
+        return type(self), (self.code, self.option, str(self), self.names)
 
 
 class OptionError(ConfigError, ValueError):
@@ -48,6 +62,8 @@ class OptionError(ConfigError, ValueError):
 class DataError(ProtofedError):
     """Data that are missing, unreadable or inconsistent with their declaration."""
 
+    code = "data"
+
 
 class MissingDataError(DataError):
     """A ``data.path`` at which nothing is."""
@@ -56,13 +72,19 @@ class MissingDataError(DataError):
 class ModelError(ProtofedError):
     """A model that cannot be built or split, or does not accept the data."""
 
+    code = "model"
+
 
 class PayloadError(ProtofedError):
     """A message that violates its schema."""
 
+    code = "request"
+
 
 class DivergedError(PayloadError):
     """A message with numbers that are not finite or too large, as sent by a diverged model."""
+
+    code = "diverged"
 
 
 class FederationError(ProtofedError):
@@ -72,9 +94,13 @@ class FederationError(ProtofedError):
 class CheckpointError(ProtofedError):
     """A run directory or checkpoint that cannot be read or continued."""
 
+    code = "state"
+
 
 class OutputError(ProtofedError):
     """A file that cannot be written: the disk is full, the folder read-only, missing or used by another process."""
+
+    code = "disk"
 
 
 @contextmanager

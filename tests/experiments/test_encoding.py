@@ -268,15 +268,17 @@ def test_a_client_with_other_weights_is_left_out_by_name(tmp_path, monkeypatch, 
     chosen = wanted("fedproto", root, model__name="mlp", encoder__name=f"{code}:Scaled")
     describe = Folder.describe
 
-    def other(self, experiment):
+    def other(self, experiment, expected):
         from dataclasses import replace
 
-        found = describe(self, experiment)
+        found = describe(self, experiment, expected)
         return [replace(d, encoder="0" * 32) if d.name == last else d for d in found]
 
     last = sorted(p.name for p in (root / "clients").iterdir())[-1]
     monkeypatch.setattr(Folder, "describe", other)
-    run = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "network", clients=2)
+    allow = {"methods": ["fedproto"], "models": ["mlp"], "encoders": [f"{code}:Scaled"]}
+    nodes = {number: {**node, "allow": allow} for number, node in nodes_of(root, tmp_path / "state").items()}
+    run = over(FakeGrid(nodes), chosen, tmp_path / "network", clients=2)
     network = json.loads((run.directory / "federation.json").read_text())["network"]
     assert last not in network.get("clients", [])
     assert f"{last}: left out: its encoder is another one, or has other weights, than most" in caplog.text

@@ -78,7 +78,7 @@ def check(broken):
     [
         ({"prototypes": torch.full((3, D), torch.nan)}, "prototypes: contains NaN"),
         ({"prototypes": torch.full((3, D), torch.inf)}, "prototypes: contains infinite values"),
-        ({"prototypes": torch.full((3, D), -1e10)}, "prototypes: magnitudes may be at most 1e.09, found 1e.10"),
+        ({"prototypes": torch.full((3, D), -1e10)}, "prototypes: magnitudes may be at most 1e.09"),
         ({"prototypes": torch.zeros(3, D + 1)}, "prototypes: d must be 3"),
         ({"prototypes": torch.zeros(2, D)}, "prototypes: k must be 3"),
         ({"prototypes": torch.zeros(3, D, dtype=torch.int64)}, "prototypes: must be real, not int64"),
@@ -237,9 +237,7 @@ def test_lossy_codecs_take_any_shape(name, most):
 
 def test_float16_refuses_what_would_become_infinite():
     sent = {**payload(), "prototypes": torch.full((3, D), -65505.0)}
-    with pytest.raises(
-        PayloadError, match=r"^prototypes: float16 holds .* 65504, found 65505: choose wire.codec=fl"
-    ):
+    with pytest.raises(PayloadError, match=r"^prototypes: float16 holds .* 65504: choose wire.codec=fl"):
         get_codec("float16").encode(sent, SCHEMA)
 
 

@@ -14,10 +14,10 @@ from msgspec import Meta
 from protofed import methods, models
 from protofed.config.schema import Experiment, ModelOptions
 from protofed.data import Table
-from protofed.errors import ConfigError, unknown_name
-from protofed.options import build_options
+from protofed.errors import ConfigError, RefusalError, unknown_name
+from protofed.options import build_options, option_fields
 from protofed.runs.description import ArchitectureName
-from protofed.samples import Encoding, FederatedData
+from protofed.samples import ClientData, Encoding, FederatedData
 from protofed.stages.robust.believed import believed
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side
@@ -76,6 +76,7 @@ class FederationSummary:
         bfloat16: Kinds of models computed in bfloat16, in a simulation over a network.
         table: If the samples are a table or standardised.
         encoding: The samples before an encoder, if any.
+        place: Of the one client to whom this is told, without architectures; see :func:`architecture_of`.
     """
 
     classes: ClassNames
@@ -88,6 +89,7 @@ class FederationSummary:
     input_shape: Shape = ()
     table: Table | None = None
     encoding: Encoding | None = None
+    place: ClientCount = 0
 
     @classmethod
     def of(cls, experiment: Experiment, federated: FederatedData) -> FederationSummary:
@@ -111,9 +113,9 @@ class FederationSummary:
             encoding=federated.encoding,
         )
 
-    def of_client(self, number: int) -> FederationSummary:
-        """Return the summary for one client, with its own architecture alone."""
-        return replace(self, architectures=(self.architectures[number],), template=None)
+    def of_client(self, place: int) -> FederationSummary:
+        """Return the summary for one client, which finds its architecture in the plan; the server opens round 1."""
+        return replace(self, architectures=(), template=None, place=place)
 
     def without(self, experiment: Experiment, own: Collection[int]) -> FederationSummary:
         """Return the summary with a template that no client chose for itself, if clients may differ.
@@ -173,6 +175,27 @@ def common_features(experiment: Experiment) -> bool:
     return one_architecture(experiment) and traits_of(experiment).exchanges == "prototypes"
 
 
+def check_alike(experiment: Experiment, own: bool = False) -> None:
+    """Refuse secure sums over clients that a server can make unlike, since it could read one of them in the sum.
+
+    Args:
+        own: The client chooses its architecture itself, so that a server does not.
+    """
+    if not experiment.secure.aggregation:
+        return
+    if not own and len({a.kind for a in turns(experiment)}) > 1:
+        raise RefusalError(
+            "secure",
+            "model.name",
+            "secure.aggregation needs one architecture for all clients, since the sum of one alone among others "
+            "would be its own: choose one in model.name, or set model.shared",
+        )
+    options = experiment.method_options
+    for name, field in option_fields(type(options)).items():
+        if field.metadata.get("of") == "clients" and getattr(options, field.name):
+            raise RefusalError("secure", f"method.{name}", f"method.{name} takes clients out of secure sums")
+
+
 def why_one(experiment: Experiment) -> str:
     """Return why a method needs one architecture and what to do about it, as the end of a sentence."""
     if common_features(experiment):
@@ -189,24 +212,38 @@ def one_architecture(experiment: Experiment) -> bool:
 
 def _assign(experiment: Experiment, federated: FederatedData) -> list[Architecture]:
     """Return each client's architecture, checked against the requirements of the method."""
-    architectures = []
+    found = [architecture_of(experiment, federated, client, n) for n, client in enumerate(federated.clients)]
+    _check_same(experiment, federated, found)
+    return found
+
+
+def architecture_of(
+    experiment: Experiment, federated: FederatedData, client: ClientData, place: int
+) -> Architecture:
+    """Return a client's architecture: its own choice, or that of the group whose turn it is.
+
+    Args:
+        place: Of the client in the federation, or its remainder by :func:`places`.
+    """
     shared, group = _all_shared(experiment), _embedding(experiment, federated.table)
-    for number, client in enumerate(federated.clients):
-        architecture = group[number % len(group)]
-        chosen = None if shared else client.settings.get("model")
-        if chosen == claims.PRIVATE:
-            architecture = Architecture(chosen, {}, 0)
-        elif chosen:
-            check_trusted(experiment, client.name, chosen)
-            own = Architecture(*models.assign(chosen, 1)[0], 0)
-            architecture = fitted(experiment, own, federated.table)
-        turn = number % max(1, len(experiment.encoder.members))
-        width = own_width(experiment, architecture.name, taken(experiment, federated, turn).shape)
-        if federated.encoding and federated.encoding.parts and experiment.encoder.name:
-            width = federated.encoding.parts[0]
-        architectures.append(replace(architecture, d=client.settings.get("d", width), turn=turn))
-    _check_same(experiment, federated, architectures)
-    return architectures
+    architecture = group[place % len(group)]
+    chosen = None if shared else client.settings.get("model")
+    if chosen == claims.PRIVATE:
+        architecture = Architecture(chosen, {}, 0)
+    elif chosen:
+        check_trusted(experiment, client.name, chosen)
+        own = Architecture(*models.assign(chosen, 1)[0], 0)
+        architecture = fitted(experiment, own, federated.table)
+    turn = place % max(1, len(experiment.encoder.members))
+    width = own_width(experiment, architecture.name, taken(experiment, federated, turn).shape)
+    if federated.encoding and federated.encoding.parts and experiment.encoder.name:
+        width = federated.encoding.parts[0]
+    return replace(architecture, d=client.settings.get("d", width), turn=turn)
+
+
+def places(experiment: Experiment) -> int:
+    """Return after how many clients architectures are assigned from the first one again."""
+    return len(turns(experiment)) * max(1, len(experiment.encoder.members))
 
 
 class Taken(NamedTuple):

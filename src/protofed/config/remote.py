@@ -22,7 +22,7 @@ from protofed.models import architectures
 from protofed.options import Options, option_fields, plain
 from protofed.untrusted import claims, limits
 
-KINDS = ("methods", "models", "encoders", "codecs", "optimizers", "weights", "stages", "")
+KINDS = ("methods", "models", "encoders", "codecs", "optimizers", "weights", "stages", "clients", "")
 """Kinds of what a plan may name."""
 Permits = Callable[[str, str], bool]
 """Whether a node's own list of a kind holds a name."""
@@ -66,7 +66,7 @@ def check_plan(plan: Mapping[str, Any], permits: Permits) -> None:
         elif name in SCALARS:
             _check_value(value, name, permits, "", limits.SEED)
         else:
-            raise RefusalError("closed", _name(name))
+            raise _closed(_name(name))
 
 
 def read_plan(plan: Mapping[str, Any], data: DataOptions, permits: Permits) -> Experiment:
@@ -79,6 +79,17 @@ def read_plan(plan: Mapping[str, Any], data: DataOptions, permits: Permits) -> E
         return resolve({**plan, "data": own})
     except ConfigError as error:  # the sentence may hold values of the node's own file
         raise RefusalError("plan", text=str(error)) from None
+
+
+def named_values(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
+    """Yield what an experiment names, with the option and the kind, save clients' architectures, chosen later."""
+    yield "method.name", "methods", experiment.method
+    records = {"method": experiment.method_options, **{name: getattr(experiment, name) for name in _sections()}}
+    for section, record in records.items():
+        for name, field in option_fields(type(record)).items():
+            value, kind, option = getattr(record, field.name), field.metadata.get("of"), f"{section}.{name}"
+            if kind and isinstance(value, str) and value and option != "model.name":
+                yield option, kind, value
 
 
 def code_of(tree: Mapping[str, Any]) -> list[str]:
@@ -97,7 +108,7 @@ def _sections() -> dict[str, type[Options]]:
 def _check_method(table: Mapping[str, Any], permits: Permits) -> None:
     name = table.get("name")
     if not isinstance(name, str) or not (name in methods.methods() or permits("methods", name)):
-        raise RefusalError("not allowed", "method.name")
+        raise _unlisted("method.name")
     _check_section({n: v for n, v in table.items() if n != "name"}, _method_fields(name), "method", permits)
 
 
@@ -112,7 +123,7 @@ def _check_section(
     for name, value in table.items():
         option = _name(f"{where}.{name}")
         if name not in fields or not settable(fields[name]):
-            raise RefusalError("closed", option)
+            raise _closed(option)
         kind, range = fields[name].metadata.get("of", ""), fields[name].metadata["range"]
         _check_value(value, option, permits, kind, range.most or limits.OPTION)
 
@@ -126,7 +137,7 @@ def _check_value(value: Any, option: str, permits: Permits, kind: str, most: flo
     """
     if isinstance(value, str):
         if value and not _WORD.fullmatch(value) and not permits(kind, value):
-            raise RefusalError("not allowed", option)
+            raise _unlisted(option)
     elif isinstance(value, Mapping) and depth < 3:
         _check_table(value, option, permits, kind, depth)
     elif isinstance(value, (list, tuple)) and len(value) <= LONGEST and depth < 3:
@@ -134,18 +145,20 @@ def _check_value(value: Any, option: str, permits: Permits, kind: str, most: flo
             _check_value(item, option, permits, kind, most, depth + 1)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise RefusalError("closed", option)
+            raise _closed(option)
     elif not (value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) <= most)):
-        raise RefusalError("closed", option)
+        raise _closed(option)
 
 
 def _check_table(value: Mapping[str, Any], option: str, permits: Permits, kind: str, depth: int) -> None:
     """Check options of a component, whichever of its kind it may be: what one of them closes is closed."""
     for name, own in value.items():
         where = _name(f"{option}.{name}")
+        if not _WORD.fullmatch(name) and not permits(kind, name):
+            raise _closed(where)
         fields = [field for known in _component_options(kind) if (field := option_fields(known).get(name))]
         if any(not settable(field) for field in fields):
-            raise RefusalError("closed", where)
+            raise _closed(where)
         kinds = {field.metadata.get("of", "") for field in fields} or {kind if name == "name" else ""}
         most = max((field.metadata["range"].most or limits.OPTION for field in fields), default=limits.OPTION)
         inner = kind if isinstance(own, Mapping) else min(kinds)
@@ -161,8 +174,17 @@ def _component_options(kind: str) -> list[type[Options]]:
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise RefusalError("closed", where)
+        raise _closed(where)
     return value
+
+
+def _closed(option: str) -> RefusalError:
+    return RefusalError("closed", option, f"{option} is not for a server to set: only the node's own file may")
+
+
+def _unlisted(option: str) -> RefusalError:
+    told = f"{option} names what is neither built in nor listed in [allow] of node.toml: code, a path, or a method"
+    return RefusalError("not allowed", option, told)
 
 
 def _name(option: str) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from protofed.data.dates import DAY
-from protofed.data.tables import Missing, Standardise, category
+from protofed.data.tables import Missing, RawColumn, Standardise, category
 from protofed.data.text import LENGTH, Form
 from protofed.errors import ConfigError
 from protofed.options import Options, build_options, option, remote
@@ -67,6 +69,11 @@ class DataOptions(Options):
     )
     rename: dict[str, str] = option(
         {}, 'columns that some files call otherwise: {Age = "age", patient_age = "age"}'
+    )
+    columns: dict[str, Any] = option(
+        {},
+        "columns that every site of a network must have, in order, where sites keep the names of theirs to "
+        'themselves: {age = "number", sex = ["f", "m"]}',
     )
     dates: dict[str, str] = option(
         {},
@@ -127,12 +134,35 @@ class DataOptions(Options):
                 raise ValueError(
                     f"dates.{name} must be {DAY!r} or another column whose dates are {DAY!r}, not {other!r}"
                 )
+        for name, kind in self.columns.items():
+            listed = isinstance(kind, (list, tuple)) and len(set(map(category, kind))) == len(kind) > 0
+            if kind not in ("number", "text") and not listed:
+                raise ValueError(f"columns.{name} must be number, text or a list of different categories")
         for name, value in self.ranges.items():
             ends = value if isinstance(value, (list, tuple)) and len(value) == 2 else (0, 0)
             if {*map(type, ends)} - {int, float} or not -limits.LARGEST < ends[0] < ends[1] <= limits.LARGEST:
                 raise ValueError(f"ranges.{name} must be [least, largest], e.g. [0, 110], not {value}")
         if self.ranges and self.standardise == "none":
             raise ValueError("ranges map columns to [-1, 1], but standardise=none leaves them as they are")
+
+    @property
+    def expected(self) -> tuple[RawColumn, ...]:
+        """Columns that every site of a network must have."""
+        found: list[RawColumn] = []
+        for name, kind in self.columns.items():
+            if kind == "text":
+                found += self.form.columns(name)
+            else:
+                number = kind == "number"
+                found += [RawColumn(name) if number else RawColumn(name, "category", tuple(map(category, kind)))]
+        return tuple(found)
+
+    @property
+    def reading(self) -> str:
+        """A hash of what decides how columns become inputs, which all sites of a network must do alike."""
+        shaping = (self.missing, self.standardised(table=True), self.ranges, self.text_as, self.text_length)
+        text = json.dumps([*shaping, Path(self.tokenizer).name], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def declared(self) -> dict[str, tuple[str, ...]]:

@@ -75,7 +75,9 @@ class BeaconOptions(Options):
         "samples", "weight of a client in the mean: n_i, or 1, which discloses no numbers of samples"
     )
     receive_only: tuple[str, ...] = named(
-        (), "names of clients that receive the beacon but send none: back goes what came, with weight 0", of=""
+        (),
+        "names of clients that receive the beacon but send none: back goes what came, with weight 0",
+        of="clients",
     )
     exchange: bool = remote(
         True, "false: nothing is sent, and every client keeps a small network of its own (the control of fusion)"

@@ -45,8 +45,7 @@ class Float16(Codec):
         largest = np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0)
         if largest > FLOAT16_LIMIT:
             raise DivergedError(
-                f"{name}: float16 holds magnitudes up to {FLOAT16_LIMIT:g}, found {largest:g}: "
-                "choose wire.codec=float32"
+                f"{name}: float16 holds magnitudes up to {FLOAT16_LIMIT:g}: choose wire.codec=float32"
             )
         return numbers.astype("<f2").tobytes()
 

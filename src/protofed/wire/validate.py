@@ -50,7 +50,7 @@ def check_values(payload: Payload, schema: Schema) -> None:
             if not math.isfinite(largest):
                 raise DivergedError(f"{name}: contains {'NaN' if math.isnan(largest) else 'infinite values'}")
             if largest > field.limit:  # compares in the tensor's dtype, to which the limit may have been rounded
-                raise DivergedError(f"{name}: magnitudes may be at most {field.limit:g}, found {largest:g}")
+                raise DivergedError(f"{name}: magnitudes may be at most {field.limit:g}")
         if field.minimum is not None and tensor.numel() and tensor.min() < field.minimum:
             raise PayloadError(f"{name}: values must be at least {field.minimum}, found {tensor.min():g}")
 

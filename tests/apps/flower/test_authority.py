@@ -410,7 +410,7 @@ def pem(folder: Path, name: str) -> bytes:
 
 
 @posix
-def test_the_server_does_not_admit_a_revoked_site_and_a_node_keeps_its_state_to_itself(root, fed, tmp_path):
+def test_the_server_does_not_admit_a_revoked_site_and_a_node_keeps_its_state_to_itself(caplog, root, fed, tmp_path):
     names = ("ann", "bob", "cid")
     approve(fed, [request(tmp_path / name, name) for name in names], 30)
     nodes = nodes_of(root, tmp_path / "state")
@@ -430,7 +430,8 @@ def test_the_server_does_not_admit_a_revoked_site_and_a_node_keeps_its_state_to_
         left["client"]: left["reason"]
         for left in json.loads((run.directory / "federation.json").read_text())["left_out"]
     }
-    assert f"{folder}: other users may read or change it (mode 0750): `chmod 700 {folder}`" in str(reasons)
+    assert "refused, its own settings have a mistake" in str(reasons)
+    assert f"{folder}: other users may read or change it (mode 0750): `chmod 700 {folder}`" in caplog.text
 
 
 # Modes.

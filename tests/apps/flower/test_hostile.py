@@ -254,7 +254,7 @@ def test_sizes_that_cannot_be_are_left_out(attack, root, honest, tmp_path):
 
 
 def test_a_first_client_whose_model_cannot_be_is_not_built_by_the_server(root, tmp_path):
-    """Heads are averaged, from the first client's; the hostile one comes first, and lies that its model fits."""
+    """Heads are averaged, from the first client's; the hostile one comes first, and lies about its model."""
 
     def tamper(node, message, reply):
         if node == HOSTILE and message.metadata.message_type == "query":
@@ -267,9 +267,8 @@ def test_a_first_client_whose_model_cannot_be_is_not_built_by_the_server(root, t
     nodes[HOSTILE]["client"] = "aaa"
     run = over(FakeGrid(nodes, tamper), wanted("lg_fedavg", root, rounds=2), tmp_path / "run")
     for record in run.rounds:
-        assert {m.client for m in record.missing} == {"aaa"}
-        assert all("cnn2 takes images" in m.reason for m in record.missing)
-        assert None not in record.accuracy.clients["head"][1:]
+        assert not record.missing, "its node follows its own file"
+        assert None not in record.accuracy.clients["head"]
 
 
 ANSWERS = {

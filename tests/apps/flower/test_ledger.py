@@ -165,7 +165,7 @@ def test_nothing_leaves_that_cannot_be_entered(tmp_path):
     nodes[101]["ledger"] = str(tmp_path / "file" / "ledger.jsonl")
     run = over(FakeGrid(nodes), wanted("fedproto", root, rounds=1), tmp_path / "run", clients=2)
     (left_out,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
-    assert "cannot be written" in left_out["reason"]
+    assert "it cannot write what it must keep" in left_out["reason"]
     assert "\n" not in left_out["reason"]
 
 

@@ -35,8 +35,8 @@ from network import (
 from protofed import load_run
 from protofed.apps.flower.ledger import NAME
 from protofed.apps.flower.messages import Job
-from protofed.apps.flower.node import Node, experiment_key
-from protofed.apps.flower.sources import Folder
+from protofed.apps.flower.node import Node
+from protofed.apps.flower.sources import Folder, plan_text
 from protofed.apps.flower.summary import client_summaries
 from protofed.cli import main as cli
 from protofed.config.architectures import FederationSummary
@@ -320,7 +320,9 @@ def test_a_node_keeps_so_many_runs_and_says_so(finished):
     nodes = {number: {**node, "runs": 1} for number, node in nodes_of(finished.root, finished.state).items()}
     before = clients(finished.state)
     forget()
-    with pytest.raises(ProtofedError, match="cid: its node keeps 1 runs, as many as it may: move folders of old"):
+    with pytest.raises(
+        ProtofedError, match="refused, it keeps as many runs as it may: have folders of old ones moved away"
+    ):
         over(FakeGrid(nodes), finished.wanted(3), finished.folder / "second")
     assert clients(finished.state) == before
 
@@ -345,8 +347,8 @@ def test_the_state_of_an_older_version_stays(root, tmp_path):
 def test_a_node_killed_at_any_change(stride, root, tmp_path):
     """It always shows one scored round, and answers afterwards as if nothing had been."""
     chosen = wanted("fedproto", root)
-    (summary, *_) = client_summaries(FederationSummary.of(chosen, ordinary()))
-    job = Job("run", "ann", 1, experiment_key(chosen), summary)
+    (summary, *_) = client_summaries(chosen, FederationSummary.of(chosen, ordinary()))
+    job = Job("run", "ann", 1, plan_text(chosen), summary)
 
     def visits(state: Path, round: int, after: str, message: bytes | None, order: int) -> tuple[str, bytes | None]:
         """Let ann train and be scored; FedProto's uploads have the form of a broadcast of the same classes."""

@@ -13,8 +13,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from protofed.apps.flower.admission import class_order
 from protofed.apps.flower.example import create_example
 from protofed.apps.flower.messages import Job
-from protofed.apps.flower.node import Node, experiment_key
-from protofed.apps.flower.sources import source_of
+from protofed.apps.flower.node import Node
+from protofed.apps.flower.sources import plan_text, source_of
 from protofed.apps.flower.summary import client_summaries, described_federation
 from protofed.config.architectures import FederationSummary
 from protofed.config.schema import apply_overrides, load_recipe, resolve
@@ -54,10 +54,12 @@ def test_the_visits_of_a_folder_with_arrays_are_light(tmp_path):
     node = {"client-dir": str(tmp_path / "data" / "north"), "state-dir": str(tmp_path / "state")}
     overrides = {"method.name": "protonorm", "model.name": "cnn2", "rounds": 2}
     experiment = resolve(apply_overrides(load_recipe("quickstart"), overrides))
-    config = experiment_key(experiment)
+    config = plan_text(experiment)
     descriptions = Node(source_of(node), tmp_path / "state").describe(config)
     classes, _ = class_order(descriptions)
-    (summary,) = client_summaries(FederationSummary.of(experiment, described_federation(descriptions, classes)))
+    (summary,) = client_summaries(
+        experiment, FederationSummary.of(experiment, described_federation(descriptions, classes))
+    )
     job = Job("run", "north", 1, config, summary, deliver=False).to_values()
     found = loaded([("query", node, {"config": config}), ("train", node, job), ("evaluate", node, job)])
     assert {"torch", "protofed.models.convolution"} <= found

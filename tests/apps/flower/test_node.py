@@ -19,8 +19,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from network import forget, job_of, train, wanted
 from protofed.apps.flower.admission import class_order
 from protofed.apps.flower.messages import Description, Job, VisitOutcome, description_values, read_descriptions
-from protofed.apps.flower.node import Node, experiment_key
-from protofed.apps.flower.sources import Folder, SimulatedShare, source_of
+from protofed.apps.flower.node import Node
+from protofed.apps.flower.sources import Folder, SimulatedShare, plan_text, source_of
 from protofed.apps.flower.state import ClientFolder, locked
 from protofed.apps.flower.summary import client_summaries, described_federation, read_summary
 from protofed.config.architectures import FederationSummary
@@ -330,10 +330,9 @@ def test_the_server_knows_numbers_only():
 
 
 def test_the_summary_survives_the_way(root):
-    summary = FederationSummary.of(wanted("fedproto", root), ordinary())
-    assert [read_summary(text) for text in client_summaries(summary)] == [
-        summary.of_client(number) for number in range(3)
-    ]
+    chosen = wanted("fedproto", root)
+    summary = FederationSummary.of(chosen, ordinary())
+    assert [read_summary(text) for text in client_summaries(chosen, summary)] == [summary.of_client(0)] * 3
 
 
 def test_what_a_node_is_started_with():
@@ -359,8 +358,8 @@ def test_a_node_takes_weights_from_its_own_folder_alone(tmp_path):
     options = {"channels": [2, 3], "weights": str(named)}
     chosen = experiment("fedproto", model__name="cnn2", model__options=options, training__lr=0.0)
     federated, _ = load_client(folder, chosen.data, 0)
-    summary = client_summaries(FederationSummary.of(chosen, federated))[0]
-    job = Job("run", "ann", 1, experiment_key(chosen), summary)
+    summary = client_summaries(chosen, FederationSummary.of(chosen, federated))[0]
+    job = Job("run", "ann", 1, plan_text(chosen), summary)
     forget()
     node = Node(Folder(folder, "ann"), tmp_path / "state", weights=str(folder))
     with pytest.raises(ModelError, match=rf"^ann: cnn2: weights '{folder}/start\.safetensors' are no file"):

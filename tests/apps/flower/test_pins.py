@@ -131,9 +131,10 @@ def test_a_server_cannot_lower_the_noise_that_a_budget_needs(name, value, root, 
 def test_another_model_is_refused(root, tmp_path):
     node, job = node_of(root, tmp_path / "state"), job_of(root)
     train(node, job)
-    summary = json.loads(job.summary)
-    summary["architectures"][0]["options"] = {"hidden": [9]}
     with pytest.raises(ConfigError, match="the server changed architecture"):
+        train(node, changed(job, "model", options={"hidden": [9]}))
+    summary = {**json.loads(job.summary), "architectures": [{"name": "mlp", "options": {}, "d": 5}]}
+    with pytest.raises(PayloadError, match="architectures: these follow from the plan"):
         train(node, replace(job, summary=json.dumps(summary), round=2, order=job.order + 1))
 
 

@@ -59,11 +59,14 @@ def test_a_run_that_protects_as_required_is_joined(root, tmp_path):
     ],
     1,
 )
-def test_a_node_that_requires_more_tells_nothing_and_the_others_go_on(settings, options, reason, root, tmp_path):
+def test_a_node_that_requires_more_tells_nothing_and_the_others_go_on(
+    settings, options, reason, root, tmp_path, caplog
+):
     chosen = wanted("fedavg", root, rounds=2, **options)
     run = over(FakeGrid(strict(root, tmp_path / "state", **settings)), chosen, tmp_path / "run", clients=2)
     (left_out,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
-    assert reason in left_out["reason"]
+    assert reason in caplog.text
+    assert "the node requires more protection than the run has" in left_out["reason"]
     assert "\n" not in left_out["reason"]
     assert len(run.rounds) == 2
     assert [path.name for path in (tmp_path / "state" / "ann").iterdir()] == ["ledger.jsonl"]  # of the refusal
@@ -74,16 +77,17 @@ def test_a_node_that_requires_more_tells_nothing_and_the_others_go_on(settings, 
     [{"privacy__epsilon": 9.0}, {"privacy__epsilon": None, "privacy__noise": 0.0}, {"privacy__delta": 1e-3}],
     1,
 )
-def test_a_node_computes_epsilon_itself_before_it_trains(weaker, root, tmp_path):
+def test_a_node_computes_epsilon_itself_before_it_trains(weaker, root, tmp_path, caplog):
     options = {n: v for n, v in private(**weaker).items() if v is not None}
     grid = FakeGrid(strict(root, tmp_path / "state", **SAMPLE))
     run = over(grid, wanted("fedavg", root, **options), tmp_path / "run")
     for record in run.rounds:
         (missing,) = record.missing
         assert missing.client == "ann"
-        assert "ann: ε would be" in missing.reason
-        assert "after 2 rounds, but this node allows 8 (epsilon in its --node-config)" in missing.reason
+        assert "refused, privacy.epsilon: the run would cost more ε than the node allows" in missing.reason
         assert "\n" not in missing.reason
+    assert "ann: ε would be" in caplog.text
+    assert "after 2 rounds, but this node allows 8 (epsilon in its --node-config)" in caplog.text
 
 
 def strict_node(root: Path, state: Path, mode: str) -> Node:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,15 +57,25 @@ def five(path: Path) -> Path:
 @few(
     ("attack", "words", "counted", "reason"),
     [
-        (invent, ([], 1), ["ann"], "threshold: 1 vectors would be enough for a sum, but this node allows no fewer"),
-        (invent, (["mia"], 2), ["ann"], "threshold: 2 vectors would be enough for a sum"),
-        (invent, (["mia", "max"], 3), ["ann"], "ann: node: names: mia is not in this node's roster"),
-        (invent, (["bob", "cid"], 3), ["ann"], "ann: node: keys: bob did not sign those in its name"),
+        (invent, ([], 1), ["ann"], "its roster, least-peers or least-threshold ask for other or"),
+        (invent, (["mia"], 2), ["ann"], "its roster, least-peers or least-threshold ask for other or"),
+        (
+            invent,
+            (["mia", "max"], 3),
+            ["ann"],
+            "its roster, least-peers or least-threshold ask for other or more clients",
+        ),
+        (
+            invent,
+            (["bob", "cid"], 3),
+            ["ann"],
+            "another client was told another plan, network, broadcast or threshold",
+        ),
         (
             split,
             (["ann", "bob", "cid", "dan", "eve"],),
             ["ann", "bob"],
-            "ann: node: unmask: 1 clients signed the list of survivors that ann was given, of the 3 needed",
+            "a stage of secure aggregation does not go together with the earlier ones",
         ),
     ],
     2,
@@ -114,15 +125,42 @@ def test_a_server_that_gives_one_node_a_finer_fixed_point(trusting, root, tmp_pa
         return
     with pytest.raises(
         FederationError,
-        match="ann: node: keys: bob did not sign those in its name for this round with the same config",
+        match="ann: node: refused, another client was told another plan, network, broadcast or threshold",
     ):
         attacked(monkeypatch, grid, root, tmp_path / "out", honest)
 
 
+@few("trusting", [True, False], 1)
+def test_a_server_that_gives_one_node_a_network_of_its_own(trusting, root, tmp_path, monkeypatch):
+    """Beside dead units of all others, the sum is one client's own class means and a constant."""
+    make = GridExecutor._job
+
+    def job(executor, name, *rest):
+        made = make(executor, name, *rest)
+        other = {"name": "identity", "options": {}} if name == "ann" else {"options": {"hidden": [1]}}
+        plan = json.loads(made.config)
+        return replace(made, config=json.dumps({**plan, "model": {**plan["model"], **other, "d": 6}}))
+
+    def honest(ask, length):
+        return conduct(SecureServer(["ann", "bob", "cid"], 3, length), ask)
+
+    monkeypatch.setattr(GridExecutor, "_job", job)
+    monkeypatch.setitem(SECURE, "model__d", 6)
+    grid = FakeGrid(enrolled(nodes_of(root, tmp_path / "state"), tmp_path / "keys"))
+    if trusting:
+        monkeypatch.setattr(held, "peers_of", lambda config, name: TRUSTING)
+        with pytest.raises(Read):
+            attacked(monkeypatch, grid, root, tmp_path / "out", honest)
+        return
+    with pytest.raises(FederationError, match="another client was told another plan, network"):
+        attacked(monkeypatch, grid, root, tmp_path / "out", honest)
+
+
 def test_what_clients_must_have_been_told_alike():
-    job = Job("run", "ann", 2, '{"rounds": 3}', '{"classes": ["a", "b"], "architectures": [1]}', b"broadcast")
-    same = replace(job, client="bob", order=7, after="0", summary=job.summary.replace("[1]", "[2]"))
-    assert held._visit(job) == held._visit(same)
+    job = Job("run", "ann", 2, '{"rounds": 3}', '{"classes": ["a", "b"], "place": 1}', b"broadcast")
+    same = replace(job, client="bob", order=7, after="0", summary=job.summary.replace("1", "2"))
+    assert held._visit(job, "mlp") == held._visit(same, "mlp")
+    assert held._visit(job, "mlp") != held._visit(job, "identity")
     others = [
         replace(job, run="other"),
         replace(job, round=3),
@@ -132,7 +170,7 @@ def test_what_clients_must_have_been_told_alike():
         replace(job, message=b""),
         replace(job, message=None),
     ]
-    assert len({held._visit(one) for one in [job, *others]}) == 8
+    assert len({held._visit(one, "mlp") for one in [job, *others]}) == 8
 
 
 @pytest.mark.parametrize(
@@ -148,7 +186,7 @@ def test_what_clients_must_have_been_told_alike():
         ((), False, "secure.aggregation=false, but this node has a roster"),
     ],
 )
-def test_a_node_and_a_run_that_disagree_part_before_any_training(without, secure, reason, root, tmp_path):
+def test_a_node_and_a_run_that_disagree_part_before_any_training(without, secure, reason, root, tmp_path, caplog):
     nodes = enrolled(nodes_of(root, tmp_path / "state"), tmp_path / "keys")
     nodes = {number: {k: v for k, v in node.items() if k not in without} for number, node in nodes.items()}
     with pytest.raises(FederationError) as error:
@@ -156,7 +194,8 @@ def test_a_node_and_a_run_that_disagree_part_before_any_training(without, secure
             FakeGrid(nodes), wanted("fedproto", root, **{**SECURE, "secure__aggregation": secure}), tmp_path / "out"
         )
     assert "0 clients connected" in str(error.value)
-    assert reason in str(error.value)
+    assert "secure aggregation, the roster and the plan do not go together there" in str(error.value)
+    assert reason in caplog.text
     assert "\n" not in str(error.value)
     assert {path.name for path in (tmp_path / "state").glob("*/*")} == {"ledger.jsonl"}  # of the refusals
 
@@ -176,7 +215,7 @@ def test_a_server_that_turns_secure_aggregation_off_after_the_nodes_were_asked(r
         return reply
 
     grid = FakeGrid(enrolled(nodes_of(root, tmp_path / "state"), tmp_path / "keys"), watch)
-    with pytest.raises(FederationError, match=r"secure\.aggregation=false, but this node has a roster"):
+    with pytest.raises(FederationError, match=r"refused, secure\.aggregation: "):
         over(grid, wanted("fedproto", root, **SECURE), tmp_path / "out")
     assert not any("message" in values for values in sent)
 
@@ -189,4 +228,7 @@ def test_one_node_with_another_list_is_lost_alone(tmp_path):
     run = over(FakeGrid(nodes), wanted("fedproto", root, **SECURE), tmp_path / "out")
     (missing,) = run.rounds[0].missing
     assert missing.client == "bob"
-    assert "names: 4 other clients, but this node asks for 5 (least-peers)" in missing.reason
+    assert (
+        "its roster, least-peers or least-threshold ask for other or more clients than the run has"
+        in missing.reason
+    )

@@ -354,7 +354,7 @@ def test_scores_that_cannot_be_are_not_counted(root, tmp_path):
     assert all("must be a count from 0 to 7" in r.missing[0].reason for r in run.rounds)
 
 
-def test_a_node_whose_data_are_gone_says_so(root, tmp_path):
+def test_a_node_whose_data_are_gone_says_so(root, tmp_path, caplog):
     grid = FakeGrid(nodes_of(root, tmp_path / "state"))
 
     def lose(node, message, reply):
@@ -365,4 +365,5 @@ def test_a_node_whose_data_are_gone_says_so(root, tmp_path):
 
     grid.tamper = lose
     run = over(grid, wanted("fedproto", root, rounds=2), tmp_path / "remote")
-    assert "train.npz" in run.rounds[1].missing[0].reason
+    assert "its data cannot be used as its own file says" in run.rounds[1].missing[0].reason
+    assert "train.npz" in caplog.text

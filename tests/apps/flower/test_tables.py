@@ -82,7 +82,7 @@ def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, 
 
 def describe(sites: Path, name: str, **options: object) -> Description:
     chosen = experiment("fedproto", **MODEL, **options)
-    (found,) = Folder(sites / "clients" / name, name).describe(chosen)
+    (found,) = Folder(sites / "clients" / name, name, least=0, names=True).describe(chosen)
     return found
 
 
@@ -306,8 +306,9 @@ def test_a_column_to_drop_may_be_at_one_site_of_a_network(sites, tmp_path, caplo
     assert numbers(run) == numbers(locally(chosen, tmp_path / "local"))
     told = [r.getMessage() for r in caplog.records if "data.drop" in r.getMessage()]
     assert sorted(told) == [f"{name}: Of data.drop, these columns are not there: crp." for name in ("Köln", "bob")]
-    options = ("data.drop=crp", "data.missing=mean", "data.source=spiral", "data.classes=3")
-    request = CheckRequest(sites / "clients" / "bob", recipe="quickstart", overrides=options)
+    config = tmp_path / "node.toml"
+    config.write_text(f"client-dir = '{sites}/clients/bob'\n[data]\ndrop = ['crp']\nmissing = 'mean'\n")
+    request = CheckRequest(config=config, recipe="quickstart", overrides=("data.source=spiral", "data.classes=3"))
     (data,) = [found for found in check_node(request) if found.name == "client-dir"]
     assert data.state == "ok"
     assert data.text.endswith(". Of data.drop, these columns are not there: crp.")

@@ -58,7 +58,7 @@ def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: S
         chosen: Class names in order, if the operator of the server sets them.
     """
     admission = Admission(list(descriptions))
-    for check in (_settings, _counts, partial(_sites, chosen=chosen), _shapes, _encoders):
+    for check in (_settings, _counts, partial(_sites, chosen=chosen), _readings, _shapes, _encoders):
         admission.drop(check(experiment, admission.clients))
     order, unfit = class_order(admission.clients, chosen, experiment.data.classes or limits.CLASSES)
     admission.classes = order
@@ -184,6 +184,16 @@ def _shapes(experiment: Experiment, descriptions: Sequence[Description]) -> dict
         for d in descriptions
         if shape(d) != usual
     }
+
+
+def _readings(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:
+    """Refuse clients that make inputs of their columns otherwise than the recipe says."""
+    own = experiment.data.reading
+    why = (
+        "its own file reads tables otherwise than this recipe (data.missing, data.standardise, data.ranges, "
+        "data.text_as, data.text_length, data.tokenizer): give both the same"
+    )
+    return {d.name: why for d in descriptions if d.reading and d.reading != own}
 
 
 def _encoders(experiment: Experiment, descriptions: Sequence[Description]) -> dict[str, str]:

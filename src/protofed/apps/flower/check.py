@@ -22,7 +22,7 @@ from protofed.apps.flower.folder import check_private
 from protofed.apps.flower.policy import ANY, Policy
 from protofed.apps.flower.roster import read_signed
 from protofed.apps.flower.settings import node_settings
-from protofed.apps.flower.sources import check_counts, source_of
+from protofed.apps.flower.sources import Folder, Source, check_counts, plan_text, source_of
 from protofed.apps.flower.state import INDEX
 from protofed.config.architectures import FederationSummary, turns
 from protofed.config.schema import apply_overrides, parse_overrides
@@ -124,6 +124,7 @@ class _Node:
         self.request = request
         self.client = ""
         self.policy = ANY
+        self.source: Source = Folder(request.client_dir or Path(), "")
         self.experiment: Experiment | None = None
         self.federated: FederatedData | None = None
         self.address: tuple[str, int] | None = None
@@ -133,7 +134,7 @@ class _Node:
     def check_config(self) -> str:
         path = _given(self.request.config, "--config")
         found = node_settings({"config": str(path)})
-        source_of(found)
+        self.source = source_of(found)
         self.client, self.policy = str(found.get("client", "")), Policy.of(found)
         given: dict[str, Any] = {
             name: Path(found[name.replace("_", "-")]) for name in FILES if name.replace("_", "-") in found
@@ -145,19 +146,18 @@ class _Node:
     def check_recipe(self) -> str:
         recipe = _given(self.request.recipe, "RECIPE")
         chosen = resolve(apply_overrides(load_recipe(recipe), parse_overrides(self.request.overrides)))
-        # The operator trusts the code that the folder names, as the node will.
         folder = chosen.execution.weights_dir or str(self.request.client_dir or "")
+        found = self.source.experiment(plan_text(chosen), self.policy.permits)
         self.experiment = replace(
-            chosen,
-            data=replace(chosen.data.within(folder), trust_code=True),
-            execution=replace(chosen.execution, weights_dir=folder),
+            found, data=found.data.within(folder), execution=replace(found.execution, weights_dir=folder)
         )
         self.policy.check(self.experiment)
         return f"{self.experiment.recipe}: {self.experiment.method}"
 
     def check_data(self) -> str:
         folder = _given(self.request.client_dir, "--client-dir").expanduser().absolute()
-        self.federated = _read_client(folder, self.experiment, tuple(self.request.classes))
+        data = self.experiment.data if self.experiment else self.source.data
+        self.federated = _read_client(folder, data, self.experiment, tuple(self.request.classes))
         client = self.federated.clients[0]
         if self.experiment is not None:
             check_counts(self.experiment, client.name, client.settings.get("counts", "exact"))
@@ -280,9 +280,11 @@ def _until(text: str, end: datetime, more: str = "") -> str:
     return text + more
 
 
-def _read_client(folder: Path, experiment: Experiment | None, classes: tuple[str, ...]) -> FederatedData:
+def _read_client(
+    folder: Path, data: DataOptions, experiment: Experiment | None, classes: tuple[str, ...]
+) -> FederatedData:
     """Return the client's data, with the settings checked as far as possible without a recipe."""
-    data, seed = (experiment.data, experiment.seed) if experiment else (DataOptions(), 0)
+    seed = experiment.seed if experiment else 0
     federated, named = load_client(folder, data, seed, classes)
     if classes and not named:
         # Only the numbers of these classes are used, so a wrong order of names would go unnoticed.

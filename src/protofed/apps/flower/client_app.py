@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from protofed.compute import numerics
 from protofed.compute.imports import uncollected
-from protofed.errors import ConfigError, PayloadError, ProtofedError
+from protofed.errors import ConfigError, PayloadError, RefusalError
 
 numerics.prepare()
 with uncollected():  # each message is answered by a new process
@@ -25,6 +25,7 @@ with uncollected():  # each message is answered by a new process
     from protofed.apps.flower.ledger import NAME, NodeLedger
     from protofed.apps.flower.logs import format_as_asked
     from protofed.apps.flower.messages import (
+        Expected,
         Job,
         Values,
         description_values,
@@ -35,6 +36,7 @@ with uncollected():  # each message is answered by a new process
     from protofed.apps.flower.node import Node
     from protofed.apps.flower.nodes import part
     from protofed.apps.flower.policy import Policy
+    from protofed.apps.flower.refusals import refusal_values
     from protofed.apps.flower.settings import node_settings
     from protofed.apps.flower.sources import source_of
     from protofed.apps.flower.state import RUNS
@@ -64,7 +66,7 @@ def query(message: Message, context: Context) -> Message:
         config = values.get("config")
         if not isinstance(config, str):
             raise PayloadError("config: missing")
-        found = node.describe(config)
+        found = node.describe(config, Expected.of(values.get("expected", "{}")))
         for client in found:
             held.check_agreement(node.settings, client.name, node.keeps_uploads(config))
         held.log_ends(node.settings)
@@ -117,7 +119,8 @@ def _train(context: Context, node: Node, job: Job) -> Values:
         held.check(node.state, job)
     result, left = node.train(job)
     if result.message is not None and secure:
-        result = replace(result, message=held.keep(context.state, job, result.message))
+        offer = held.keep(context.state, job, result.message, node.architecture(job))
+        result = replace(result, message=offer)
     return trained_values(result) | left.to_values()
 
 
@@ -140,26 +143,21 @@ def _answer(message: Message, context: Context, act: Callable[[Node, Values], Va
         try:
             node = _node(context.node_config)
             if (theirs := values.get("version")) != __version__:
-                raise ConfigError(
-                    f"the server runs protofed {claims.clean(theirs or 'of an older version', 40)}, this node "
-                    f"{__version__}: install one version on both"
+                raise RefusalError(
+                    "version",
+                    text=f"the server runs protofed {claims.clean(theirs or 'of an older version', 40)}, this node "
+                    f"{__version__}: install one version on both",
                 )
-            answer = act(node, values)
-        except ProtofedError as error:
-            answer = _refusal(values, error)
+            with node.importing():
+                answer = act(node, values)
+        except Exception as error:  # Flower would send the sentence of any
+            answer = refusal_values(values.get("client"), error)
         try:
             answer = {**answer, **_entered(node, values, answer)}
-        except ProtofedError as error:  # nothing but this refusal leaves that is not in the ledger
-            answer = _refusal(values, error)
+        except Exception as error:  # nothing but this refusal leaves that is not in the ledger
+            answer = refusal_values(values.get("client"), error)
         content[part(number)] = ConfigRecord({**answer, "version": __version__})
     return Message(RecordDict(content), reply_to=message)
-
-
-def _refusal(values: Values, error: ProtofedError) -> Values:
-    """Return a refusal for the server, and log it for the node's operator."""
-    client = str(values.get("client", ""))
-    log.warning("%s", error)
-    return {"error": str(error), "client": client}
 
 
 def _entered(node: Node | None, request: Values, answer: Values) -> Values:

@@ -222,7 +222,7 @@ def _ask_sizes(
         experiment,
         described_federation(admission.clients, admission.classes, experiment.data, experiment.encoder),
     )
-    texts = {d.name: text for d, text in zip(admission.clients, client_summaries(summary), strict=True)}
+    texts = {d.name: text for d, text in zip(admission.clients, client_summaries(experiment, summary), strict=True)}
     dims = {d.name: _dim(d, experiment) for d in admission.clients}
     jobs = [Job(run, name, 0, nodes.config, texts[name]) for name in names]
     known: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from protofed.apps.flower import trust
 from protofed.apps.flower.messages import Job, Values
 from protofed.apps.flower.roster import read_signed
 from protofed.apps.flower.state import reveal, revealed
-from protofed.errors import ConfigError, PayloadError
+from protofed.errors import ConfigError, PayloadError, RefusalError
 from protofed.stages.secure.options import FEWEST
 from protofed.stages.secure.peers import TRUSTING, KnownPeers, Peers, digest
 from protofed.stages.secure.stage import Offer
@@ -38,9 +38,11 @@ def check_agreement(config: Mapping[str, Any], name: str, secure: bool) -> None:
     if secure:
         peers_of(config, name)
     elif "roster" in config:
-        raise ConfigError(
+        raise RefusalError(
+            "secure",
+            "secure.aggregation",
             "secure.aggregation=false, but this node has a roster, and its uploads leave it in sums only: set "
-            "secure.aggregation=true, or take the roster out of --node-config"
+            "secure.aggregation=true, or take the roster out of --node-config",
         )
 
 
@@ -59,17 +61,20 @@ def peers_of(config: Mapping[str, Any], name: str) -> Peers:
         return TRUSTING  # a simulation, whose nodes and server are one program
     missing = [setting for setting in SETTINGS if setting not in config]
     if missing:
-        raise ConfigError(
-            f"secure aggregation: the node has no {missing[0]} to know the other clients by: add "
+        raise RefusalError(
+            "secure",
+            text=f"secure aggregation: the node has no {missing[0]} to know the other clients by: add "
             + " ".join(f'{setting}="FILE"' for setting in missing)
-            + " to --node-config"
+            + " to --node-config",
         )
     roster, authority, key = (Path(str(config[setting])).expanduser() for setting in SETTINGS)
     private, found = trust.load_key(key), read_signed(roster, authority)
     if name not in found.keys:
-        raise ConfigError(f"{roster}: does not list {name}: ask the authority for one that does")
+        raise RefusalError("secure", text=f"{roster}: does not list {name}: ask the authority for one that does")
     if found.keys[name] != private.public_key():
-        raise ConfigError(f"{roster}: lists {name} with another key than {key}: correct one of them")
+        raise RefusalError(
+            "secure", text=f"{roster}: lists {name} with another key than {key}: correct one of them"
+        )
     try:
         fewest = decoded(dict(config), _Fewest, error=ValueError)
     except ValueError as error:
@@ -91,14 +96,20 @@ def check(folder: Path | None, job: Job) -> None:
         folder: None for a node of a simulation, which hides nothing.
     """
     if folder is not None and job.round <= revealed(folder / job.client).get(job.run, 0):
-        raise PayloadError(f"the upload of round {job.round} has been added up, and is not offered twice")
+        raise PayloadError(
+            f"the upload of round {job.round} has been added up, and is not offered twice", code="repeated"
+        )
 
 
-def keep(state: RecordDict, job: Job, offer: bytes) -> bytes:
-    """Keep a client's offer for the stages of the round; the server is sent no bytes instead."""
+def keep(state: RecordDict, job: Job, offer: bytes, architecture: str) -> bytes:
+    """Keep a client's offer for the stages of the round; the server is sent no bytes instead.
+
+    Args:
+        architecture: That the server assigned; "own" if the client's own file names it.
+    """
     from protofed.stages.secure.protocol import SecureClient
 
-    begun = SecureClient(job.client, *Offer.of(offer), _visit(job)).state
+    begun = SecureClient(job.client, *Offer.of(offer), _visit(job, architecture)).state
     state[_place(job.client)] = ConfigRecord({**begun, "run": job.run, "round": job.round})
     return b""
 
@@ -124,21 +135,24 @@ def answer(
         raise PayloadError(f"stage: must be {', '.join(STAGES)}, not {claims.clean(wanted, 40)}")
     client = SecureClient.of(dict(found), known(str(name)))
     stage: Stage = wanted
-    result = client.answer(stage, request)
+    try:
+        result = client.answer(stage, request)
+    except PayloadError as error:
+        error.code = "stage" if error.code == PayloadError.code else error.code
+        raise
     if stage == "unmask" and folder is not None:
         reveal(folder / client.name, client.state["run"], client.state["round"])
     state[_place(client.name)] = ConfigRecord(client.state)
     return result
 
 
-def _visit(job: Job) -> bytes:
+def _visit(job: Job, architecture: str) -> bytes:
     """Return a digest of what the server must have told all clients of a round alike.
 
-    With another fixed point, another order of the classes or another broadcast for each, it could tell from a sum
-    whose part is whose.
+    With another fixed point, another order of the classes, another network or another broadcast for each, it could
+    tell from a sum whose part is whose.
     """
-    common = parsed(job.summary, "summary")
-    common.pop("architectures", None)  # each client's own
+    common = {**parsed(job.summary, "summary"), "place": architecture}
     told = json.dumps(common, sort_keys=True), str(job.message is not None), job.message or b""
     return digest("visit", job.run, job.round, job.config, *told)
 

@@ -81,7 +81,8 @@ def describe(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> tuple[str,
         shapes: Of the arrays in an upload, by name.
     """
     if "error" in values:
-        return "error", f"refusal: {claims.clean(values['error'], 500)}"
+        told = " ".join(str(values[name]) for name in ("error", "option", "names") if values.get(name))
+        return "error", f"refusal: {claims.clean(told, 500)}"
     if "clients" in values:
         (client,) = json.loads(values["clients"])[:1] or [{}]
         table = f", {len(client['table'])} columns" if client.get("table") else ""

@@ -76,6 +76,7 @@ class Description:
         table: Columns of its samples, with sums over them if ``data.standardise`` asks for these; ``input_shape``
             is then that of a raw sample. None if its samples are neither a table nor standardised.
         encoder: Hash of the encoder with its weights; ``input_shape`` is that of a sample before it. "" for none.
+        reading: Hash of how it makes inputs of columns; "" if it has none.
     """
 
     name: ClientName
@@ -90,6 +91,32 @@ class Description:
     counts: Told = "exact"
     table: Annotated[tuple[SiteColumn, ...], Meta(max_length=limits.COLUMNS)] | None = None
     encoder: EncoderKey = ""
+    reading: EncoderKey = ""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a server expects of the names in the data of all nodes, which may keep theirs to themselves.
+
+    Attributes:
+        classes: In order; empty for as the data say.
+        columns: Of a table, in order and without sums; empty for as the data say.
+    """
+
+    classes: ClassNames = ()
+    columns: Annotated[tuple[SiteColumn, ...], Meta(max_length=limits.COLUMNS)] = ()
+
+    def to_json(self) -> str:
+        """Return the record as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: object) -> Expected:
+        """Return a record from text; the inverse of :meth:`to_json`."""
+        try:
+            return decoded(parsed(text, "expected"), cls, error=ValueError, exact=True)
+        except ValueError as error:
+            raise PayloadError(claims.clean(error)) from None
 
 
 @dataclass(frozen=True)
@@ -231,8 +258,9 @@ def _check(found: Description) -> None:
         return
     if len(columns) != shape[0] or len({column.name for column in columns}) < len(columns):
         raise ValueError(f"table: expected {shape[0]} columns with different names")
+    unreported = len(found.classes) * found.settings.get("least_samples", 0)
     for column in columns:
-        if column.number > sum(found.train) * math.prod(shape[1:]):
+        if column.number > (sum(found.train) + unreported) * math.prod(shape[1:]):
             raise ValueError(f"table: more values of {column.name!r} than training samples")
 
 
@@ -273,7 +301,8 @@ class _Sizes(TypedDict):
 def trained_values(result: Trained) -> Values:
     """Return a training result as the values of a message; losses may be any floats, including NaN."""
     values: Values = {"client": result.client, "losses": json.dumps(result.losses), "seconds": result.seconds}
-    values |= {"failure": result.failure} if result.failure else {}
+    # What broke may have been told in the words of a value: only that something did leaves.
+    values |= {"failure": result.failure.partition(" (")[0]} if result.failure else {}
     return values if result.message is None else {**values, "message": result.message}
 
 

@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from protofed.apps.flower import own
-from protofed.apps.flower.messages import Description, Job, VisitOutcome
+from protofed.apps.flower.allow import check_model
+from protofed.apps.flower.messages import Description, Expected, Job, VisitOutcome
 from protofed.apps.flower.pins import check_pins, check_weights, pins
 from protofed.apps.flower.policy import ANY, Policy, last_and_repeated, releases_of
-from protofed.apps.flower.sources import Source, check_counts
+from protofed.apps.flower.sources import NOTHING_EXPECTED, Source, check_counts, plan_tree
 from protofed.apps.flower.state import RUNS, ClientFolder, locked
 from protofed.apps.flower.summary import read_summary
 from protofed.apps.flower.visits import Carried, ClientStorage, Kept
-from protofed.config.architectures import Architecture, is_code, recipe_names
+from protofed.compute.imports import importing_only
+from protofed.config.architectures import architecture_of, check_alike
 from protofed.config.coverage import withholds_scores
 from protofed.config.schema import Experiment, resolve
 from protofed.errors import ConfigError, PayloadError
@@ -35,8 +37,6 @@ from protofed.experiments.hardware import Hardware
 from protofed.experiments.stages import secure_stage
 from protofed.stages.privacy.accounting import epsilon
 from protofed.storage.snapshots import Snapshot
-from protofed.untrusted import claims
-from protofed.untrusted.decoding import decoded, parsed
 from protofed.visits.contract import Evaluated, Trained
 from protofed.visits.executor import Sequential
 from protofed.visits.roster import Memory, Roster
@@ -74,21 +74,38 @@ class Node:
     settings: Mapping[str, Any] = field(default_factory=dict)
     entered: dict[str, Any] = field(default_factory=dict)
 
-    def describe(self, config: str) -> list[Description]:
-        """Return descriptions of the node's clients, given the experiment's configuration as JSON."""
+    def describe(self, config: str, expected: Expected = NOTHING_EXPECTED) -> list[Description]:
+        """Return descriptions of the node's clients, given what the server sends of the experiment as JSON."""
         experiment = self._experiment(config)
         self.policy.check(experiment)
-        return self.source.describe(experiment)
+        found = self.source.describe(experiment, expected)
+        if self.state is not None:
+            for client in found:
+                check_alike(experiment, "model" in client.settings)
+        return found
 
     def reads(self, config: str) -> str:
-        """Return the hash of an experiment's configuration as this node reads it."""
-        return sha256(experiment_key(_resolve(config)).encode()).hexdigest()
+        """Return the hash of what the server sends of an experiment as this node reads it."""
+        return sha256(self.source.reads(config, self.policy.permits).encode()).hexdigest()
+
+    @contextmanager
+    def importing(self) -> Iterator[None]:
+        """Import no code that a server may name but what the node's own files name."""
+        own = self.source.code
+        with nullcontext() if own is None else importing_only([*own, *self.policy.code]):
+            yield
+
+    def architecture(self, job: Job) -> str:
+        """Return the kind of a client's model as the server assigned it; "own" if the client's file names it."""
+        if self.state is None:
+            return ""  # of a simulation, which hides nothing
+        member = self._built(job)[1][job.client]
+        return "own" if "model" in member.data.settings else member.kind
 
     def fit(self, job: Job) -> dict[str, Any]:
         """Return the sizes of a client's model, as :func:`~protofed.experiments.description.sizes_of` does."""
-        experiment = self._experiment(job.config)
-        self._check(experiment, job)
-        _, roster, _ = _built(self.source, experiment_key(experiment), job.summary, job.client)
+        self._check(self._experiment(job.config), job)
+        _, roster, _ = self._built(job)
         return sizes_of(roster.models[roster[job.client].kind])
 
     def check_held(self, job: Job) -> None:
@@ -167,9 +184,7 @@ class Node:
             return result, left
 
     def _experiment(self, config: str) -> Experiment:
-        if self.policy.allowed is not None:
-            self.policy.allowed.check_names(_tree(config))
-        experiment = _resolve(config)
+        experiment = self.source.experiment(config, self.policy.permits)
         folder = self.weights or experiment.execution.weights_dir
         execution = replace(experiment.execution, device=self.device, weights_dir=folder)
         return replace(experiment, data=experiment.data.within(folder), execution=execution)
@@ -182,12 +197,15 @@ class Node:
         return "" if self.fresh else "or add fresh=true to --node-config to start afresh"
 
     def _check(self, experiment: Experiment, job: Job) -> None:
-        """Refuse a run, or a model in it, that the node's operator does not allow."""
+        """Refuse a run that the node's operator does not allow."""
         self.policy.check(experiment)
-        (architecture,) = read_summary(job.summary).architectures
-        if self.policy.allowed is not None and architecture.name != claims.PRIVATE:
-            self.policy.allowed.check_model(architecture.name)
         check_counts(experiment, job.client, self.counts(job))
+
+    def _built(self, job: Job) -> tuple[Builder, Roster, Snapshot]:
+        """Return the builder and roster for a client's visits, and its first snapshot; cached for later visits."""
+        experiment = self._experiment(job.config)
+        models = None if self.policy.allowed is None else self.policy.allowed.models
+        return _built(self.source, experiment_key(experiment), job.summary, job.client, models)
 
     @contextmanager
     def _open(self, job: Job) -> Iterator[tuple[Builder, Roster, ClientStorage]]:
@@ -201,11 +219,12 @@ class Node:
         config = experiment_key(experiment)
         if self.state is None:
             (client,) = self.source.load(experiment, job.client, read_summary(job.summary)).clients
-            builder, roster = _company(self.source.company, config, job.summary, client.settings.get("model", ""))
+            chosen = tuple((name, client.settings[name]) for name in ("model", "d") if name in client.settings)
+            builder, roster = _company(self.source.company, config, job.summary, chosen)
             with closing(roster.store):
                 yield builder, roster, Carried(job, roster)
             return
-        builder, roster, initial = _built(self.source, config, job.summary, job.client)
+        builder, roster, initial = self._built(job)
         place = self.state / job.client
         asked = ClientFolder(place, job.run)
         asked.held(job.after, self._instead(job))  # refuse before anything is created
@@ -213,7 +232,7 @@ class Node:
         with locked(asked.path, job.order), closing(roster.store):
             roster.store.write(job.client, initial)
             folder = ClientFolder(place, job.run)
-            held = [*pins(experiment, read_summary(job.summary)), *self.policy.pins(experiment)]
+            held = [*pins(experiment, builder.summary), *self.policy.pins(experiment)]
             check_pins(folder.notes, job.client, held)
             if job.message is not None:
                 _check_broadcast(builder.trainer, roster, job.client, job.message)
@@ -254,29 +273,29 @@ def experiment_key(experiment: Experiment) -> str:
     return json.dumps(experiment.to_tree(), sort_keys=True)
 
 
-def _tree(config: str) -> dict[str, Any]:
-    try:
-        return decoded(parsed(config, "config"), dict[str, Any], "config", PayloadError)
-    except ValueError as error:
-        raise PayloadError(str(error)) from None
-
-
 @lru_cache(maxsize=4)
 def _resolve(config: str) -> Experiment:
-    try:
-        return resolve(_tree(config))
-    except ValueError as error:
-        raise PayloadError(str(error)) from None
+    """Return the experiment that this node itself has written as JSON."""
+    return resolve(plan_tree(config))
 
 
 @lru_cache(maxsize=16)
-def _built(source: Source, config: str, text: str, name: str) -> tuple[Builder, Roster, Snapshot]:
-    """Return the builder and roster for a client's visits, and its first snapshot; cached for later visits."""
+def _built(
+    source: Source, config: str, text: str, name: str, models: tuple[str, ...] | None
+) -> tuple[Builder, Roster, Snapshot]:
+    """Return the builder and roster for a client's visits, and its first snapshot; cached for later visits.
+
+    Args:
+        config: Of this node itself.
+        models: Architectures that a server may choose; None for all.
+    """
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
     federated = hardware.place(source.load(experiment, name, summary))
-    model = federated.clients[0].settings.get("model", "")
-    architecture = _architecture(experiment, summary.architectures[0], model)
+    (client,) = federated.clients
+    architecture = architecture_of(experiment, federated, client, summary.place)
+    if "model" not in client.settings:
+        check_model(architecture.name, models)
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)), secret=True)
     roster = builder.roster(Memory())
     builder.fill(roster)
@@ -284,29 +303,21 @@ def _built(source: Source, config: str, text: str, name: str) -> tuple[Builder, 
 
 
 @lru_cache(maxsize=16)
-def _company(source: Source, config: str, text: str, model: str) -> tuple[Builder, Roster]:
+def _company(source: Source, config: str, text: str, chosen: tuple[tuple[str, Any], ...]) -> tuple[Builder, Roster]:
     """Return the builder and roster for the visits of all clients that travel and have one architecture.
 
     They stay with the process: data and models are loaded once, whichever client comes next.
+
+    Args:
+        chosen: The clients' own ``model`` and ``d``, if they choose these.
     """
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
     federated = hardware.place(source.everyone(experiment, summary))
-    architecture = _architecture(experiment, summary.architectures[0], model)
+    client = replace(federated.clients[0], settings=dict(chosen))
+    architecture = architecture_of(experiment, federated, client, summary.place)
     architectures = (architecture,) * len(federated.clients)
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=architectures))
     roster = builder.roster(Memory())
     roster.compute_in_bfloat16(summary.bfloat16)
     return builder, roster
-
-
-def _architecture(experiment: Experiment, assigned: Architecture, model: str) -> Architecture:
-    """Return the architecture that the server assigned, with the name of a private model filled in."""
-    if assigned.name == claims.PRIVATE:
-        if not is_code(model):
-            raise PayloadError("summary: the client has its own model, but its client.toml names none")
-        return replace(assigned, name=model, options={})
-    named = recipe_names(experiment, assigned.name) or assigned.name == model
-    if is_code(assigned.name) and not named:
-        raise PayloadError(f"summary: architecture {assigned.name!r} is code that no recipe or client names")
-    return assigned

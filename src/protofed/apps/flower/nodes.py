@@ -23,6 +23,7 @@ from protofed import __version__
 from protofed.apps.flower.identity import Bindings, fingerprint
 from protofed.apps.flower.ledger import Receipts
 from protofed.apps.flower.messages import Description, Values, read_descriptions
+from protofed.apps.flower.refusals import sentence_of
 from protofed.errors import FederationError, PayloadError
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import take
@@ -49,6 +50,8 @@ class Nodes:
     """The connected nodes and their clients.
 
     Attributes:
+        config: What nodes are sent of the experiment.
+        expected: The names that are expected in their data.
         bindings: The key of each client's name.
         node_of: Of each connected client.
         descriptions: In order of arrival.
@@ -62,6 +65,7 @@ class Nodes:
 
     grid: Grid
     config: str
+    expected: str = "{}"
     bindings: Bindings = field(default_factory=Bindings)
     node_of: dict[str, int] = field(default_factory=dict)
     descriptions: dict[str, Description] = field(default_factory=dict)
@@ -86,7 +90,8 @@ class Nodes:
         unknown = [node for node in new if not self._recognise(node, online[node])]
         self.asked |= set(new)
         if unknown:
-            questions = [(node, message({"config": self.config}, node, QUERY)) for node in unknown]
+            question = {"config": self.config, "expected": self.expected}
+            questions = [(node, message(question, node, QUERY)) for node in unknown]
             self.waiting |= self._push(questions)
         for key, reply in self._pull(list(self.waiting)):
             node = self.waiting.pop(key)
@@ -341,7 +346,7 @@ def values_of(reply: Message, number: int = 0, receive: Callable[[Values], None]
     if receive is not None:
         receive(values)
     if "error" in values:
-        raise PayloadError(f"node: {claims.clean(values['error'])}")
+        raise PayloadError(f"node: {sentence_of(values)}")
     if (theirs := values.get("version")) != __version__:
         theirs = claims.clean(theirs or "of an older version", 40)
         raise PayloadError(f"node: runs protofed {theirs}, this server {__version__}: install one version on both")

@@ -72,7 +72,9 @@ def check_pins(notes: dict[str, Any], client: str, found: list[str]) -> None:
     old, new = (claims.clean(pins.get(name, "nothing"), 60) for pins in (before, now))
     raise ConfigError(
         f"{client}: the server changed {name} from {old} to {new} in the course of the run: a node keeps to "
-        "what held when it joined; begin a new run"
+        "what held when it joined; begin a new run",
+        code="changed",
+        option=name.partition("=")[0],
     )
 
 
@@ -91,5 +93,6 @@ def check_weights(model: SplitModel, payload: Mapping[str, Tensor]) -> None:
         if 2 * same > len(rows):
             raise PayloadError(
                 f"{name}: {same} of {len(rows)} rows have one direction: such weights read single training samples "
-                "from an upload"
+                "from an upload",
+                code="weights",
             )

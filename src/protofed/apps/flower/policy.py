@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from protofed.apps.flower.allow import Allowed
 from protofed.config.schema import Experiment
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, RefusalError
 from protofed.experiments.builder import Builder
 from protofed.experiments.stages import secure_stage
 from protofed.stages.privacy.accounting import Release, epsilon
@@ -58,15 +58,28 @@ class Policy:
         if self.mode == "none":
             return
         if experiment.privacy.mode != self.mode:
-            raise ConfigError(
+            raise RefusalError(
+                "privacy",
+                "privacy.mode",
                 f"privacy.mode={experiment.privacy.mode}, but this node takes part only in runs with "
-                f"privacy.mode={self.mode} (privacy in its --node-config)"
+                f"privacy.mode={self.mode} (privacy in its --node-config)",
             )
         if self.mode == "client" and not experiment.secure.aggregation:
-            raise ConfigError(
+            raise RefusalError(
+                "privacy",
+                "secure.aggregation",
                 "secure.aggregation=false, but this node requires noise that clients add (privacy in its "
-                "--node-config): set secure.aggregation=true"
+                "--node-config): set secure.aggregation=true",
             )
+
+    def permits(self, kind: str, name: str) -> bool:
+        """Return whether the node's own list of a kind holds a name; without lists, none does."""
+        return self.allowed is not None and self.allowed.permits(kind, name)
+
+    @property
+    def code(self) -> list[str]:
+        """Names of code that a server may name."""
+        return [] if self.allowed is None else self.allowed.code
 
     def pins(self, experiment: Experiment) -> list[str]:
         """Return further constants of a run: the rounds over which ε is counted."""
@@ -79,20 +92,26 @@ class Policy:
             return
         rounds = method.task.rounds
         if round > rounds:
-            raise ConfigError(f"{member.name}: round {round} of a run of {rounds}: ε is counted over these")
+            raise RefusalError(
+                "spent", "rounds", f"{member.name}: round {round} of a run of {rounds}: ε is counted over these"
+            )
         if member.plan.private is not None and member.plan.private.masked:
-            raise ConfigError(
+            raise RefusalError(
+                "privacy",
+                "secure.aggregation",
                 f"{member.name}: with secure.aggregation=true a client adds only a share of the noise, but this "
-                'node requires all of it from itself (privacy="sample" in its --node-config): set it to false'
+                'node requires all of it from itself (privacy="sample" in its --node-config): set it to false',
             )
         last, repeated = last_and_repeated(notes)
         repeated += round <= last
         releases = releases_of(builder, rounds, repeated)
         if (found := epsilon(releases, self.delta, "pld") if releases else math.inf) > self.epsilon:
             again = f", {repeated} repeated" if repeated else ""
-            raise ConfigError(
+            raise RefusalError(
+                "spent",
+                "privacy.epsilon",
                 f"{member.name}: ε would be {found:.3g} at δ = {self.delta:g} after {rounds} rounds{again}, but "
-                f"this node allows {self.epsilon:g} (epsilon in its --node-config)"
+                f"this node allows {self.epsilon:g} (epsilon in its --node-config)",
             )
         notes[TRAINED] = [max(last, round), repeated]
 

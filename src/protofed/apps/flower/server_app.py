@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ from protofed.apps.flower.grid import GridExecutor, Nodes
 from protofed.apps.flower.late import LateExecutor
 from protofed.apps.flower.ledger import Receipts
 from protofed.apps.flower.logs import format_as_asked
+from protofed.apps.flower.messages import Expected
 from protofed.apps.flower.node import experiment_key
+from protofed.apps.flower.sources import plan_text
 from protofed.apps.flower.summary import client_summaries, described_federation, scored
 from protofed.config.architectures import FederationSummary
 from protofed.config.coverage import withholds_scores
 from protofed.config.schema import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
+from protofed.data.tables import SiteColumn
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.assemble import build_federation
 from protofed.experiments.builder import Builder
@@ -113,11 +116,15 @@ def _federation(
         raise ConfigError("model.start (--from) is for clients of this machine: use --engine local")
     if experiment.encoder.members and not simulated:
         raise ConfigError("encoder.members (encoders dealt to clients) is for simulations: use --engine local")
+    if experiment.shift.used and not simulated:
+        raise ConfigError("shift changes data of simulations, and clients here have their own: leave it out")
     local = _as_server(experiment)
     if simulated:  # all nodes belong to this run
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
     receipts = None if simulated else Receipts(files.path)
-    nodes = Nodes(grid, _config_for_nodes(local, simulated), gathering.bindings(), receipts=receipts)
+    config = experiment_key(local) if simulated else plan_text(local)
+    expected = Expected(gathering.classes, tuple(SiteColumn(*astuple(c)) for c in experiment.data.expected))
+    nodes = Nodes(grid, config, expected.to_json(), gathering.bindings(), receipts=receipts)
     admitted = gathering.admitted(local.robust.admitted)
     local = without(replace(local, robust=replace(local.robust, admitted=admitted)), forgotten(files.path))
     record = files.path / NODES
@@ -165,7 +172,7 @@ def _federation(
         party.order << REQUEST_BITS,
         roster,
         state,
-        dict(zip(roster, client_summaries(summary), strict=True)),
+        dict(zip(roster, client_summaries(local, summary), strict=True)),
         weights,
         rules,
         experiment.participation.deadline_s,
@@ -229,16 +236,6 @@ def _described(party: Party, description: Tree) -> Tree:
     description = {**description, "notes": notes, "clients": clients}
     left_out = [{"client": who, "reason": why} for who, why in party.left_out.items()]
     return {**description, "left_out": left_out} if left_out else description
-
-
-def _config_for_nodes(experiment: Experiment, simulated: bool) -> str:
-    """Return the configuration that is sent to nodes: in a deployment, without the paths of the server."""
-    if not simulated:
-        partition = experiment.partition_options
-        if hasattr(partition, "path"):
-            experiment = replace(experiment, partition_options=replace(partition, path=""))
-        experiment = replace(experiment, data=replace(experiment.data, path="", data_dir=""))
-    return experiment_key(experiment)
 
 
 def _bfloat16(experiment: Experiment, files: RunDirectory) -> Collection[str]:

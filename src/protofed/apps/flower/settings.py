@@ -21,13 +21,17 @@ OTHERS = (
     "least-peers",
     "least-threshold",
     "privacy",
+    "names",
 )
 SPENT = ("epsilon", "delta")
 """Settings that may also stand among what is allowed."""
 
 
 def node_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node's settings by name; its table ``allow`` is left to :mod:`protofed.apps.flower.allow`.
+    """Return a node's settings by name.
+
+    Its table ``allow`` is left to :mod:`protofed.apps.flower.allow`, and ``data``, how its data are read, to
+    :mod:`protofed.apps.flower.sources`.
 
     Raises:
         ConfigError: The file cannot be read, has an unknown setting, or one that ``--node-config`` has as well.
@@ -39,7 +43,7 @@ def node_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         found = read_toml(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({reason(error)}): correct config in --node-config") from None
-    known = {*FILES, *OTHERS, *SPENT, "allow"}
+    known = {*FILES, *OTHERS, *SPENT, "allow", "data"}
     if (strange := next((name for name in found if name not in known), None)) is not None:
         raise ConfigError(f"{path}: {unknown_name('setting', strange, known)}")
     if twice := sorted(found.keys() & config.keys()):

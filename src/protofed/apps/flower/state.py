@@ -114,12 +114,15 @@ def locked(path: Path, order: int) -> Iterator[None]:
         if not lock(file):
             if _turn(path) > order:
                 raise CheckpointError(
-                    f"{path.parent.name}: a later request of the server waits for the visit in progress"
+                    f"{path.parent.name}: a later request of the server waits for the visit in progress",
+                    code="later",
                 )
             write_bytes(path / TURN, str(order).encode())
             while not lock(file):
                 if _turn(path) != order:
-                    raise CheckpointError(f"{path.parent.name}: a later request of the server replaced this one")
+                    raise CheckpointError(
+                        f"{path.parent.name}: a later request of the server replaced this one", code="later"
+                    )
                 time.sleep(LOOK)
         yield
 
@@ -178,7 +181,8 @@ class ClientFolder:
         if sum((other / INDEX).is_file() for other in folder.iterdir()) >= most:
             raise ConfigError(
                 f"{self.client}: its node keeps {most} runs, as many as it may: move folders of old ones out of "
-                "its state-dir, or raise runs in --node-config"
+                "its state-dir, or raise runs in --node-config",
+                code="full",
             )
 
     def since(self, after: str) -> list[Generation] | None:

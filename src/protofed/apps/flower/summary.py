@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from protofed.apps.flower.messages import Description, Scored
-from protofed.config.architectures import FederationSummary
+from protofed.config.architectures import FederationSummary, places
+from protofed.config.schema import Experiment
 from protofed.data import DataOptions, Table
 from protofed.data.comparing import Site, merged
 from protofed.data.preparing import colour_note
@@ -29,23 +30,18 @@ from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import decoded, parsed
 
 
-def client_summaries(summary: FederationSummary) -> list[str]:
-    """Return the summary for each client, as JSON."""
-    texts = []
-    for number in range(len(summary.architectures)):
-        fields = asdict(summary.of_client(number))
-        del fields["template"]  # the server opens the first round
-        texts.append(json.dumps(fields))
-    return texts
+def client_summaries(experiment: Experiment, summary: FederationSummary) -> list[str]:
+    """Return the summary for each client, as JSON; of one place in a group of architectures, the same text."""
+    each = [json.dumps(asdict(summary.of_client(place))) for place in range(places(experiment))]
+    return [each[number % len(each)] for number in range(len(summary.architectures))]
 
 
 def read_summary(text: str) -> FederationSummary:
     """Read the server's summary for one client."""
     try:
         found = decoded(parsed(text, "summary"), FederationSummary, error=ValueError, exact=True)
-        if len(found.architectures) != 1 or found.template is not None:
-            raise ValueError("architectures: expected that of one client")
-        claims.model(found.architectures[0].name)
+        if found.architectures or found.template is not None:
+            raise ValueError("architectures: these follow from the plan")
     except ValueError as error:
         raise PayloadError(f"summary: {claims.clean(error)}") from None
     return found

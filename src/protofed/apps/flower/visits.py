@@ -68,7 +68,9 @@ class Kept:
         self.roster = roster
         self.folder = folder
         if job.order < folder.order:
-            raise CheckpointError(f"{job.client}: a later request of the server has been carried out already")
+            raise CheckpointError(
+                f"{job.client}: a later request of the server has been carried out already", code="later"
+            )
         held = folder.held(job.after, instead)
         self.anew = held is None
         self.held = held or []

@@ -71,17 +71,19 @@ class KnownPeers(Peers):
         if threshold < self.least_threshold:
             raise PayloadError(
                 f"threshold: {threshold} vectors would be enough for a sum, but this node allows no fewer than "
-                f"{self.least_threshold} (least-threshold)"
+                f"{self.least_threshold} (least-threshold)",
+                code="peers",
             )
 
     def check_names(self, others: Sequence[str]) -> None:
         """Refuse, with PayloadError, fewer peers than this client asks for, or one that is not in the roster."""
         unknown = [name for name in others if name not in self.keys]
         if unknown:
-            raise PayloadError(f"names: {unknown[0]} is not in this node's roster")
+            raise PayloadError(f"names: {unknown[0]} is not in this node's roster", code="peers")
         if len(others) < self.least_peers:
             raise PayloadError(
-                f"names: {len(others)} other clients, but this node asks for {self.least_peers} (least-peers)"
+                f"names: {len(others)} other clients, but this node asks for {self.least_peers} (least-peers)",
+                code="peers",
             )
 
     def sign(self, statement: bytes) -> bytes:

@@ -237,7 +237,8 @@ class SecureClient:
             if not self.peers.signed(name, digest("keys", s["context"], name, *keys), signature):
                 raise PayloadError(
                     f"keys: {name} did not sign those in its name for this round with the same configuration, "
-                    "broadcast and threshold"
+                    "broadcast and threshold",
+                    code="unlike",
                 )
         seed = secrets.token_bytes(SEED)
         of_seed, of_key = (create_shares(one, threshold, len(names)) for one in (seed, s["pairwise_private"]))

@@ -91,7 +91,8 @@ class SumLayout:
                 largest = float(values.abs().max()) / (self.unit if entry.field.kind == "real" else 1)
                 raise PayloadError(
                     f"{entry.name}: {largest:g} would overflow the sum of {self.clients} clients: lower "
-                    "secure.fraction_bits"
+                    "secure.fraction_bits",
+                    code="overflow",
                 )
             parts.append(values.to(torch.int64).flatten().numpy().view(np.uint64))
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
