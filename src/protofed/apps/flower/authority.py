@@ -94,8 +94,8 @@ class Authority:
         end = last if days is None else min(now + timedelta(days=days), last)
         if days is not None and end < now + timedelta(days=days - 1):
             raise ConfigError(
-                f"--days {days}: the authority's certificate ends on {last:%Y-%m-%d}: at most {(last - now).days}, or "
-                f"begin anew with `protofed deploy keys … --days {days}`"
+                f"--days {days}: the authority's certificate ends on {last:%Y-%m-%d}: at most {(last - now).days}, "
+                f"or begin anew with `protofed deploy keys … --days {days}`"
             )
         return now - trust.CLOCKS_DIFFER, end
 

@@ -66,9 +66,7 @@ def keys(
 
 DAYS = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=36_500, show_default="as long as ca.crt", help="Validity of what is signed, in days."
-    ),
+    typer.Option(min=1, max=36_500, show_default="as long as ca.crt", help="Validity of what is signed, in days."),
 ]
 KEYS = Annotated[Path, typer.Argument(metavar="KEYS", help="The authority's directory, as `keys` made it.")]
 SITE = Annotated[str, typer.Option(help="Name of the site, which is that of its client.")]

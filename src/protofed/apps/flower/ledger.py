@@ -244,9 +244,9 @@ def read_receipts(path: Path) -> Iterator[Receipt]:
 
 
 def compare(entries: Mapping[str, LedgerEntry], path: Path) -> Iterator[str]:
-    """Lay a server's record beside a ledger; yield in words each answer of the ledger's node that the ledger lacks.
+    """Lay a server's record beside a ledger; yield in words each answer of its node that the ledger lacks.
 
-    Answers are the node's if they come from a number from which an answer in the ledger came, or if the ledger names
+    Answers are its own if they come from a number from which an answer in the ledger came, or if the ledger names
     their client, as after a node was registered anew.
 
     Args:
