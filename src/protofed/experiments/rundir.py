@@ -62,6 +62,22 @@ def why_rounds_matter(experiment: Experiment) -> str:
     return kind.traits(experiment.method_options).ends
 
 
+def in_use(folder: Path) -> bool:
+    """Return whether a process runs in a run directory; True where that cannot be told."""
+    if os.name == "nt":
+        return True
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return True
+    try:
+        return not lock(handle)
+    except OSError:  # a file system without locks
+        return True
+    finally:
+        os.close(handle)
+
+
 class RunDirectory:
     """The files of one run.
 

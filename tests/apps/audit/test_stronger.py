@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import closing
+from functools import partial
 
 import pytest
 import torch
@@ -129,11 +130,122 @@ def test_a_node_refuses_the_weights_of_the_attack():
     at = imprint.Door("extractor.linear", "head", "extractor.norm")
     random = torch.Generator().manual_seed(0)
     weights = {n: t.detach() for n, t in model.named_parameters()}
-    check_weights(model, weights)
+    check_weights(model, weights, weights)
     made = imprint.crafted(weights, at, torch.randn(50, 12, generator=random), 1.0, random)
     assert {n: t.shape for n, t in made.items()} == {n: weights[n].shape for n in at.parameters()}
-    with pytest.raises(PayloadError, match="29 of 32 rows have one direction"):
-        check_weights(model, made)
+    with pytest.raises(PayloadError, match=r"\d+ of \d+ rows have one direction"):
+        check_weights(model, made, weights)
+
+
+def altered(made, at, own, *, noise=0.0, negated=False, directions=1, kept=0):
+    """Return the weights of the attack with noise on rows, opposite ones, more directions, or rows left alone."""
+    weight, bias = f"{at.first}.weight", f"{at.first}.bias"
+    rows, levels = made[weight].clone(), made[bias].clone()
+    units, random = len(rows), torch.Generator().manual_seed(0)
+    if directions > 1:
+        others = torch.randn(directions, rows.shape[1], generator=random)
+        rows = nn.functional.normalize(others, dim=1)[torch.arange(units) % directions] * rows.norm(
+            dim=1, keepdim=True
+        )
+    rough = nn.functional.normalize(torch.randn(rows.shape, generator=random), dim=1)
+    rows += noise * rows.norm(dim=1, keepdim=True) * rough
+    if negated:
+        rows[units // 2 :] *= -1
+        levels[units // 2 :] *= -1
+    rows[:kept], levels[:kept] = own[weight][:kept], own[bias][:kept]
+    return {**own, **made, weight: rows, bias: levels}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"noise": 0.016},
+        {"negated": True},
+        {"noise": 0.016, "negated": True},
+        {"noise": 0.1},
+        {"noise": 0.2, "negated": True},
+        {"directions": 4},
+        {"directions": 4, "noise": 0.016, "negated": True},
+        {"kept": 64},
+        {"kept": 100, "noise": 0.016},
+    ],
+    ids=str,
+)
+def test_a_node_refuses_disguised_weights_of_the_attack(how):
+    model = protofed.models.build("mlp", input_shape=(64,), num_classes=10, d=64)
+    own = {n: t.detach() for n, t in model.named_parameters()}
+    at, random = imprint.Door("extractor.backbone.1", "extractor.backbone.3"), torch.Generator().manual_seed(0)
+    made = imprint.crafted(own, at, torch.rand(500, 64, generator=random), 1.0, random)
+    with pytest.raises(PayloadError, match=r"^extractor.backbone.1.weight: \d+ of \d+ rows have one direction"):
+        check_weights(model, altered(made, at, own, **how), own)
+
+
+def test_a_node_refuses_the_attack_behind_a_layer_that_passes_inputs_on():
+    model = protofed.models.build("mlp", input_shape=(64,), num_classes=10, d=64)
+    own = {n: t.detach() for n, t in model.named_parameters()}
+    at, random = imprint.Door("extractor.backbone.3", "extractor.map.linear"), torch.Generator().manual_seed(0)
+    made = imprint.crafted(own, at, torch.rand(500, 128, generator=random), 1.0, random)
+    made |= {"extractor.backbone.1.weight": torch.eye(128, 64), "extractor.backbone.1.bias": torch.zeros(128)}
+    with pytest.raises(PayloadError, match=r"^extractor.backbone.3.weight: 128 of 128 rows"):
+        check_weights(model, {**own, **made}, own)
+
+
+def weights_of(model):
+    return {n: t.detach().clone() for n, t in model.named_parameters()}
+
+
+SHAPED = {"cnn1d": (2, 64), "fcn1d": (2, 64), "mlp": (20,), "tiny": (20,), "identity": (20,)}
+
+
+@pytest.mark.parametrize("name", sorted(set(protofed.models.architectures) - {"timm", "transformers"}))
+def test_no_architecture_is_refused_at_its_start_nor_trained_and_averaged(name):
+    """Two clients with a class each and strong weight decay, which makes rows parallel."""
+    random = torch.Generator().manual_seed(0)
+    text = name.startswith("text_")
+    shape = (12,) if text else SHAPED.get(name, (3, 32, 32))
+    build = partial(protofed.models.build, name, input_shape=shape, num_classes=4, d=16)
+    shared = weights_of(build(seed=0))
+    check_weights(build(seed=0), weights_of(build(seed=1)), shared)
+    own, model = dict(shared), build(seed=0)
+    for _ in range(2):
+        trained = []
+        for label in range(2):
+            model.load_state_dict(shared, strict=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+            for _ in range(3):
+                x = torch.randint(1, 100, (4, *shape), generator=random) if text else None
+                x = torch.randn(4, *shape, generator=random) + label if x is None else x
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x).logits, torch.tensor([label, label, 2, 3])).backward()
+                optimizer.step()
+            trained.append(weights_of(model))
+            check_weights(model, trained[-1], own)
+        shared = {n: (trained[0][n] + trained[1][n]) / 2 for n in shared}
+        check_weights(model, shared, own)
+
+
+@few(
+    ("data", "decay", "seed"),
+    [(d, w, s) for d in ("iris", "breast_cancer") for w in (1e-2, 5e-2) for s in (0, 1)],
+    2,
+)
+def test_layers_that_weight_decay_has_condensed_are_not_refused(data, decay, seed):
+    """Trained for long, all rows of a layer have one direction or two, but their thresholds are the same."""
+    from sklearn import datasets
+
+    found = getattr(datasets, f"load_{data}")()
+    x, y = torch.tensor(found.data, dtype=torch.float32), torch.tensor(found.target)
+    x = (x - x.mean(0)) / x.std(0)
+    model = protofed.models.build("mlp", input_shape=(x.shape[1],), num_classes=3, d=16, seed=seed)
+    own, random = weights_of(model), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=decay)
+    for _ in range(1500):
+        batch = torch.randint(len(x), (32,), generator=random)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]).logits, y[batch]).backward()
+        optimizer.step()
+    check_weights(model, weights_of(model), own)
 
 
 @few(

@@ -243,10 +243,25 @@ def test_an_approved_site_is_in_the_roster_and_has_a_certificate(fed, north, tmp
 
 
 def test_nothing_outlives_the_authority(fed, north):
-    _, end = approve(fed, [north], 3650)
+    _, end = approve(fed, [north], 400)  # as many as `keys` was given, a moment later
     authority = x509.load_pem_x509_certificate((fed / "ca.crt").read_bytes())
     certificate = x509.load_pem_x509_certificate((fed / "sites" / "north.crt").read_bytes())
     assert end == authority.not_valid_after_utc == certificate.not_valid_after_utc
+
+
+def test_what_is_signed_is_valid_for_as_many_days_as_the_keys_were_made_for(fed, north, monkeypatch, capsys):
+    assert command(monkeypatch, capsys, "deploy", "approve", fed, north)[0] == 0
+    end = trust.load_certificate(fed / "ca.crt").not_valid_after_utc
+    assert read_signed(fed / "roster.json", fed / "ca.crt").until == end
+    assert command(monkeypatch, capsys, "deploy", "revoke", fed, "north")[0] == 0
+    assert read_signed(fed / "roster.json", fed / "ca.crt").until == end
+
+
+def test_more_days_than_the_authority_has_are_refused_in_one_line(fed, north):
+    before = contents(fed)
+    with pytest.raises(ConfigError, match=r"^--days 1095: the authority's certificate ends on .*: at most 399, or"):
+        approve(fed, [north], 1095)
+    assert contents(fed) == before
 
 
 def test_no_name_of_a_site_reaches_the_authoritys_own_files(fed, tmp_path):

@@ -290,6 +290,10 @@ def test_a_superlink_that_can_be_trusted(made):
                 "tls": "ok",
             }
             assert found["tls"].text.startswith("certificate for 127.0.0.1, localhost, valid until 20")
+        key = findings(superlink=f"{host}:{port}", root_certificates=made / "ca.crt", key=made / "node1")["key"]
+        assert key.text.endswith(
+            "does not admit this key (not registered, or revoked): ask the federation's authority"
+        )
         alone = findings(superlink=f"127.0.0.1:{port}")
         assert alone["tls"] == CheckResult("tls", "skipped", "no --root-certificates given")
 

@@ -118,7 +118,8 @@ def service(unit: Path) -> dict[str, str]:
     options = dict(parser["Service"])
     if shutil.which("systemd-analyze"):
         copy = unit.with_name("copy.service")  # of a program that this machine has
-        copy.write_text(unit.read_text().replace(options["ExecStart"].split()[0], "/bin/true"))
+        text = re.sub(r"/opt/protofed/bin/[a-z-]+", "/bin/true", unit.read_text())
+        copy.write_text(text)
         done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
     return options
@@ -153,6 +154,19 @@ def test_the_unit(kit):
     expected(kit, words, "/srv/protofed/")
 
 
+def test_the_log_says_why_a_node_may_have_ended(kit, monkeypatch, capsys):
+    """Flower's own words for a key that was revoked are ``Connection attempt failed``."""
+    program, *words = shlex.split(service(kit / "protofed-node.service")["ExecStopPost"].replace("\\\n", " "))
+    assert program == "-/opt/protofed/bin/protofed"  # its status does not count
+    monkeypatch.chdir(kit)
+    _, out, _ = command(monkeypatch, capsys, *words)
+    assert f"{LINK}" in out.replace("\n", "")
+    assert {"config", "superlink", "root-certificates", "key", "roster"} <= {
+        line.split()[1] for line in out.splitlines()
+    }
+    assert "not admit the node: its key was" in (kit / "README.txt").read_text()
+
+
 def contained(folder: Path, name: str, program: str, place: str) -> dict:
     """Check what the containers of node and server share; return the service."""
     found = compose(folder)[name]
@@ -184,7 +198,8 @@ def test_the_server_has_one_command(server, kit):
     container = contained(server, "superlink", "flower-superlink", "protofed-server")
     assert container["command"] == words
     assert container["ports"] == ["8443:8443"]
-    own = {"User", "Group", "WorkingDirectory", "StateDirectory", "Environment", "ExecStart", "RestartSec"}
+    own = {"User", "Group", "WorkingDirectory", "StateDirectory", "Environment", "ExecStart", "ExecStopPost"}
+    own |= {"RestartSec"}
     node = service(kit / "protofed-node.service")
     assert {k: v for k, v in options.items() if k not in own} == {k: v for k, v in node.items() if k not in own}
     assert options["User"] == options["Group"] == options["StateDirectory"] == "protofed-server"

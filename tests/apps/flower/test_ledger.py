@@ -68,7 +68,7 @@ def test_the_servers_record_is_what_left_the_nodes(finished):
     (problem,) = compare(some, received)
     assert "bytes were received that the ledger lacks" in problem
     (problem,) = compare({}, received)
-    assert problem.startswith(f"the ledger is empty, so that none of the {len(known)} answers")
+    assert problem.startswith(f"none of the {len(known)} answers")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,36 @@ def test_missing_last_lines_are_found_with_the_servers_record_only(tmp_path):
     known = {digest: found for _, digest, found in read_ledger(path) if isinstance(found, LedgerEntry)}
     assert len(known) == 2
     assert len(list(compare(known, receipts.path))) == 1
+
+
+@pytest.fixture
+def cut_off(tmp_path):
+    """The folder of a node with two clients, whose ledger had four answers; the server's record has them all."""
+    path, receipts = tmp_path / "ledger.jsonl", ledger.Receipts(tmp_path)
+    described = {"clients": json.dumps([{"name": "ann"}, {"name": "bob"}])}
+    for client, values in [("", described), ("ann", VALUES), ("bob", {**VALUES, "client": "bob"}), ("ann", VALUES)]:
+        head = NodeLedger(path).record({**REQUEST, "client": client}, values)
+        receipts.add(7, client, {**values, "ledger": head})
+        receipts.add(8, "cid", {**values, "ledger": "0" * 64})  # of another node
+    return tmp_path
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3, 4])
+def test_answers_of_clients_that_the_ledger_no_longer_names_are_missed(left, cut_off, capsys):
+    path = cut_off / "ledger.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+    with pytest.raises(Exit) as end:
+        command(path, cut_off)
+    assert end.value.exit_code == (left < 4)
+    assert capsys.readouterr().out.count("lacks") == (4 - left if left else 0)
+
+
+def test_a_record_without_any_answer_of_the_node_confirms_nothing(cut_off, tmp_path_factory):
+    path = tmp_path_factory.mktemp("other") / "ledger.jsonl"
+    digest = NodeLedger(path).record({}, {**VALUES, "client": "zoe"})
+    ((_, _, entry),) = read_ledger(path)
+    (problem,) = compare({digest: entry}, cut_off / RECEIVED)
+    assert problem == "none of the 8 answers that the server received is in the ledger"
 
 
 @pytest.mark.parametrize("said", ["", "x", "\x1b[2J", 5, None])

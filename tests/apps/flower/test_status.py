@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import threading
 import urllib.error
 import urllib.request
@@ -20,8 +21,10 @@ from network import FakeGrid, nodes_of, over, wanted, write_folders
 from protofed.apps.flower import cli
 from protofed.apps.flower.ledger import NAME, NodeLedger
 from protofed.apps.flower.logs import VARIABLE, JsonLine, format_as_asked
+from protofed.apps.flower.server_app import _interrupted_first
 from protofed.apps.flower.status import metrics, server, status
 from protofed.errors import ConfigError
+from protofed.experiments.rundir import RunDirectory, in_use
 from support import ordinary
 
 
@@ -71,12 +74,38 @@ def test_a_run_that_is_silent_for_long_is_not_healthy_unless_it_has_finished(fin
     assert status(finished[1], later).healthy
     for name in ("config.toml", "federation.json", "rounds.jsonl", "received.jsonl"):
         (tmp_path / name).write_bytes((finished[1] / name).read_bytes())
-    assert status(tmp_path).healthy
-    silent = status(tmp_path, later)
-    assert not silent.healthy
-    assert "quiet: it may have been stopped" in silent.lines[0]
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2\n", "rounds = 9\n", 1))
+    with RunDirectory(tmp_path).alone():
+        assert status(tmp_path).healthy
+        silent = status(tmp_path, later)
+        assert not silent.healthy
+        assert "quiet: its nodes or the network may be gone" in silent.lines[0]
+    stopped = status(tmp_path)  # nobody has had to wait: the process that ran it is gone
+    assert not stopped.healthy
+    assert "round 2 of 9, stopped: no process runs it" in stopped.lines[0]
     (tmp_path / "rounds.jsonl").unlink()
-    assert status(tmp_path).lines[0] == "no round is complete yet"
+    assert not status(tmp_path).healthy
+    with RunDirectory(tmp_path).alone():
+        assert status(tmp_path).healthy
+        assert status(tmp_path).lines[0] == "no round is complete yet"
+
+
+def interrupted(folder):
+    with _interrupted_first(), RunDirectory(folder).alone():
+        assert in_use(folder)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_frees_the_run_directory_before_flower_handles_it(tmp_path, monkeypatch):
+    handled = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(in_use(tmp_path)))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handled == [False]
 
 
 def test_it_is_served_and_a_probe_sees_a_damaged_ledger(tmp_path):

@@ -256,8 +256,27 @@ def test_wrong_shares_fail_the_round(which):
                 answer = {**answer, which: [s[:-1] + bytes([s[-1] ^ 1]) for s in answer[which]]}
             yield name, answer
 
-    with pytest.raises(SecureAggregationError, match="do not fit"):
+    with pytest.raises(
+        SecureAggregationError, match=r"do not fit: \w+, or one of those who sent them \(ann, bob, cid\)"
+    ):
         conduct(round.server, ask)
+
+
+@few(("which", "culprit"), [(w, c) for w in ("seeds", "keys") for c in ("ann", "bob", "eve")], 2)
+@few("damage", [lambda s: s[:-1] + bytes([s[-1] ^ 1]), lambda s: b"", lambda s: bytes(len(s))], 1)
+def test_wrong_shares_of_one_client_cost_no_round_and_name_it(which, culprit, damage):
+    round = Round(5, 3, {"dan": "masked"})
+
+    def ask(stage, requests):
+        for name, answer in round.ask(stage, requests):
+            if stage == "unmask" and name == culprit:
+                answer = {**answer, which: [damage(s) for s in answer[which]]}
+            yield name, answer
+
+    total = sum((v for n, v in round.vectors.items() if n != "dan"), np.zeros(6, dtype=np.uint64))
+    assert np.array_equal(conduct(round.server, ask), total)
+    if culprit != "eve":  # whose shares are not needed
+        assert "'s " + ("mask seed" if which == "seeds" else "key") + " does not fit" in round.server.lost[culprit]
 
 
 def test_too_few_clients_are_refused():

@@ -88,10 +88,15 @@ class Authority:
         self.revoked[print_] = Revoked(name, why, datetime.now(UTC).isoformat(timespec="seconds"))
         return print_
 
-    def period(self, days: int) -> tuple[datetime, datetime]:
-        """Return the validity of what is signed now, which ends with that of the authority at the latest."""
-        now = datetime.now(UTC)
-        end = min(now + timedelta(days=days), self.signer.certificate.not_valid_after_utc)
+    def period(self, days: int | None) -> tuple[datetime, datetime]:
+        """Return the validity of what is signed now; None for as long as the authority's certificate is valid."""
+        now, last = datetime.now(UTC), self.signer.certificate.not_valid_after_utc
+        end = last if days is None else min(now + timedelta(days=days), last)
+        if days is not None and end < now + timedelta(days=days - 1):
+            raise ConfigError(
+                f"--days {days}: the authority's certificate ends on {last:%Y-%m-%d}: at most {(last - now).days}, "
+                f"or begin anew with `protofed deploy keys … --days {days}`"
+            )
         return now - trust.CLOCKS_DIFFER, end
 
     def save(self, files: dict[str, bytes], start: datetime, end: datetime) -> None:
@@ -105,11 +110,12 @@ class Authority:
 
 
 def approve(
-    folder: Path, requests: Sequence[Path], days: int, renew: bool = False
+    folder: Path, requests: Sequence[Path], days: int | None, renew: bool = False
 ) -> tuple[list[Approved], datetime]:
     """Add sites to the roster; without requests, sign it and the server's certificate for a new period.
 
     Args:
+        days: None for as long as the authority's certificate is valid.
         renew: The sites are in the roster, and their new keys replace the old ones.
 
     Returns:
@@ -153,7 +159,7 @@ def _admit(authority: Authority, path: Path, name: str, key: ec.EllipticCurvePub
     return Approved(name, print_, authority.revoke(name, "replaced") if before not in (None, line) else "")
 
 
-def revoke(folder: Path, name: str, days: int) -> str:
+def revoke(folder: Path, name: str, days: int | None) -> str:
     """Take a site out of the roster for good; return the fingerprint of its key."""
     name = unicodedata.normalize("NFC", name)
     with _opened(folder) as authority:

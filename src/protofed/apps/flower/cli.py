@@ -64,7 +64,10 @@ def keys(
         console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
-DAYS = Annotated[int, typer.Option(min=1, max=36_500, help="Validity of what is signed, in days.")]
+DAYS = Annotated[
+    int | None,
+    typer.Option(min=1, max=36_500, show_default="as long as ca.crt", help="Validity of what is signed, in days."),
+]
 KEYS = Annotated[Path, typer.Argument(metavar="KEYS", help="The authority's directory, as `keys` made it.")]
 SITE = Annotated[str, typer.Option(help="Name of the site, which is that of its client.")]
 UNREGISTER = "flwr supernode unregister NODE-ID"
@@ -89,7 +92,7 @@ def request(
 def approve(
     keys: KEYS,
     requests: Annotated[list[Path] | None, typer.Argument(metavar="REQUEST...", help="Requests of sites.")] = None,
-    days: DAYS = 365,
+    days: DAYS = None,
     renew: Annotated[bool, typer.Option(help="Replace the keys of sites that are in the roster.")] = False,
 ) -> None:
     """Add sites to the federation: sign their certificates, and the roster anew.
@@ -117,7 +120,7 @@ def approve(
 def revoke(
     keys: KEYS,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the site.")],
-    days: DAYS = 365,
+    days: DAYS = None,
 ) -> None:
     """Take a site out of the federation: sign the roster without it, and never admit its key again."""
     _need()

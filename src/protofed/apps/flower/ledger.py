@@ -245,19 +245,23 @@ def read_receipts(path: Path) -> Iterator[Receipt]:
 
 
 def compare(entries: Mapping[str, LedgerEntry], path: Path) -> Iterator[str]:
-    """Lay a server's record beside a ledger; yield in words each of its answers that the ledger lacks.
+    """Lay a server's record beside a ledger; yield in words each answer of its node that the ledger lacks.
+
+    Answers are its own if they come from a number from which an answer in the ledger came, or if the ledger names
+    their client, as after a node was registered anew.
 
     Args:
-        entries: By the hash of their lines. Answers of other clients are left out.
+        entries: By the hash of their lines.
     """
+    receipts = list(read_receipts(path))
     clients = {entry.client for entry in entries.values()}
-    if not entries and (received := sum(1 for _ in read_receipts(path))):
-        yield f"the ledger is empty, so that none of the {received} answers that the server received is in it"
-    for receipt in read_receipts(path):
-        if receipt.client not in clients:
-            continue
+    numbers = {receipt.node for receipt in receipts if receipt.ledger in entries}
+    own = [receipt for receipt in receipts if receipt.node in numbers or receipt.client in clients]
+    if receipts and not own:
+        yield f"none of the {len(receipts)} answers that the server received is in the ledger"
+    for receipt in own:
         entry = entries.get(receipt.ledger)
-        who = f"{receipt.time} {receipt.client}"
+        who = f"{receipt.time} {receipt.client or f'node {receipt.node}'}"
         if entry is None:
             yield f"{who}: {receipt.bytes} bytes were received that the ledger lacks"
         elif entry.sha256 != receipt.sha256:

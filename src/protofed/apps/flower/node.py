@@ -260,10 +260,11 @@ def _entered(builder: Builder, upload: bytes | None, round: int, notes: Mapping[
 
 def _check_broadcast(trainer: LocalTrainer, roster: Roster, client: str, message: bytes) -> None:
     """Refuse crafted weights; a broadcast is checked against the schema where it is received."""
+    initial = getattr(trainer.method, "initial", {})
     if (schema := trainer.method.broadcast_schema) is None:
         return
     try:
-        check_weights(roster.models[roster[client].kind], trainer.codec.decode(message, schema))
+        check_weights(roster.models[roster[client].kind], trainer.codec.decode(message, schema), initial)
     except PayloadError as error:
         raise PayloadError(f"{client}: broadcast: {error}") from None
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofed.config.architectures import FederationSummary
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.rundir import why_rounds_matter
+from protofed.models import SplitModel
 from protofed.untrusted import claims
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 log = logging.getLogger(__name__)
 PINS = "pins"
@@ -35,8 +34,14 @@ SHOWN = (
     "privacy.epsilon",
 )
 """The message to a node's operator about a new run."""
-ALIKE = 0.9999
-"""Cosine from which two rows of a layer count as the same."""
+ALIKE = 0.9
+"""Cosine, of either sign, from which rows of a layer count as parallel."""
+RESEMBLING = 0.5
+"""Cosine, of either sign, from which a row resembles the initial one."""
+COMMON = 0.25
+"""Share of parallel rows with about the same threshold up to which these are slices."""
+EXACT = 1e-3
+"""Difference up to which thresholds are the same in any case, in units of the inputs."""
 LEAST = 4
 """Least number of units and of inputs of a layer whose rows are compared."""
 
@@ -78,21 +83,54 @@ def check_pins(notes: dict[str, Any], client: str, found: list[str]) -> None:
     )
 
 
-def check_weights(model: SplitModel, payload: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are made to read single samples: a layer most of whose rows have one direction."""
-    networks: list[Mapping[str, Any]] = [dict(model.named_parameters())]
-    networks += [dict(extra.named_parameters()) for extra in model.extras.values()]
-    for name, tensor in payload.items():
-        if not any(name in weights for weights in networks) or tensor.dim() < 2 or len(tensor) < LEAST:
+def check_weights(model: SplitModel, payload: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are made to read single samples: layers that cut few directions into many slices.
+
+    Their rows are parallel or opposite, up to noise, and each has a threshold of its own. Weight decay makes rows
+    parallel too, but such units share few thresholds: neither few directions nor a low rank are a sign by
+    themselves. Rows that still resemble the initial ones were not made.
+
+    Args:
+        initial: The node's own initial weights, by name, where it has them.
+    """
+    networks = [model, *(extra for extra in model.extras.values() if isinstance(extra, SplitModel))]
+    for name, module in (pair for network in networks for pair in network.extractor.named_modules()):
+        weight, bias = (f"extractor.{name}.{part}" for part in ("weight", "bias"))
+        linear = isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and not name.startswith("map.")
+        if not linear or not {weight, bias} <= payload.keys():
             continue
-        rows = tensor.detach().double().flatten(1)
-        if rows.shape[1] < LEAST:
-            continue
-        middle = torch.nn.functional.normalize(rows, dim=1).median(0).values
-        same = int((torch.cosine_similarity(rows, middle.unsqueeze(0), dim=1) > ALIKE).sum())
-        if 2 * same > len(rows):
+        made, slices = _slices(payload[weight], payload[bias], initial.get(weight))
+        if 2 * slices > made:
             raise PayloadError(
-                f"{name}: {same} of {len(rows)} rows have one direction: such weights read single training samples "
-                "from an upload",
+                f"{weight}: {slices} of {made} rows have one direction, or few, with thresholds of their own: such "
+                "weights read single training samples from an upload",
                 code="weights",
             )
+
+
+def _slices(weight: Tensor, bias: Tensor, initial: Tensor | None) -> tuple[int, int]:
+    """Return the number of rows that do not resemble the initial ones, and how many of them slice a direction."""
+    rows = weight.detach().flatten(1).double().cpu()
+    length = rows.norm(dim=1)
+    made = length > 0
+    if initial is not None:
+        made &= torch.cosine_similarity(rows, initial.flatten(1).double().cpu(), dim=1).abs() < RESEMBLING
+    least = max(LEAST, math.ceil(len(rows) / 8))
+    if int(made.sum()) < least or rows.shape[1] < LEAST:
+        return len(rows), 0
+    rows, level = rows[made] / length[made].unsqueeze(1), bias.detach().double().cpu()[made] / length[made]
+    left, slices = torch.arange(len(rows)), 0
+    while len(left) >= least:
+        cosines = rows[left] @ rows[left].mT
+        center = cosines[int((cosines.abs() > ALIKE).sum(1).argmax())]
+        group = center.abs() > ALIKE
+        if int(group.sum()) < LEAST:
+            break
+        side = center[group].sign()
+        members, levels = rows[left[group]] * side.unsqueeze(1), level[left[group]] * side
+        apart = members - torch.nn.functional.normalize(members.mean(0), dim=0)
+        width = max(EXACT, 3 * float(apart.norm(dim=1).median()) / rows.shape[1] ** 0.5)
+        common = ((levels.unsqueeze(1) - levels).abs() <= width).double().mean(1).max()
+        slices += int(group.sum()) if common <= COMMON else 0
+        left = left[~group]
+    return len(rows), slices

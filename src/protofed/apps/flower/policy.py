@@ -87,9 +87,16 @@ class Policy:
 
     def check_cost(self, builder: Builder, notes: dict[str, Any], round: int) -> None:
         """Refuse to train if the planned rounds, and those that were repeated, cost too much; count the visit."""
-        method, (member,) = builder.method, builder.members
-        if self.mode == "none" or method.upload_schema is None:
+        if builder.method.upload_schema is None:
             return
+        last, repeated = last_and_repeated(notes)
+        repeated += round <= last
+        if self.mode != "none":
+            self._check_epsilon(builder, round, repeated)
+        notes[TRAINED] = [max(last, round), repeated]
+
+    def _check_epsilon(self, builder: Builder, round: int, repeated: int) -> None:
+        method, (member,) = builder.method, builder.members
         rounds = method.task.rounds
         if round > rounds:
             raise RefusalError(
@@ -102,8 +109,6 @@ class Policy:
                 f"{member.name}: with secure.aggregation=true a client adds only a share of the noise, but this "
                 'node requires all of it from itself (privacy="sample" in its --node-config): set it to false',
             )
-        last, repeated = last_and_repeated(notes)
-        repeated += round <= last
         releases = releases_of(builder, rounds, repeated)
         if (found := epsilon(releases, self.delta, "pld") if releases else math.inf) > self.epsilon:
             again = f", {repeated} repeated" if repeated else ""
@@ -113,7 +118,6 @@ class Policy:
                 f"{member.name}: ε would be {found:.3g} at δ = {self.delta:g} after {rounds} rounds{again}, but "
                 f"this node allows {self.epsilon:g} (epsilon in its --node-config)",
             )
-        notes[TRAINED] = [max(last, round), repeated]
 
 
 def last_and_repeated(notes: Mapping[str, Any]) -> tuple[int, int]:

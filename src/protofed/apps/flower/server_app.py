@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import shlex
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Collection
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -273,6 +275,24 @@ class Log(Progress):
         log.info("%s: complete, report %s", label, run.report)
 
 
+@contextmanager
+def _interrupted_first() -> Iterator[None]:
+    """Let an interrupt free the run directory before Flower, which waits for a SuperLink that is gone, exits."""
+    flower = signal.getsignal(signal.SIGINT)
+    main_thread = threading.current_thread() is threading.main_thread()  # not so in simulations
+    try:
+        if main_thread:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, flower)
+        signal.raise_signal(signal.SIGINT)
+        raise
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGINT, flower)
+
+
 def guarded(tree: Tree) -> Tree:
     """Return a recipe as a deployment runs it: with ``robust.rule = "clip"``, where it chooses none.
 
@@ -317,7 +337,8 @@ def main(grid: Grid, context: Context) -> None:
         gathering.log_ends()
         files = RunDirectory(directory)
         more: dict[str, Any] = {"progress": Log(), "report": write_report, "measure": measure}
-        serve(grid, experiment, files, gathering, resume=bool(resume), simulated=simulated, **more)
+        with _interrupted_first():
+            serve(grid, experiment, files, gathering, resume=bool(resume), simulated=simulated, **more)
     except ProtofedError as error:
         log.error("error: %s", error)
         raise

@@ -20,12 +20,14 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from protofed.apps.flower.ledger import NAME, LedgerEntry, read_ledger, read_receipts
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.ending import RECEIVED
+from protofed.experiments.rundir import in_use
 from protofed.runs.loading import load_run
 from protofed.runs.run import Run
 from protofed.text import duration, size
 
 QUIET = 600.0
 """Seconds without a message, and without ten rounds' time, from which on something is wrong."""
+STOPPED = "stopped: no process runs it; see the SuperLink's log, then go on with resume=…"
 Numbers = dict[str, dict[tuple[str, ...], float]]
 
 
@@ -34,7 +36,7 @@ class Health:
     """The state of one side.
 
     Attributes:
-        healthy: Finished, or heard of lately, and without damage.
+        healthy: Finished, or running and heard of lately, and without damage.
         lines: In words.
         numbers: By name, and by the values of ``labels``.
     """
@@ -88,15 +90,16 @@ def _server(folder: Path, now: datetime) -> Health:
     if (folder / RECEIVED).is_file():
         for receipt in read_receipts(folder / RECEIVED):
             heard[receipt.client or f"node {receipt.node}"] = _age(receipt.time, now)
-    quiet = min(heard.values(), default=0.0)
+    quiet, running = min(heard.values(), default=0.0), in_use(folder)
     numbers: Numbers = {"last_message_age_seconds": {(name,): age for name, age in heard.items()}}
     seen = [f"{name}: last message {duration(age)} ago" for name, age in heard.items()]
     if not (folder / "rounds.jsonl").is_file():
-        return Health("server", quiet < QUIET, ["no round is complete yet", *seen], numbers)
+        state = "no round is complete yet" + ("" if running else f"; {STOPPED}")
+        return Health("server", running and quiet < QUIET, [state, *seen], numbers)
     run = load_run(folder)
     last = run.rounds[-1] if run.rounds else None
     pace = statistics.median(record.seconds["total"] for record in run.rounds[-5:]) if last else 0.0
-    healthy = run.finished or quiet < max(QUIET, 10 * pace)
+    healthy = run.finished or (running and quiet < max(QUIET, 10 * pace))
     single = {
         "rounds_completed": run.last_round,
         "rounds_planned": run.planned_rounds,
@@ -106,13 +109,14 @@ def _server(folder: Path, now: datetime) -> Health:
         "clients_left_out": len(run.federation.left_out),
     }
     numbers |= {name: {(): float(value)} for name, value in single.items()}
-    return Health("server", healthy, [*_told(run, pace, healthy), *seen], numbers)
+    quiet_state = "quiet: its nodes or the network may be gone" if running else STOPPED
+    state = "finished" if run.finished else "running" if healthy else quiet_state
+    return Health("server", healthy, [*_told(run, pace, state), *seen], numbers)
 
 
-def _told(run: Run, pace: float, healthy: bool) -> Iterator[str]:
+def _told(run: Run, pace: float, state: str) -> Iterator[str]:
     left = (run.planned_rounds - run.last_round) * pace
-    state = "finished" if run.finished else "running" if healthy else "quiet: it may have been stopped"
-    until = "" if run.finished or not pace else f", about {duration(left)} left"
+    until = f", about {duration(left)} left" if state == "running" and pace else ""
     yield f"{run.method}: round {run.last_round} of {run.planned_rounds}, {state}{until}"
     if run.rules:
         yield f"accuracy by {run.main_rule}: {run.accuracy(run.main_rule)[run.last_evaluation]:.1%}"

@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -469,37 +470,48 @@ class SecureServer:
         """Return the sum of the vectors that arrived.
 
         Raises:
-            SecureAggregationError: If the shares do not restore the secrets that their owners committed to.
+            SecureAggregationError: If the shares do not restore the secrets that their owners committed to, even
+                without those of any one client.
         """
         keys, sent = self.answers["keys"], self.answers["shares"]
+
+        def committed(name: str, seed: bytes) -> bool:
+            return bool(commitment(seed, self.session, name) == sent[name]["commitment"])
+
+        def own_key(name: str, scalar: bytes) -> bool:
+            return bool(public_key_to_bytes(_private(scalar).public_key()) == keys[name]["pairwise"])
+
         total = np.zeros(self.length, dtype=np.uint64)
         for name in self.arrived:
-            seed = self._restored(name, "mask seed")
-            if commitment(seed, self.session, name) != sent[name]["commitment"]:
-                raise SecureAggregationError(f"secure aggregation: the shares of {name}'s mask seed do not fit")
+            seed = self._restored(name, "mask seed", committed)
             own = mask(derived(seed, "own mask", self.session), self.length)
             total = total + self.answers["masked"][name]["masked"] - own
         place = _order(list(keys))
         for name in self.gone:
-            try:
-                key = _private(self._restored(name, "key"))
-                fits = public_key_to_bytes(key.public_key()) == keys[name]["pairwise"]
-            except ValueError:
-                fits = False
-            if not fits:
-                raise SecureAggregationError(f"secure aggregation: the shares of {name}'s key do not fit")
+            key = _private(self._restored(name, "key", own_key))
             for other in self.arrived:
                 shared = _pairwise(key, keys[other]["pairwise"], self.session, self.length)
                 # What the others added or took away for the lost client, and it did not.
                 total = total - shared if place[other] < place[name] else total + shared
         return total
 
-    def _restored(self, name: str, what: str) -> bytes:
-        shares = [answer[name] for answer in self.answers["unmask"].values()]
-        try:
-            return combine_shares(shares[: self.threshold])
-        except Exception:  # damaged shares raise many kinds
-            raise SecureAggregationError(f"secure aggregation: the shares of {name}'s {what} do not fit") from None
+    def _restored(self, name: str, what: str, fits: Callable[[str, bytes], bool]) -> bytes:
+        """Return a client's secret; who sent a share that does not fit is lost, if the others suffice."""
+        answers = self.answers["unmask"]
+        for without in (None, *answers):
+            shares = [answer[name] for sender, answer in answers.items() if sender != without]
+            if len(shares) < self.threshold:
+                continue
+            with suppress(Exception):  # damaged shares raise many kinds
+                secret = combine_shares(shares[: self.threshold])
+                if fits(name, secret):
+                    if without is not None:
+                        self.lose(without, f"its share of {name}'s {what} does not fit: one of the two made it so")
+                    return secret
+        raise SecureAggregationError(
+            f"secure aggregation: the shares of {name}'s {what} do not fit: {name}, or one of those who sent them "
+            f"({', '.join(answers)}), made them so"
+        )
 
 
 def conduct(server: SecureServer, ask: Ask) -> Vector:
