@@ -81,7 +81,7 @@ def test_values_that_are_not_finite_are_refused_by_name():
         encode(replace(raw, clients=(raw.clients[0], broken)), EncoderOptions(name="scattering"))
 
 
-@few("name", ["scattering", "random", "both", "identity", "auto"], 1)
+@few("name", ["scattering", "random", "identity", "auto"], 1)
 def test_run_as_typed(name, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     status, _, errors = command(
@@ -175,7 +175,7 @@ def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["both", "identity"])
+@pytest.mark.parametrize("name", ["random", "identity"])
 def test_export_takes_raw_images(name, tmp_path, monkeypatch, capsys):
     """The exported file is compared with the client's predictions before it is written."""
     runtime = pytest.importorskip("onnxruntime")

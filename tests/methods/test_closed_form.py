@@ -20,7 +20,7 @@ from protofed.errors import ConfigError
 from protofed.experiments import resolve
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload, predict
-from protofed.methods.fedlda import oracle, pivoted, told
+from protofed.methods.fedlda import oracle, told
 from protofed.rounds.loop import Federation
 from protofed.samples import ClientData, FederatedData, Samples
 from support import BASE, EXACT, command, experiment, few
@@ -64,22 +64,21 @@ def apart(scores: np.ndarray) -> np.ndarray:
 
 
 PARTS = st.lists(st.integers(0, 3), min_size=24, max_size=24)
-HOW = st.sampled_from(["moment", "factor", "secure"])
-
-
-def how_sent(how: str) -> dict[str, object]:
-    return {"secure__aggregation": True} if how == "secure" else {"method__message": how}
 
 
 @settings(max_examples=settings.default.max_examples // 2)
 @given(
-    PARTS, st.permutations(["ann", "bob", "cid", "dan"]), HOW, st.sampled_from([0.05, 0.5, 1.0]), st.integers(0, 99)
+    PARTS,
+    st.permutations(["ann", "bob", "cid", "dan"]),
+    st.booleans(),
+    st.sampled_from([0.05, 0.5, 1.0]),
+    st.integers(0, 99),
 )
-def test_fedlda_is_the_discriminant_of_the_pooled_samples(owners, names, how, shrinkage, seed):
+def test_fedlda_is_the_discriminant_of_the_pooled_samples(owners, names, secure, shrinkage, seed):
     x, y = points(24, seed)
     owners[:4] = [0, 1, 2, 3]
     data = divided(x, y, owners, names)
-    more = how_sent(how) | ({"secure__fraction_bits": 40} if how == "secure" else {})
+    more = {"secure__aggregation": True, "secure__fraction_bits": 40} if secure else {}
     federation = run("fedlda", data, method__shrinkage=shrinkage, **more)
     pooled = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x, y)
     expected = apart(pooled.decision_function(x) - np.log(pooled.priors_))
@@ -88,13 +87,13 @@ def test_fedlda_is_the_discriminant_of_the_pooled_samples(owners, names, how, sh
 
 @pytest.mark.slow
 @settings(max_examples=15)
-@given(PARTS, st.integers(0, 99), st.sampled_from(["moment", "factor"]))
-def test_partial_participation_and_late_clients_count_once(owners, seed, how):
+@given(PARTS, st.integers(0, 99))
+def test_partial_participation_and_late_clients_count_once(owners, seed):
     """Once all have come, in any order and some of them often, it is the pooled classifier."""
     x, y = points(24, seed)
     owners[:4] = [0, 1, 2, 3]
     data = divided(x, y, owners, ["ann", "bob", "cid", "dan"])
-    options = {"method__shrinkage": 0.3, "method__kappa": 1.0, **how_sent(how)}
+    options = {"method__shrinkage": 0.3, "method__kappa": 1.0}
     whole = run("fedlda", data, **options).server
     part = run("fedlda", data, rounds=12, participation__fraction=0.5, seed=seed, **options).server
     held = {name.partition(".")[2].partition("/")[0] for name in part if name.startswith("counts.")}
@@ -131,16 +130,6 @@ def test_afl_is_fed3r_without_a_ridge():
     data = divided(x, y, owners.tolist(), ["ann", "bob", "cid"])
     found = run("fed3r", data, method__lambda=0.0, method__normalise=False).server["weights"]
     assert found.T.numpy() == pytest.approx(W.numpy(), rel=1e-6, abs=1e-7)
-
-
-@pytest.mark.parametrize(("samples", "scale"), [(1, 1.0), (5, 1e-8), (9, 1e6), (12, 1.0)])
-def test_the_factor_has_the_moment_as_its_square(samples, scale):
-    x = scale * torch.randn(samples, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(samples))
-    x[:, 3] = 0
-    x[samples // 2 :] = x[0]  # so that the rank is lower
-    factor = pivoted(x.T @ x, samples)
-    assert factor.shape == x.shape
-    torch.testing.assert_close(factor.T @ factor / scale**2, x.T @ x / scale**2, rtol=0, atol=1e-12)
 
 
 def test_oas_is_that_of_scikit_learn():
@@ -326,7 +315,6 @@ def test_one_round_unless_asked_otherwise():
             "method.shrinkage must be a number or 'oas' or 'validation', not 'half'",
         ),
         ({"method__kappa": 2.0}, 1, r"method.kappa must lie in \[0, 1\], not 2"),
-        ({"method__message": "factor", "secure__aggregation": True}, 1, "fedlda needs single uploads"),
         ({"privacy__mode": "client", "privacy__noise": 1.0}, 1, "its server needs n_ik"),
     ],
 )
@@ -355,7 +343,7 @@ def test_a_client_can_be_taken_out_again_bit_for_bit(method):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@few("options", [{}, {"method__message": "factor"}, {"method__shrinkage": "validation"}], 1)
+@few("options", [{}, {"method__shrinkage": "validation"}], 1)
 def test_every_executor_gives_the_same_numbers(options):
     x, y = points(48, 13)
     data = validated(divided(x, y, [i % 3 for i in range(48)], ["ann", "bob", "cid"]))

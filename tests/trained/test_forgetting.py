@@ -29,10 +29,7 @@ CASES = {
     "fedcof": ("fedcof", {}),
     "fedlda": ("fedlda", {}),
     "fedlda, κ chosen": ("fedlda", {"rounds": 2}),
-    "fedlda, s chosen, factor": (
-        "fedlda",
-        {"rounds": 2, "method__shrinkage": "validation", "method__message": "factor"},
-    ),
+    "fedlda, s chosen": ("fedlda", {"rounds": 2, "method__shrinkage": "validation"}),
     "fedlda, κ set, float64": (
         "fedlda",
         {"method__kappa": 0.3, "execution__precision": "fp64", "wire__codec": "float64"},

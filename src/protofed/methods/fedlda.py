@@ -19,18 +19,17 @@ from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Round, Task, Tensors, Traits, Upload
-from protofed.methods.parts import centring, expert
+from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Traits, Upload
+from protofed.methods.parts import centring
 from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
-from protofed.methods.parts.prior import over
 from protofed.options import Options, option
 from protofed.prototypes.inference import closeness, most_likely
 from protofed.prototypes.table import Prototypes
-from protofed.runs.rules import EXPERT, NEAREST
+from protofed.runs.rules import NEAREST
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
+    from protofed.models import SplitModel
 
 Shrinkage = float | Literal["oas"]
 SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
@@ -71,23 +70,6 @@ def shrunk(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
     mixed = (1 - s) * covariance
     mixed.diagonal().add_(s * variance)
     return mixed
-
-
-def pivoted(moment: Tensor, rank: int) -> Tensor:
-    """Return ``R``, ``(rank, d)``, with ``RᵀR`` a matrix of that rank: that of φ = QR with pivoted columns.
-
-    Args:
-        rank: Number of rows; those that rounding leaves nothing for are 0.
-    """
-    rows, left = moment.new_zeros(rank, len(moment)), moment.diagonal().clone()
-    least = len(left) * torch.finfo(moment.dtype).eps * float(left.max())
-    for i in range(rank):
-        pivot = int(left.argmax())
-        if left[pivot] <= least:
-            break
-        rows[i] = (moment[pivot] - rows[:i, pivot] @ rows[:i]) / left[pivot].sqrt()
-        left -= rows[i].square()
-    return rows
 
 
 def oracle(covariance: Tensor, n: float) -> float:
@@ -132,20 +114,10 @@ class FedLDAOptions(Options):
         least=0,
         most=1,
     )
-    message: Literal["moment", "factor"] = option(
-        "moment",
-        "second moment as an upper triangle, which secure aggregation can add; or, of clients with at most d/2 "
-        "samples, as the factor R of φ = QR: n_i·d numbers",
-    )
     centre: bool = option(
         False,
         "subtract from a client's features b_i of μ_ik ≈ a_k + b_i, what sets all of its class means apart from "
         "everybody's: for clients whose devices or populations differ; answers are then for its own samples",
-    )
-    expert: expert.Expert = option(
-        "none",
-        "a network of each client's own that answers with the closed form, trained alone: plain (cross-entropy) | "
-        f"balanced (softmax) | auto, plain at clients with at least {expert.LEAST} samples",
     )
 
     @property
@@ -179,41 +151,25 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         if task.noise is not None and (self.mixes or not self.declared.sums_only):
             raise ConfigError(
                 "privacy.mode=sample: fedlda sends noisy sums once, and no hits on validation samples: set "
-                "method.kappa=1, method.message=moment, method.centre=false and method.shrinkage=oas or a number"
+                "method.kappa=1, method.centre=false and method.shrinkage=oas or a number"
             )
         if options.shrinkage == "validation" and task.rounds < 2:
             raise ConfigError("method.shrinkage=validation needs a second round for its choice: set rounds=2")
 
     @classmethod
     def traits(cls, options: FedLDAOptions) -> Traits:
-        """A choice by validation samples takes a second round; an expert trains in all of them."""
-        chooses, alone = len(options.choices) > 1, options.expert == "none"
+        """A choice by validation samples takes a second round."""
+        chooses = len(options.choices) > 1
         found = super().traits(options)
         return replace(
             found,
             down="K·(2·d + 1)" if options.choices == [(1.0, options.shrinkage)] else "K·d + d·(d+1)/2",
-            rules=(*found.rules, NEAREST, *(() if alone else (EXPERT,))),
-            sums_only=options.message == "moment" and not options.centre,
-            kept=(*found.kept, "sent", *(() if alone else ("trains",))),
-            rounds=1 if alone else None,
+            rules=(*found.rules, NEAREST),
+            sums_only=not options.centre,
+            kept=(*found.kept, "sent"),
             choosing=int(chooses),
             ends="validation samples choose method.kappa or method.shrinkage in a second round" * chooses,
         )
-
-    def round(self, number: int) -> Round:
-        """The expert alone is trained; with one, all send sums as long as any are sent, and nothing later."""
-        if self.options.expert == "none":
-            return Round(())
-        sums = number <= 1 + (len(self.choices) > 1)
-        return Round(expert.phase(self.options.expert), sums, sums)
-
-    def extend(self, model: SplitModel) -> None:
-        """Refuse an expert that would change the features."""
-        if self.options.expert != "none" and not model.fixed:
-            raise ConfigError(
-                f"method.expert={self.options.expert} trains the clients' networks, and so the features of the "
-                "closed form: set encoder.name, e.g. auto, and encoder.beside=true"
-            )
 
     def check(self, clients: Mapping[str, bool]) -> None:
         """Refuse a choice by validation samples that nobody has."""
@@ -230,14 +186,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         """Class means, counts and second moment; with a choice, the hits of each on validation samples."""
         schema = super().upload_schema
         assert schema is not None
-        fields, limits = dict(schema.fields), dict(schema.limits)
+        fields = dict(schema.fields)
         if len(self.choices) > 1:
             fields["hits"] = Field((1, len(self.choices)), "count", parameter=False, described=False)
-        if self.options.message == "factor":
-            fields["moment"] = Field(("m", *fields["moment"].shape), limit=fields["moment"].limit)
-            fields["factor"] = Field(("r", "d"), limit=fields["means"].limit)
-            limits |= {"m": 1, "r": self.task.feature_dim // 2}
-        return Schema(fields, schema.num_classes, schema.sizes, limits)
+        return Schema(fields, schema.num_classes, schema.sizes, schema.limits)
 
     @cached_property
     def broadcast_schema(self) -> Schema:
@@ -256,36 +208,15 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             }
         )
 
-    def packed(self, sums: Sums) -> Payload:
-        """Return ``(1/n_i) Σ φφᵀ``, or ``R/√n_i``, of which it is the square, where that takes fewer numbers."""
-        d, n = self.task.feature_dim, int(sums.counts.sum())
-        if self.options.message == "moment":
-            return super().packed(sums)
-        if n > d // 2:
-            payload = super().packed(sums)
-            return {**payload, "moment": payload["moment"].unsqueeze(0), "factor": sums.sums.new_zeros(0, d)}
-        factor = pivoted(sums.moment / max(1, n), n)
-        return {"samples": torch.tensor(n), "moment": factor.new_zeros(0, d * (d + 1) // 2), "factor": factor}
-
-    def unpacked(self, sent: Tensors) -> Tensor:
-        """Return the mean second moment of an upload in either form."""
-        if self.options.message == "moment":
-            return super().unpacked(sent)
-        if len(sent["moment"]):
-            return super().unpacked({"moment": sent["moment"][0]})
-        factor = sent["factor"].double()
-        return factor.mT @ factor
-
     # The client.
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember whether the server has the client's sums, and whether there is an expert."""
-        state, kind = {**super().client_state(counts), "sent": torch.tensor(False)}, self.options.expert
-        return state if kind == "none" else {**state, "trains": expert.trains(kind, counts)}
+        """Remember whether the server has the client's sums."""
+        return {**super().client_state(counts), "sent": torch.tensor(False)}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies."""
-        return {**super().shifted(state, counts), **{n: state[n] for n in ("sent", "trains") if n in state}}
+        return {**super().shifted(state, counts), "sent": state["sent"]}
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the sums, and the hits of each choice on validation samples if there are any."""
@@ -301,17 +232,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return discriminant(total, self.choices[0][1], self.task.dtype)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Make the classifiers, and the weights of expert and closed form."""
-        received = self.made(local, message)
-        if self.options.expert == "none":
-            return received
-        state = local.state
-        here = {name: tensor.to(state["own"].device) for name, tensor in received.items()}
-        with torch.no_grad():
-            answers = ((*self.both(local.model(b.x), here, state), b.y) for b in local.validation())
-            return {**received, "fusion": expert.weights(state, answers)}
-
-    def made(self, local: Local, message: Payload | None) -> Tensors:
         """Make the classifiers of all, and of the client: its own samples and κ times the others'.
 
         Args:
@@ -352,9 +272,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     def sums_in(self, message: Payload) -> Sums:
         """Return the sums that a broadcast holds."""
         upload = {name: tensor.cpu() for name, tensor in message.items()} | {"samples": message["counts"].sum()}
-        if self.options.message == "factor":
-            upload["moment"] = upload["moment"].unsqueeze(0)
-            upload["factor"] = upload["means"].new_zeros(0, self.task.feature_dim)
         return self.sums_of(upload)
 
     def others(self, local: Local, own: Sums, total: Sums, by: Tensor) -> Sums:
@@ -398,21 +315,11 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         output = model(batch.x)
         features = output.features
         shared = Linear.named(received)
-        scores = {
+        return {
             "head": self.head(Linear.named(received, "own_") if self.mixes else shared, features, state),
             "global_model": shared.scores(features),
             "nearest": closeness(features, Prototypes(received["means"], received["present"])),
         }
-        if self.options.expert != "none":
-            a, b = received["fusion"]
-            own, closed = self.both(output, received, state)
-            scores |= {"head": over(a * own + b * closed, state["own"] | ~state["own"].any()), "expert": own}
-        return scores
-
-    def both(self, output: Output, received: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
-        """Return ``log p_own`` and ``log p_closed`` over the client's classes, ``(B, K)`` each."""
-        closed = self.head(Linear.named(received, "own_" if self.mixes else ""), output.features, state)
-        return expert.likely(self.options.expert, output.logits, state), closed.log_softmax(-1)
 
     # The server.
 

@@ -198,8 +198,7 @@ def test_noise_is_taken_for_no_class_and_for_no_variance():
     ("method", "options", "message"),
     [
         ("fedlda", {"encoder__unit": False}, "must have a length of at most 1: set encoder.unit=true"),
-        ("fedlda", {"method__kappa": 0.3}, "set method.kappa=1, method.message=moment"),
-        ("fedlda", {"method__message": "factor"}, "set method.kappa=1, method.message=moment"),
+        ("fedlda", {"method__kappa": 0.3}, "set method.kappa=1, method.centre=false"),
         ("fedlda", {"method__shrinkage": "validation", "rounds": 2}, "no hits on validation samples"),
         ("fedlda", {"secure__aggregation": True, "rounds": 2, "method__kappa": 1.0}, "covers one round of fedlda"),
         ("fedlda", {"secure__aggregation": True, "privacy__colluders": 3}, "no noise is sure"),

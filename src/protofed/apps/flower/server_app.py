@@ -111,8 +111,6 @@ def _federation(
     """Gather the clients and build the federation as the server knows it."""
     if experiment.model.start:
         raise ConfigError("model.start (--from) is for clients of this machine: use --engine local")
-    if experiment.encoder.members and not simulated:
-        raise ConfigError("encoder.members (encoders dealt to clients) is for simulations: use --engine local")
     local = _as_server(experiment)
     if simulated:  # all nodes belong to this run
         gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
