@@ -266,6 +266,7 @@ GONE: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "fedlda": {
         "expert": (("none",), "an own network gained nothing beside the closed form; use method.name=beacon"),
         "message": (("moment",), "the second moment is always sent as a triangle: leave it out"),
+        "kappa": (("auto",), "clients mix for themselves: leave it out, or set personal=false for κ = 1"),
     },
 }
 """Options of version 0.2 by section or method: values without effect, which are ignored, and what to do instead."""
@@ -454,10 +455,9 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     if encoder.name and not named:
         sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
     method_name, method_options = _method(tree, method)
-    validated = sections["data"].validation_fraction > 0
     traits = methods.get(method_name).traits(method_options)
     if traits.rounds is not None and ("rounds" not in tree or tree.get(USUAL)):
-        scalars["rounds"] = traits.rounds + traits.choosing * validated
+        scalars["rounds"] = traits.rounds
     once = traits.rounds is not None and scalars["rounds"] == 1 and traits.exchanges != "nothing"
     if once and sections["evaluation"].at == "trained":
         raise ConfigError(

@@ -158,6 +158,7 @@ class Builder:
             input_shape=federated.input_shape,
             classes=federated.class_names,
             noise=noise,
+            summed=e.secure.aggregation,
         )
 
     def _sizes(self) -> list[int]:

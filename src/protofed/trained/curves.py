@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.methods import Sums, own_classes, within
-from protofed.methods.fedlda import Shrinkage, discriminant
+from protofed.methods.parts.gaussian import Shrinkage, discriminant
 from protofed.prototypes.inference import most_likely
 from protofed.samples import FederatedData, Samples
 
