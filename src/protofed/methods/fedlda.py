@@ -8,6 +8,7 @@ shrinkage is that of Chen et al., "Shrinkage Algorithms for MMSE Covariance Esti
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Task, Tensors, Traits
+from protofed.methods.parts import centring
 from protofed.methods.parts.gaussian import (
     SHRINKAGE,
     SHRINKAGES,
@@ -70,6 +73,11 @@ class FedLDAOptions(Shrunk):
         "for head, each client mixes its own sums with all others', as its own samples, each left out in turn, are "
         "most likely; or takes the classifier of all",
     )
+    centre: bool = option(
+        False,
+        "subtract from a client's features b_i of μ_ik ≈ a_k + b_i, what sets all of its class means apart from "
+        "everybody's: for clients whose devices or populations differ; answers are then for its own samples",
+    )
 
 
 @register
@@ -90,6 +98,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     def __init__(self, options: FedLDAOptions, task: Task) -> None:
         self.mixes = options.personal and task.noise is None  # sums within clients have no bound that noise hides
         super().__init__(options, task)
+        if task.noise is not None and options.centre:
+            raise ConfigError("privacy.mode=sample: fedlda sends noisy sums: set method.centre=false")
 
     @classmethod
     def traits(cls, options: FedLDAOptions) -> Traits:
@@ -97,8 +107,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         found = super().traits(options)
         return replace(
             found,
-            down="K·(d + 1) + d·(d+1)" if options.personal else "K·(2·d + 1)",
+            down="K·d + d·(d+1)" if options.personal else "K·(2·d + 1)",
             rules=(*found.rules, NEAREST),
+            sums_only=not options.centre,
             kept=(*found.kept, "sent"),
         )
 
@@ -152,33 +163,44 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         dtype, K = self.task.dtype, self.task.num_classes
         if not self.mixes and message is not None:
             means = Prototypes.received(message["means"], message["classes"], K)
-            return {**super().receive(local, message), "means": means.rows}
+            shared, by = Linear.named(super().receive(local, message)), self.offset(local, means)
+            return {**centring.placed(shared, by).tensors(dtype), "means": means.rows + by.to(means.rows)}
         own = self.own_sums(local)
         total = own if message is None else self.sums_in(message)
-        received = {**self.classifier(total).tensors(dtype), "means": total.means.rows.to(dtype)}
+        by = self.offset(local, total.means)
+        shared = centring.placed(self.classifier(total), by)
+        received = {**shared.tensors(dtype), "means": (total.means.rows + by).to(dtype)}
         if not self.mixes:
             return received
-        pools = Pools.alone(own) if message is None else self.pools(local, own, message)
-        choice = self.chosen(local, pools)
-        mixed = pools.classifier(choice.mixture, dtype)
+        own = centring.moved(own, by)
+        pools = Pools.alone(own) if message is None else self.pools(local, own, message, by)
+        choice = choose_at(local, pools, self.options.shrinkages, dtype, by)
+        mixed = centring.placed(pools.classifier(choice.mixture, dtype), by)
         return {**received, **mixed.tensors(dtype, "own_"), "choice": choice.tensor()}
 
-    def chosen(self, local: Local, pools: Pools) -> Choice:
-        """Return the client's choice, by its own samples."""
-        return choose_at(local, pools, self.options.shrinkages, self.task.dtype)
+    def offset(self, local: Local, means: Prototypes) -> Tensor:
+        """Return ``b_i`` of what a client reports, ``(d,)`` float64; 0 if features are not centred."""
+        if not self.options.centre:
+            return torch.zeros(self.task.feature_dim, dtype=torch.float64)
+        own = self.own_sums(local, among=self.reported(local) & means.present.cpu())
+        return centring.offset(own, means.rows.double().cpu())
 
     def sums_in(self, message: Payload) -> Sums:
         """Return the sums that a broadcast holds."""
         upload = {name: tensor.cpu() for name, tensor in message.items()} | {"samples": message["counts"].sum()}
         return self.sums_of(upload)
 
-    def pools(self, local: Local, own: Sums, message: Payload) -> Pools:
-        """Return the client's sums, and those of all others: all that the server has less its own."""
+    def pools(self, local: Local, own: Sums, message: Payload, by: Tensor) -> Pools:
+        """Return the client's sums, and those of all others: all that the server has less its own.
+
+        Args:
+            by: Subtracted from the features of ``own``.
+        """
         total = self.sums_in(message)
         scatter = symmetric(message["within"].cpu().double(), self.task.feature_dim) * float(total.counts.sum())
         reported, mine = self.reported(local), own
         if bool((reported != (own.counts > 0)).any()):
-            mine = self.own_sums(local, among=reported)
+            mine = centring.moved(self.own_sums(local, among=reported), by)
         # The server may have counted a part of them alone (robust.weight).
         share = min(1.0, float(message["most"]) / max(1.0, float(mine.counts.sum())))
         rest = total.plus(mine, -share)
@@ -188,18 +210,36 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         rest = rest._replace(counts=rest.counts * known, sums=rest.sums * known.unsqueeze(-1))
         return Pools(own, rest, scatter - share * mine.scatter)
 
+    def head(self, classifier: Linear, features: Tensor, state: Tensors) -> Tensor:
+        """Return log-posteriors of the client's classes, up to a constant."""
+        return within(classifier.scores(features) + state["prior"], classifier.present, state["own"])
+
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Log-likelihoods with and without the client's log-prior, and −‖φ − μ_k‖²."""
         features = model(batch.x).features
         shared = Linear.named(received)
         own = Linear.named(received, "own_") if self.mixes else shared
         return {
-            "head": within(own.scores(features) + state["prior"], own.present, state["own"]),
+            "head": self.head(own, features, state),
             "global_model": shared.scores(features),
             "nearest": closeness(features, Prototypes(received["means"], received["present"])),
         }
 
     # The server.
+
+    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+        """Return the sums of all features, less their clients' offsets if these are to be centred."""
+        if not self.options.centre:
+            return super().combined(parts)
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def noted() -> Iterator[Sums]:
+            for part in parts:
+                seen.append((part.counts, part.sums.sum(0)))
+                yield part
+
+        total = centring.centred(super().combined(noted())[0], *zip(*seen, strict=True))
+        return total, self.classifier(total)
 
     def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
         """Return the server's state, with the sums of all if clients need them."""
@@ -244,7 +284,14 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         }
 
 
-def choose_at(local: Local, pools: Pools, shrinkages: tuple[Shrinkage, ...], dtype: torch.dtype) -> Choice:
-    """Return the choice of a client; see :func:`~protofed.methods.parts.gaussian.choose`."""
+def choose_at(
+    local: Local, pools: Pools, shrinkages: tuple[Shrinkage, ...], dtype: torch.dtype, by: Tensor | None = None
+) -> Choice:
+    """Return the choice of a client; see :func:`~protofed.methods.parts.gaussian.choose`.
+
+    Args:
+        by: Subtracted from its features, the same whichever is left out.
+    """
     features, labels = local.features() if int(local.counts.sum()) else (pools.own.sums[:0], local.counts[:0])
-    return choose(pools, features.cpu().double(), labels.cpu(), shrinkages, dtype)
+    features = features.cpu().double()
+    return choose(pools, features if by is None else features - by, labels.cpu(), shrinkages, dtype)

@@ -38,6 +38,8 @@ LEAST = -20.0
 """Least log-likelihood of a sample."""
 PREFERENCE = 2.0
 """Nats by which any other mixture must be more likely than that of all samples together."""
+TIE = 0.01
+"""Nats by which the best may be better than the one chosen, the first of nearly equal ones."""
 VOTERS = 500
 """Most samples of a client that are left out."""
 
@@ -229,7 +231,8 @@ def choose(
     for chosen, scores in pools.left_out(features[some], labels[some], mixtures, dtype):
         sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
         found |= zip(chosen, sums.tolist(), strict=True)
-    best = max(mixtures, key=lambda m: found[m] - PREFERENCE * (m.share is not None))
+    values = {m: found[m] - PREFERENCE * (m.share is not None) for m in mixtures}
+    best = next(m for m in mixtures if values[m] >= max(values.values()) - TIE)
     return Choice(best, found[best], len(some))
 
 
