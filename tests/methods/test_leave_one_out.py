@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 
 import numpy as np
@@ -20,15 +21,16 @@ from protofed.methods.parts.gaussian import (
     TEMPERATURES,
     TIE,
     VOTERS,
-    Choice,
-    Mixture,
+    Mix,
     Pools,
+    Selection,
     choose,
+    told,
     voters,
 )
 from protofed.methods.parts.moments import Sums, floor
 from protofed.samples import ClientData, FederatedData, Samples
-from support import EXACT, experiment, few, visited
+from support import EXACT, command, experiment, few, visited
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -50,7 +52,7 @@ def scatter(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return apart.T @ apart
 
 
-def naive_parts(own: Data, others: list[Data], mixture: Mixture) -> tuple[dict[int, np.ndarray], np.ndarray, float]:
+def naive_parts(own: Data, others: list[Data], mixture: Mix) -> tuple[dict[int, np.ndarray], np.ndarray, float]:
     """Return a mixture's class means, scatter and number of samples."""
     means = {}
     for k in set(own[1].tolist()):
@@ -65,7 +67,7 @@ def naive_parts(own: Data, others: list[Data], mixture: Mixture) -> tuple[dict[i
     return means, together, len(own[1]) + mixture.share * more
 
 
-def naive_scores(own: Data, others: list[Data], mixture: Mixture, i: int, K: int) -> dict[int, float]:
+def naive_scores(own: Data, others: list[Data], mixture: Mix, i: int, K: int) -> dict[int, float]:
     """Return log-posteriors, up to a constant, of a sample of a client by all samples but this one."""
     _, whole, n = naive_parts(own, others, mixture)
     d = own[0].shape[1]
@@ -110,7 +112,7 @@ def test_each_sample_left_out_is_a_refit_without_it(seed, more, apart):
     assert sorted(map(str, seen)) == sorted(map(str, mixtures))
 
 
-def naive_choice(own: Data, others: list[Data], K: int) -> Mixture:
+def naive_choice(own: Data, others: list[Data], K: int) -> Mix:
     """Return the choice, in loops over mixtures, samples and temperatures."""
     counts = np.bincount(own[1], minlength=K)
     values = {}
@@ -148,7 +150,7 @@ def test_a_federation_chooses_and_answers_as_loops_do(seed):
         received = visited(federation)[f"c{i}"].received
         others = parts[:i] + parts[i + 1 :]
         mixture = naive_choice(own, others, 3)
-        expected = Choice(mixture, 0.0, int((np.bincount(own[1], minlength=3)[own[1]] > 1).sum()))
+        expected = Selection(mixture, 0.0, int((np.bincount(own[1], minlength=3)[own[1]] > 1).sum()))
         torch.testing.assert_close(received["choice"], expected.tensor())
         means, whole, n = naive_parts(own, others, mixture)
         s = gaussian.oracle(torch.tensor(whole / n), n) if mixture.shrinkage == "oas" else mixture.shrinkage
@@ -276,7 +278,7 @@ def test_with_two_hundred_classes_nothing_is_lost_against_all_together():
             "alone": choose(
                 Pools.alone(pools.own), torch.tensor(x), torch.tensor(y), SHRINKAGES, torch.float64
             ).mixture,
-            "together": Mixture(1.0, None, "oas"),
+            "together": Mix(1.0, None, "oas"),
             "chosen": choose(pools, torch.tensor(x), torch.tensor(y), SHRINKAGES, torch.float64).mixture,
         }.items():
             linear = (Pools.alone(pools.own) if name == "alone" else pools).classifier(mixture, torch.float64)
@@ -285,3 +287,24 @@ def test_with_two_hundred_classes_nothing_is_lost_against_all_together():
             right[name] += int((scores.argmax(1).numpy() == tests[i][1]).sum())
     assert right["together"] > right["alone"]
     assert right["chosen"] >= right["together"] - 0.005 * 200 * clients
+
+
+def test_a_report_says_what_was_chosen(tmp_path, monkeypatch, capsys):
+    chosen = ["method.name=fedlda", "encoder.name=identity", "data.clients=4", "data.samples=120"]
+    status, _, errors = command(monkeypatch, capsys, "run", "quickstart", *chosen, "--out", tmp_path / "run")
+    assert status == 0, errors
+    page = html.unescape((tmp_path / "run" / "report.html").read_text())
+    assert "Clients chose by their own samples, each left out in turn: " in page
+
+
+def test_choices_in_words():
+    def tensor(mixture: Mix, number: int) -> torch.Tensor:
+        return Selection(mixture, 0.0, number).tensor()
+
+    choices = {"ann": tensor(Mix(1.0, None, "oas"), 9), "bob": tensor(Mix(0.1, 1.0, 0.03), 9)}
+    choices |= {"cid": tensor(Mix(1.0, None, "oas"), 0), "dan": tensor(Mix(0.0, 0.0, 0.1), 9)}
+    assert told(choices) == (
+        "Clients chose by their own samples, each left out in turn: the sums of all (2), others' class means at "
+        "0.1 of their weight (1), nothing of others (1). Without two samples of any class, and so with the first "
+        "choice: cid."
+    )

@@ -23,8 +23,8 @@ from protofed.methods.parts import centring
 from protofed.methods.parts.gaussian import (
     SHRINKAGE,
     SHRINKAGES,
-    Choice,
     Pools,
+    Selection,
     Shrinkage,
     choose,
     discriminant,
@@ -286,7 +286,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
 def choose_at(
     local: Local, pools: Pools, shrinkages: tuple[Shrinkage, ...], dtype: torch.dtype, by: Tensor | None = None
-) -> Choice:
+) -> Selection:
     """Return the choice of a client; see :func:`~protofed.methods.parts.gaussian.choose`.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 
 from protofed.methods import Sums, own_classes, within
 from protofed.methods.fedlda import FedLDAOptions
-from protofed.methods.parts.gaussian import Mixture, Pools, choose
+from protofed.methods.parts.gaussian import Mix, Pools, choose
 from protofed.prototypes.inference import most_likely
 from protofed.samples import FederatedData, Samples
 
@@ -78,7 +78,7 @@ def _accuracy(pools: Pools, own: Samples, test: Samples, options: FedLDAOptions)
     """Return the accuracy of the mixture that a client's own samples choose, over its classes."""
     if not len(test):
         return float("nan")
-    mixture = Mixture(1.0, None, options.first)
+    mixture = Mix(1.0, None, options.first)
     if options.personal or not len(pools.others.counts.nonzero()):
         mixture = choose(pools, own.x, own.y, options.shrinkages, torch.float32).mixture
     linear = pools.classifier(mixture, torch.float32)

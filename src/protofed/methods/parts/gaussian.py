@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -40,11 +40,13 @@ PREFERENCE = 2.0
 """Nats by which any other mixture must be more likely than that of all samples together."""
 TIE = 0.01
 """Nats by which the best may be better than the one chosen, the first of nearly equal ones."""
+NAMED = 5
+"""Most clients without a choice whose names are given."""
 VOTERS = 500
 """Most samples of a client that are left out."""
 
 
-class Mixture(NamedTuple):
+class Mix(NamedTuple):
     """How others' sums count.
 
     Attributes:
@@ -74,12 +76,12 @@ class Pools(NamedTuple):
         none = Sums.none(*own.sums.shape, second=True)
         return cls(own, none, none.moment)
 
-    def mixtures(self, shrinkages: Sequence[Shrinkage]) -> list[Mixture]:
+    def mixtures(self, shrinkages: Sequence[Shrinkage]) -> list[Mix]:
         """Return the mixtures to choose from, the one of all samples together first."""
         if not bool((self.others.counts > 0).any()):
-            return [Mixture(0.0, 0.0, s) for s in shrinkages]
+            return [Mix(0.0, 0.0, s) for s in shrinkages]
         places = [(1.0, None), *itertools.product(KAPPAS, SHARES), (0.0, 0.0)]
-        return [Mixture(kappa, share, s) for kappa, share in places for s in shrinkages]
+        return [Mix(kappa, share, s) for kappa, share in places for s in shrinkages]
 
     def covariance(self, share: float | None, taken: int = 0) -> tuple[Tensor, float]:
         """Return the covariance within classes of a mixture, and its number of samples.
@@ -94,7 +96,7 @@ class Pools(NamedTuple):
             scatter, n = self.own.scatter + share * self.within, n + share * more
         return scatter / max(n - taken, 1.0), n
 
-    def classifier(self, mixture: Mixture, dtype: torch.dtype) -> Linear:
+    def classifier(self, mixture: Mix, dtype: torch.dtype) -> Linear:
         """Return the discriminant of a mixture.
 
         Args:
@@ -104,8 +106,8 @@ class Pools(NamedTuple):
         return discriminant(total, mixture.shrinkage, dtype, *self.covariance(mixture.share))
 
     def left_out(
-        self, x: Tensor, y: Tensor, mixtures: Sequence[Mixture], dtype: torch.dtype
-    ) -> Iterator[tuple[list[Mixture], Tensor]]:
+        self, x: Tensor, y: Tensor, mixtures: Sequence[Mix], dtype: torch.dtype
+    ) -> Iterator[tuple[list[Mix], Tensor]]:
         """Yield log-posteriors, up to a constant, of samples that are left out, each by the sums of all the rest.
 
         Shrinkage and mean variance are those of all samples.
@@ -169,7 +171,7 @@ class Pools(NamedTuple):
         return lower, lower.new_tensor(factors)
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
     """A client's choice.
 
     Attributes:
@@ -177,7 +179,7 @@ class Choice(NamedTuple):
         voters: Number of these samples; 0 if it has no second one of any class.
     """
 
-    mixture: Mixture
+    mixture: Mix
     likelihood: float
     voters: int
 
@@ -186,6 +188,25 @@ class Choice(NamedTuple):
         share, s = self.mixture.share, self.mixture.shrinkage
         values = [self.mixture.kappa, -1.0 if share is None else share, -1.0 if s == "oas" else s, self.voters]
         return torch.tensor(values)
+
+
+def told(choices: Mapping[str, Tensor]) -> str:
+    """Return in whole sentences what clients have chosen, from :meth:`Selection.tensor` of each by name."""
+    groups: dict[str, list[str]] = {}
+    for name, choice in choices.items():
+        kappa, share, _, number = choice.tolist()
+        own = "nothing of others" if share == 0 else "own class means with others' scatter"
+        some = f"others' class means at {kappa:g} of their weight" if kappa else own
+        groups.setdefault("the sums of all" if share == -1 else some, []).append(name)
+        if not number:
+            groups.setdefault("", []).append(name)
+    mute = groups.pop("", [])
+    parts = [f"{what} ({len(names)})" for what, names in sorted(groups.items(), key=lambda g: -len(g[1]))]
+    chosen = f"Clients chose by their own samples, each left out in turn: {', '.join(parts)}."
+    if not mute:
+        return chosen
+    names = ", ".join(mute[:NAMED]) + f" and {len(mute) - NAMED} others" * (len(mute) > NAMED)
+    return f"{chosen} Without two samples of any class, and so with the first choice: {names}."
 
 
 def voters(labels: Tensor, counts: Tensor) -> Tensor:
@@ -214,7 +235,7 @@ def likelihoods(scores: Tensor, y: Tensor) -> Tensor:
 
 def choose(
     pools: Pools, features: Tensor, labels: Tensor, shrinkages: Sequence[Shrinkage], dtype: torch.dtype
-) -> Choice:
+) -> Selection:
     """Return the choice of a client: the mixture under which its own samples are most likely.
 
     Args:
@@ -225,15 +246,15 @@ def choose(
     mixtures = pools.mixtures(shrinkages)
     some = voters(labels, pools.own.counts)
     if not len(some) or len(mixtures) == 1:
-        return Choice(mixtures[0], 0.0, 0)
+        return Selection(mixtures[0], 0.0, 0)
     y = torch.searchsorted(pools.own.counts.nonzero().squeeze(-1), labels[some])
-    found: dict[Mixture, float] = {}
+    found: dict[Mix, float] = {}
     for chosen, scores in pools.left_out(features[some], labels[some], mixtures, dtype):
         sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
         found |= zip(chosen, sums.tolist(), strict=True)
     values = {m: found[m] - PREFERENCE * (m.share is not None) for m in mixtures}
     best = next(m for m in mixtures if values[m] >= max(values.values()) - TIE)
-    return Choice(best, found[best], len(some))
+    return Selection(best, found[best], len(some))
 
 
 def discriminant(
