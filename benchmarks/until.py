@@ -132,8 +132,7 @@ def _experiment(name: str, request: Request, seed: int) -> Experiment:
     chosen = replace(case_experiment(name, request.overrides, rounds=request.limit, also=also), seed=seed)
     traits = methods.get(chosen.method).traits(chosen.method_options)
     if traits.rounds is not None:
-        needed = traits.rounds + traits.choosing * (chosen.data.validation_fraction > 0)
-        chosen = replace(chosen, rounds=min(needed, request.limit))
+        chosen = replace(chosen, rounds=min(traits.rounds, request.limit))
     return replace(chosen, execution=replace(chosen.execution, executor="auto"))
 
 

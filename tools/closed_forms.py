@@ -1,8 +1,7 @@
 """Tables of closed forms in the documentation: ``python tools/closed_forms.py [DIRECTORY…]``.
 
 Each directory is saved as docs/study/closed/NAME.csv by its name: a recipe's, of its closed forms, or ``first``, of
-``protofed compare quickstart evaluation.on=union``, or ``different-encoders``, of docs/study/closed. The tables are
-made of what is saved.
+``protofed compare quickstart evaluation.on=union``. The tables are made of what is saved.
 """
 
 from __future__ import annotations
@@ -25,20 +24,7 @@ RECIPES = (
     *("quickstart", "scarce", "fed-mnist7k-tuned", "hospital-tables", "sensors", "cifar10-scarce"),
     *("domains", "concept", "quantity"),
 )
-FIRST, DIFFERENT = "first", "different-encoders"
-ARMS = (
-    ("own", "", "its own encoder, nothing sent"),
-    ("groups", "own", "its own encoder, sums per group"),
-    ("scattering-companion-alone", "", "own and `scattering`, nothing used of others"),
-    ("scattering-companion", "scattering-companion-alone", "own and `scattering`, whose sums are shared"),
-    ("lite0-companion-alone", "", "own and Lite0, nothing used of others"),
-    ("lite0-companion", "lite0-companion-alone", "own and Lite0, whose sums are shared"),
-    ("scattering-alone", "", "`scattering` in place of its own, nothing sent"),
-    ("scattering-shared", "scattering-alone", "`scattering` in place of its own, sums shared"),
-    ("lite0-alone", "", "Lite0 in place of its own, nothing sent"),
-    ("lite0-shared", "lite0-alone", "Lite0 in place of its own, sums shared"),
-)
-"""Arms of ``different-encoders``, with their controls, which have the same features, and what they are."""
+FIRST = "first"
 HEADINGS = (
     "recipe",
     "`fedlda`: own",
@@ -102,24 +88,12 @@ def first() -> str:
     return markdown(("method", "own classes, %", "classes never seen, %", "sent in all"), rows)
 
 
-def different() -> str:
-    """Return the table of clients with different encoders; gains are over the same features, nothing exchanged."""
-    arms = saved(DIFFERENT)
-    rows = []
-    for label, control, what in ARMS:
-        arm = arms[label]
-        gain = difference(arm.values(final), arms[control].values(final)).text() if control else "the control"
-        wide = [spread(arm.values(figure)) if control else "–" for figure in (union, unseen)]
-        rows.append([what, spread(arm.values(final)), gain, *wide])
-    return markdown(("at a client", "own, %", "gain over the control", "union", "unseen"), rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directories", nargs="*", type=Path)
     for directory in parser.parse_args().directories:
         save(arms_of([directory]), SAVED / f"{directory.name}.csv")
-    print(table(), first(), different(), sep="\n\n")
+    print(table(), first(), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Result(NamedTuple):
 def measured() -> Iterator[Result]:
     """Yield all results."""
     for dim in DIMS:
-        chosen = {"encoder.name": "both", "encoder.dim": dim, "encoder.unit": True, "evaluation.on": "union"}
+        chosen = {"encoder.name": "scattering", "encoder.dim": dim, "encoder.unit": True, "evaluation.on": "union"}
         recipe = apply_overrides(load_recipe("fed-mnist7k"), chosen)
         data = load_data(resolve(recipe, method="fedlda"))
         yield run(recipe, data, "local_lda", dim, math.inf, 0)

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from protofed.config.schema import apply_overrides, resolve
 from protofed.experiments.loading import load_data
-from protofed.methods.fedlda import discriminant
 from protofed.methods.fedncm import nearest_by_cosine
 from protofed.methods.parts.centring import centred, means_apart, moved, offset, placed
+from protofed.methods.parts.gaussian import discriminant
 from protofed.methods.parts.moments import Linear, Sums
 from protofed.samples import FederatedData
 from protofed.trained.paired import difference

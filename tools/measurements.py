@@ -34,7 +34,6 @@ def _budgets(path: Path) -> str:
 
 MADE: dict[str, Callable[[], str]] = {
     "closed-forms": closed_forms.table,
-    "different-encoders": closed_forms.different,
     "closed-privacy": lambda: closed_privacy.table(closed_privacy.read(STUDY / "closed/privacy.csv")),
     "closed-robust": lambda: closed_robust.table(closed_robust.read(STUDY / "closed/robust.csv")),
     "domain-shift": lambda: domain_shift.table(domain_shift.read(STUDY / "closed/domain-shift.csv")),

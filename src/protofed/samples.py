@@ -6,13 +6,11 @@ import hashlib
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
-from protofed.untrusted import limits
 from protofed.untrusted.decoding import Shape, checked
 
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     EncoderKey = str
 else:
     EncoderKey = checked(_encoder_key)
-Width = Annotated[int, Meta(ge=1, le=limits.INPUT_NUMBERS)]
 
 _SHOWN = 8
 """Clients that a note names."""
@@ -103,13 +100,11 @@ class Encoding:
         key: Hash of the encoder with its weights.
         input_shape: Of a sample before.
         eight_bit: Samples were 8-bit images.
-        parts: Widths, where an encoded sample is more than features of one encoder; else empty.
     """
 
     key: EncoderKey
     input_shape: Shape
     eight_bit: bool = False
-    parts: Annotated[tuple[Width, ...], Meta(max_length=limits.CLIENTS)] = ()
 
 
 @dataclass(frozen=True)

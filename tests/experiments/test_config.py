@@ -276,3 +276,26 @@ def test_a_misspelt_variant_is_compared_with_variants_too():
     tree = {"variants": {"local-tuned": {"method": {"name": "local"}}}}
     with pytest.raises(ConfigError, match="unknown method or variant 'local-tunde': did you mean 'local-tuned'"):
         resolve(tree, method="local-tunde")
+
+
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [
+        ({"encoder": {"name": "auto", "beside": True}}, "encoder.beside is no more: own networks gained nothing"),
+        (
+            {"encoder": {"members": [{"name": "auto"}]}},
+            "encoder.members is no more: sums per encoder gained nothing",
+        ),
+        ({"methods": {"fedlda": {"expert": "plain"}}}, "methods.fedlda.expert is no more: .* method.name=beacon"),
+        ({"methods": {"fedlda": {"message": "factor"}}}, "methods.fedlda.message is no more"),
+    ],
+)
+def test_options_of_the_last_version_say_what_to_use_instead(options, instead):
+    with pytest.raises(ConfigError, match=instead) as caught:
+        resolve(options, method="fedlda")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_of_the_last_version_with_its_defaults_is_read():
+    old = {"encoder": {"beside": False, "members": []}, "method": {"name": "fedlda", "expert": "none"}}
+    assert resolve(old).key == resolve({"method": {"name": "fedlda"}}).key

@@ -81,7 +81,7 @@ def test_values_that_are_not_finite_are_refused_by_name():
         encode(replace(raw, clients=(raw.clients[0], broken)), EncoderOptions(name="scattering"))
 
 
-@few("name", ["scattering", "random", "both", "identity", "auto"], 1)
+@few("name", ["scattering", "random", "identity", "auto"], 1)
 def test_run_as_typed(name, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     status, _, errors = command(
@@ -149,7 +149,7 @@ def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, 
     from protofed.trained.opening import open_client
 
     out = tmp_path / "out"
-    typed = ("run", "quickstart", "encoder.name=both", "encoder.dim=64", *ARGUMENTS, "rounds=3", "--out", out)
+    typed = ("run", "quickstart", "encoder.name=random", "encoder.dim=64", *ARGUMENTS, "rounds=3", "--out", out)
     assert command(monkeypatch, capsys, *typed)[0] == 0
     directory = next(out.rglob("federation.json")).parent
     run = load_run(directory)
@@ -175,7 +175,7 @@ def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["both", "identity"])
+@pytest.mark.parametrize("name", ["random", "identity"])
 def test_export_takes_raw_images(name, tmp_path, monkeypatch, capsys):
     """The exported file is compared with the client's predictions before it is written."""
     runtime = pytest.importorskip("onnxruntime")
@@ -294,14 +294,14 @@ def test_a_run_goes_on_with_the_encoder_with_which_it_began(cache, tmp_path, mon
     save_file({"factor": torch.ones(1)}, weights)
     options = (f"encoder.name={code}:Scaled", f"encoder.weights={weights}", "data.samples=200", "data.clients=3")
     typed = ("run", "quickstart", *options, "method.name=fedlda", "--out", tmp_path / "run", "--resume")
-    assert command(monkeypatch, capsys, *typed, "method.kappa=1.0")[0] == 0
+    assert command(monkeypatch, capsys, *typed, "method.personal=false")[0] == 0
     save_file({"factor": torch.full((1,), 2.0)}, weights)
     _load_data.cache_clear()
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    status, _, errors = command(monkeypatch, capsys, *typed, "method.kappa=1.0", "rounds=2")
+    status, _, errors = command(monkeypatch, capsys, *typed, "method.personal=false", "rounds=2")
     assert status == 2
     assert "its encoder has other weights now than when the run began" in " ".join(errors.split())
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
     save_file({"factor": torch.ones(1)}, weights)
     _load_data.cache_clear()
-    assert command(monkeypatch, capsys, *typed, "method.kappa=1.0", "rounds=2")[0] == 0
+    assert command(monkeypatch, capsys, *typed, "method.personal=false", "rounds=2")[0] == 0

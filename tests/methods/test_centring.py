@@ -11,6 +11,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
+from protofed.methods import Local
 from protofed.methods.parts.centring import PSEUDO, centred, means_apart, moved, offset
 from protofed.methods.parts.moments import Sums
 from protofed.rounds.loop import Federation
@@ -81,7 +82,7 @@ def test_offsets_are_those_of_least_squares(labels, seed):
 
 def test_the_classifier_is_the_discriminant_of_centred_samples():
     parts = [site(i, [0, 1, 2] * 8, 5.0) for i in range(4)]
-    federation = federation_of(parts, method__shrinkage=0.0, method__kappa=1.0)
+    federation = federation_of(parts, method__shrinkage=0.0, method__personal=False)
     list(federation.run())
     _, b = naive(parts)
     x = np.concatenate([part.x.numpy() - by for part, by in zip(parts, b, strict=True)])
@@ -102,7 +103,7 @@ def test_it_helps_where_sites_are_apart_and_costs_nothing_where_not(skewed):
 
     def accuracy(apart: float, centre: bool) -> float:
         parts = [site(i, own, apart) for i, own in enumerate(labels)]
-        records = federation_of(parts, method__centre=centre, method__kappa=1.0).run()
+        records = federation_of(parts, method__centre=centre, method__personal=False).run()
         return list(records)[-1].accuracy.weighted["global_model"]
 
     assert accuracy(6.0, True) > accuracy(6.0, False) + 0.02
@@ -110,16 +111,19 @@ def test_it_helps_where_sites_are_apart_and_costs_nothing_where_not(skewed):
 
 
 def test_others_are_what_the_server_counted_without_oneself():
-    """With κ = 0 a client's own centred samples are left, which answer as its own samples do."""
+    """What a client mixes with is the others' centred samples, and their scatter within each client."""
     parts = [site(i, [0, 0, 0, 1, 1, 1, 2, 2, 2] * 3, 4.0) for i in range(3)]
-    alone = federation_of(parts, method__kappa=0.0, method__shrinkage=0.1)
-    list(alone.run())
-    sent = alone.executor.clients.snapshot("c0").received
-    single = federation_of(parts[:1], method__kappa=0.0, method__shrinkage=0.1, method__centre=False)
-    list(single.run())
-    own = single.executor.clients.snapshot("c0").received
-    torch.testing.assert_close(sent["own_weights"], own["own_weights"], rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(sent["own_bias"], own["own_bias"], rtol=1e-6, atol=1e-6)
+    federation = federation_of(parts, method__shrinkage=0.1)
+    list(federation.run())
+    message = federation.method.broadcast(federation.server, 2)
+    sums = [Sums.of(part.x, part.y, K, second=True) for part in parts]
+    _, b = naive(parts)
+    each = [moved(own, torch.tensor(by)) for own, by in zip(sums, b, strict=True)]
+    local = Local("c0", 2, None, sums[0].counts.long(), {"sent": torch.tensor(True)}, {}, None, 0)
+    found = federation.method.pools(local, each[0], message, torch.tensor(b[0]))
+    for one, other in zip(found.others, each[1].plus(each[2]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(found.within, sums[1].scatter + sums[2].scatter, rtol=1e-6, atol=1e-5)
 
 
 def test_every_executor_gives_the_same_numbers():
@@ -145,6 +149,6 @@ def test_every_executor_gives_the_same_numbers():
 def test_what_cannot_be_centred_is_refused_in_one_line(overrides):
     parts = [site(i, [0, 1, 2] * 4, 1.0) for i in range(3)]
     with pytest.raises(ConfigError, match=r"fedlda|secure|sums") as caught:
-        federation_of(parts, method__kappa=1.0, **overrides)
+        federation_of(parts, method__personal=False, **overrides)
     assert "\n" not in str(caught.value)
     print(caught.value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,10 +18,10 @@ from protofed.errors import ConfigError
 from protofed.experiments import resolve
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload, predict
-from protofed.methods.fedlda import oracle, pivoted, told
+from protofed.methods.parts.gaussian import oracle
 from protofed.rounds.loop import Federation
 from protofed.samples import ClientData, FederatedData, Samples
-from support import BASE, EXACT, command, experiment, few
+from support import BASE, EXACT, experiment, few
 
 K, D = 3, 5
 CLOSED = ["fedncm", "fed3r", "fedcof", "fedlda", "local_ncm", "local_lda"]
@@ -64,22 +62,21 @@ def apart(scores: np.ndarray) -> np.ndarray:
 
 
 PARTS = st.lists(st.integers(0, 3), min_size=24, max_size=24)
-HOW = st.sampled_from(["moment", "factor", "secure"])
-
-
-def how_sent(how: str) -> dict[str, object]:
-    return {"secure__aggregation": True} if how == "secure" else {"method__message": how}
 
 
 @settings(max_examples=settings.default.max_examples // 2)
 @given(
-    PARTS, st.permutations(["ann", "bob", "cid", "dan"]), HOW, st.sampled_from([0.05, 0.5, 1.0]), st.integers(0, 99)
+    PARTS,
+    st.permutations(["ann", "bob", "cid", "dan"]),
+    st.booleans(),
+    st.sampled_from([0.05, 0.5, 1.0]),
+    st.integers(0, 99),
 )
-def test_fedlda_is_the_discriminant_of_the_pooled_samples(owners, names, how, shrinkage, seed):
+def test_fedlda_is_the_discriminant_of_the_pooled_samples(owners, names, secure, shrinkage, seed):
     x, y = points(24, seed)
     owners[:4] = [0, 1, 2, 3]
     data = divided(x, y, owners, names)
-    more = how_sent(how) | ({"secure__fraction_bits": 40} if how == "secure" else {})
+    more = {"secure__aggregation": True, "secure__fraction_bits": 40} if secure else {}
     federation = run("fedlda", data, method__shrinkage=shrinkage, **more)
     pooled = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x, y)
     expected = apart(pooled.decision_function(x) - np.log(pooled.priors_))
@@ -88,13 +85,13 @@ def test_fedlda_is_the_discriminant_of_the_pooled_samples(owners, names, how, sh
 
 @pytest.mark.slow
 @settings(max_examples=15)
-@given(PARTS, st.integers(0, 99), st.sampled_from(["moment", "factor"]))
-def test_partial_participation_and_late_clients_count_once(owners, seed, how):
+@given(PARTS, st.integers(0, 99))
+def test_partial_participation_and_late_clients_count_once(owners, seed):
     """Once all have come, in any order and some of them often, it is the pooled classifier."""
     x, y = points(24, seed)
     owners[:4] = [0, 1, 2, 3]
     data = divided(x, y, owners, ["ann", "bob", "cid", "dan"])
-    options = {"method__shrinkage": 0.3, "method__kappa": 1.0, **how_sent(how)}
+    options = {"method__shrinkage": 0.3, "method__personal": False}
     whole = run("fedlda", data, **options).server
     part = run("fedlda", data, rounds=12, participation__fraction=0.5, seed=seed, **options).server
     held = {name.partition(".")[2].partition("/")[0] for name in part if name.startswith("counts.")}
@@ -131,16 +128,6 @@ def test_afl_is_fed3r_without_a_ridge():
     data = divided(x, y, owners.tolist(), ["ann", "bob", "cid"])
     found = run("fed3r", data, method__lambda=0.0, method__normalise=False).server["weights"]
     assert found.T.numpy() == pytest.approx(W.numpy(), rel=1e-6, abs=1e-7)
-
-
-@pytest.mark.parametrize(("samples", "scale"), [(1, 1.0), (5, 1e-8), (9, 1e6), (12, 1.0)])
-def test_the_factor_has_the_moment_as_its_square(samples, scale):
-    x = scale * torch.randn(samples, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(samples))
-    x[:, 3] = 0
-    x[samples // 2 :] = x[0]  # so that the rank is lower
-    factor = pivoted(x.T @ x, samples)
-    assert factor.shape == x.shape
-    torch.testing.assert_close(factor.T @ factor / scale**2, x.T @ x / scale**2, rtol=0, atol=1e-12)
 
 
 def test_oas_is_that_of_scikit_learn():
@@ -246,42 +233,23 @@ def answers(federation: Federation, x: torch.Tensor) -> dict[str, dict[str, torc
     return found
 
 
-def validated(data: FederatedData) -> FederatedData:
-    """Hold out every other sample."""
-    parts = [(c.name, *(Samples(c.train.x[i::2], c.train.y[i::2]) for i in (0, 1, 1))) for c in data.clients]
-    clients = tuple(ClientData(*part, {}) for part in parts)
-    return FederatedData(clients, K, data.class_names, data.input_shape)
-
-
-def test_kappa_is_chosen_by_validation_samples():
-    """Where a client's features are turned round, others' samples do harm, and κ says so."""
-    x, y = points(48, 5)
-    owners = [i // 24 for i in range(48)]
-    other = torch.tensor(owners) == 1
-    mirrored = torch.where(other.unsqueeze(-1), 6 - x, x)
-    alike = run("fedlda", validated(divided(x, y, owners, ["ann", "bob"])), rounds=2)
-    unlike = run("fedlda", validated(divided(mirrored, y, owners, ["ann", "bob"])), rounds=2)
-    choices = alike.method.choices
-    assert choices[int(alike.server["choice"])][0] == 1
-    assert choices[int(unlike.server["choice"])][0] < 1
-
-
-def test_kappa_goes_from_alone_to_together():
+def test_with_others_that_have_nothing_it_is_local_lda():
     x, y = points(60, 6)
     data = divided(x, y, [i % 3 for i in range(60)], ["ann", "bob", "cid"])
     alone = answers(run("local_lda", data), x)
-    for rounds in (1, 2):
-        mixed = answers(run("fedlda", data, method__kappa=0.0, rounds=rounds), x)
-        pooled = answers(run("fedlda", data, method__kappa=1.0, rounds=rounds), x)
-        for name in alone:
-            assert torch.equal(mixed[name]["head"], alone[name]["head"])
-            assert torch.equal(mixed[name]["global_model"], pooled[name]["global_model"])
+    pooled = answers(run("fedlda", data, method__personal=False), x)
+    mixed = answers(run("fedlda", data), x)
+    single = {c.name: answers(run("fedlda", replace(data, clients=(c,))), x)[c.name] for c in data.clients}
+    for name in alone:
+        assert torch.equal(single[name]["head"], alone[name]["head"])
+        assert torch.equal(mixed[name]["global_model"], pooled[name]["global_model"])
+        assert torch.equal(mixed[name]["nearest"], pooled[name]["nearest"])
 
 
 def test_secure_rounds_replace_each_other():
     x, y = points(24, 7)
     data = divided(x, y, [i % 3 for i in range(24)], ["ann", "bob", "cid"])
-    options = {"secure__aggregation": True, "secure__fraction_bits": 40, "method__kappa": 1.0}
+    options = {"secure__aggregation": True, "secure__fraction_bits": 40, "method__personal": False}
     one, three = (run("fedlda", data, rounds=rounds, **options).server for rounds in (1, 3))
     assert one.keys() == three.keys()
     assert all(torch.allclose(one[n].double(), three[n].double(), atol=1e-9) for n in one)
@@ -292,7 +260,7 @@ def test_what_is_not_reported_is_not_in_the_moment():
     x, y = points(24, 8)
     y = torch.tensor([2] + [0, 1] * 11 + [0])
     data = divided(x, y, [0] * 12 + [1] * 12, ["ann", "bob"])
-    options = {"method__kappa": 1.0, "method__shrinkage": 0.1}
+    options = {"method__personal": False, "method__shrinkage": 0.1}
     rare = run("fedlda", data, privacy__least_samples=2, **options).server
     without = run("fedlda", divided(x[1:], y[1:], [0] * 11 + [1] * 12, ["ann", "bob"]), **options).server
     assert rare["present"].tolist() == [True, True, False]
@@ -309,24 +277,18 @@ def test_one_round_unless_asked_otherwise():
     assert resolve({**BASE, "rounds": 1, "data": {"validation_fraction": 0.2}}, method="fedlda").rounds == 1
     assert resolve({"method": {"name": "fedlda"}}).rounds == 1
     held = apply_overrides(tree, {"data.validation_fraction": 0.2})
-    assert resolve(held, method="fedlda").rounds == 2
-    assert resolve(apply_overrides(held, {"method.kappa": 1.0}), method="fedlda").rounds == 1
-    again = resolve(resolve(held, method="fedlda").to_tree())
-    assert again.rounds == 2
+    assert resolve(held, method="fedlda").rounds == 1
 
 
 @pytest.mark.parametrize(
     ("options", "rounds", "message"),
     [
-        ({"method__shrinkage": "validation"}, 2, "needs validation samples, of which no client has any"),
-        ({"method__shrinkage": "validation"}, 1, "needs a second round for its choice: set rounds=2"),
         (
             {"method__shrinkage": "half"},
             1,
-            "method.shrinkage must be a number or 'oas' or 'validation', not 'half'",
+            "method.shrinkage must be a number or 'auto' or 'oas', not 'half'",
         ),
-        ({"method__kappa": 2.0}, 1, r"method.kappa must lie in \[0, 1\], not 2"),
-        ({"method__message": "factor", "secure__aggregation": True}, 1, "fedlda needs single uploads"),
+        ({"method__kappa": 0.3}, 1, "method.kappa is no more: clients mix for themselves"),
         ({"privacy__mode": "client", "privacy__noise": 1.0}, 1, "its server needs n_ik"),
     ],
 )
@@ -344,7 +306,7 @@ def test_a_client_can_be_taken_out_again_bit_for_bit(method):
     x, y = points(24, 12)
     owners = [i % 3 for i in range(24)]
     data = divided(x, y, owners, ["ann", "bob", "cid"])
-    options = {"method__kappa": 1.0} if method == "fedlda" else {}
+    options = {"method__personal": False} if method == "fedlda" else {}
     whole = run(method, data, **options)
     rest = FederatedData(data.clients[:1] + data.clients[2:], K, data.class_names, data.input_shape)
     expected = run(method, rest, **options).server
@@ -355,51 +317,16 @@ def test_a_client_can_be_taken_out_again_bit_for_bit(method):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@few("options", [{}, {"method__message": "factor"}, {"method__shrinkage": "validation"}], 1)
+@few("options", [{}, {"method__centre": True}], 1)
 def test_every_executor_gives_the_same_numbers(options):
     x, y = points(48, 13)
-    data = validated(divided(x, y, [i % 3 for i in range(48)], ["ann", "bob", "cid"]))
+    data = divided(x, y, [i % 3 for i in range(48)], ["ann", "bob", "cid"])
     servers = [
         run("fedlda", data, rounds=2, execution__executor=executor, execution__threads=1, **options)
         for executor in ("sequential", "fused")
     ]
     one, other = (federation.server for federation in servers)
-    assert int(one["choice"]) == int(other["choice"])
     assert all(torch.allclose(one[n].double(), other[n].double(), atol=1e-9) for n in one)
-
-
-@pytest.mark.slow
-def test_a_report_says_which_kappa_was_chosen(tmp_path, monkeypatch, capsys):
-    """As a user types it: two rounds, because validation samples choose."""
-    chosen = ["method.name=fedlda", "model.name=identity", "data.validation_fraction=0.2"]
-    status, out, _ = command(monkeypatch, capsys, "run", "quickstart", *chosen, "--out", tmp_path / "run")
-    assert status == 0
-    assert "fedlda" in out
-    last = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
-    assert len(last) == 2
-    assert '"kappa": ' in last[-1]
-    page = html.unescape((tmp_path / "run" / "report.html").read_text())
-    assert json.loads(last[-1])["diagnostics"]["chosen"] in page
-    assert "Validation samples chose κ = " in page
-
-
-@pytest.mark.parametrize(
-    ("kappa", "shrinkage", "voted", "expected"),
-    [
-        (1.0, "oas", True, "Validation samples chose κ = 1: everybody's data count fully."),
-        (0.03, 0.1, True, "κ = 0.03: your sites differ, others' data count a thirtieth of a client's own."),
-        (0.0, "oas", True, "κ = 0: your sites differ, others' data do not count."),
-        (
-            0.5,
-            0.1,
-            False,
-            "Not chosen by validation samples: κ = 0.5: others' data count 0.5 times a client's own.",
-        ),
-        (1.0, 0.1, False, "The shrinkage is 0.1: so much of the covariance gives way to an equal variance"),
-    ],
-)
-def test_kappa_and_shrinkage_in_words(kappa, shrinkage, voted, expected):
-    assert expected in told(kappa, shrinkage, voted)
 
 
 def two_models(**settings: object) -> FederatedData:

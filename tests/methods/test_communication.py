@@ -36,14 +36,11 @@ def uneven():
     )
 
 
-CHOSEN = {"fedlda": {"method__kappa": 1.0}}
-"""Options by method: where κ is to be chosen, FedLDA's server sends its sums instead of a classifier."""
 CLASSES = {"ann": 4, "bob": 2, "cid": 1}
 
 
 def second_round(method: str, codec: str = "float32", **options):
     """Return the federation and its second round: in the first, prototype methods send nothing down."""
-    options = options or CHOSEN.get(method, {})
     federation, _ = assemble(experiment(method, wire__codec=codec, **options), uneven())
     *_, record = federation.run()
     return federation, record
@@ -82,7 +79,7 @@ def value(formula: str, symbols: dict[str, float]) -> float:
 
 def fixed(name: str) -> bool:
     """Whether a method's messages have the same size whatever is learned."""
-    method = assemble(experiment(name, **CHOSEN.get(name, {})), uneven())[0].method
+    method = assemble(experiment(name), uneven())[0].method
     return not any(set(s.limits) - {"k"} for s in (method.upload_schema, method.broadcast_schema) if s is not None)
 
 
@@ -115,7 +112,7 @@ def test_what_is_sent_is_what_is_declared(name):
     [
         ("fedproto", {"method__classes": "own"}),
         ("fednh", {"method__learn_scale": False}),
-        ("fedlda", {"method__kappa": 0.3}),
+        ("fedlda", {"method__personal": False}),
         ("beacon", {"method__exchange": False}),
         ("gfpl", {"method__pfg": False}),
     ],

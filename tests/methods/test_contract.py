@@ -153,7 +153,7 @@ WORDS = {"global", "head", "local", "nearest"}
 """Names of rules that mean other things as well, such as an engine or a part of a model."""
 DEFAULTS = {
     "api.py": {"fedproto"},  # the method of a recipe that names none
-    "config/schema.py": {"fedproto"},
+    "config/schema.py": {"fedproto", "fedlda", "expert"},  # and what is no more
     "data/authors.py": {"fedproto", "tinyproto", "protonorm"},  # whose code divides the data
     "trained/estimator.py": {"fedlda"},  # the method of an estimator that names none
     "trained/worth.py": {"fedlda", "local_lda"},  # that are compared

@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from protofed.methods.fedlda import FedLDAOptions
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.trained.curves import FAR, SHARES, curves, fitted, missed, multiple
 from support import degenerate
@@ -39,7 +40,7 @@ def test_curves_are_discriminants_of_nested_subsamples():
     clients = [ClientData(name, points(n, n), points(50, n + 1)) for name, n in (("a", 60), ("b", 90))]
     orders = [np.random.default_rng([5, place]).permutation(len(c.train)) for place, c in enumerate(clients)]
     data = FederatedData(tuple(clients), K, tuple("xyz"), (D,))
-    for place, found in enumerate(curves(data, 0.1, 5)):
+    for place, found in enumerate(curves(data, FedLDAOptions(shrinkage=0.1, personal=False), 5)):
         for at, share in enumerate(SHARES):
             parts = [order[: int(np.ceil(share * len(order)))] for order in orders]
             held = [(c.train.x.numpy()[p], c.train.y.numpy()[p]) for c, p in zip(clients, parts, strict=True)]
@@ -51,7 +52,7 @@ def test_curves_are_discriminants_of_nested_subsamples():
 
 
 def test_sites_with_little_or_nothing():
-    for client, found in zip(degenerate().clients, curves(degenerate(), "oas", 0), strict=True):
+    for client, found in zip(degenerate().clients, curves(degenerate(), FedLDAOptions(), 0), strict=True):
         assert len(found.alone) == len(found.together) == len(SHARES)
         assert np.isnan(found.alone).all() == (not len(client.test))
 

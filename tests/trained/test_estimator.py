@@ -132,7 +132,7 @@ def test_networks_learn_too(cells):
         ({"method": "fedlab"}, "did you mean"),
         ({"overrides": {"data.source": "mnist"}}, "data.source: X, y and groups are the data"),
         ({"overrides": {"partition.name": "iid"}}, "partition.name: X, y and groups are the data"),
-        ({"overrides": {"method.kappa": -1}}, "kappa"),
+        ({"overrides": {"method.shrinkage": -1}}, "shrinkage"),
     ],
 )
 def test_wrong_parameters_are_told_when_it_is_fitted(given, error, cells):

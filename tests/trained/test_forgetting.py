@@ -28,14 +28,10 @@ CASES = {
     "fed3r": ("fed3r", {}),
     "fedcof": ("fedcof", {}),
     "fedlda": ("fedlda", {}),
-    "fedlda, κ chosen": ("fedlda", {"rounds": 2}),
-    "fedlda, s chosen, factor": (
+    "fedlda, two rounds": ("fedlda", {"rounds": 2}),
+    "fedlda, for all, float64": (
         "fedlda",
-        {"rounds": 2, "method__shrinkage": "validation", "method__message": "factor"},
-    ),
-    "fedlda, κ set, float64": (
-        "fedlda",
-        {"method__kappa": 0.3, "execution__precision": "fp64", "wire__codec": "float64"},
+        {"method__personal": False, "execution__precision": "fp64", "wire__codec": "float64"},
     ),
 }
 

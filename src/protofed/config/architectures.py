@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from msgspec import Meta
@@ -38,13 +37,11 @@ class Architecture:
 
     Attributes:
         name: :data:`~protofed.untrusted.claims.PRIVATE` for a model that only its node can build.
-        turn: Index of the part of an encoded sample that the client's own network takes.
     """
 
     name: ArchitectureName
     options: Annotated[Mapping[Identifier, Any], Meta(max_length=MOST_OPTIONS)]
     d: Side
-    turn: Annotated[int, Meta(ge=0, le=limits.INPUT_SIDE)] = 0
 
     def __str__(self) -> str:
         return self._written(_SHOWN)
@@ -58,7 +55,7 @@ class Architecture:
     @property
     def kind(self) -> str:
         """The kind of model: architectures of one kind have the same modules and shapes."""
-        return f"{self._written()}, d={self.d}" + f", turn={self.turn}" * bool(self.turn)
+        return f"{self._written()}, d={self.d}"
 
 
 def _first(values: Sequence[object], most: int | None) -> object:
@@ -205,8 +202,6 @@ def why_one(experiment: Experiment) -> str:
 
 def one_architecture(experiment: Experiment) -> bool:
     """Return whether the method needs all clients to have one architecture."""
-    if experiment.encoder.name and (experiment.encoder.beside or experiment.encoder.members):
-        return False  # clients' own networks are beside the features
     return traits_of(experiment).same_architecture
 
 
@@ -234,43 +229,13 @@ def architecture_of(
         check_trusted(experiment, client.name, chosen)
         own = Architecture(*models.assign(chosen, 1)[0], 0)
         architecture = fitted(experiment, own, federated.table)
-    turn = place % max(1, len(experiment.encoder.members))
-    width = own_width(experiment, architecture.name, taken(experiment, federated, turn).shape)
-    if federated.encoding and federated.encoding.parts and experiment.encoder.name:
-        width = federated.encoding.parts[0]
-    return replace(architecture, d=client.settings.get("d", width), turn=turn)
+    width = own_width(experiment, architecture.name, federated.input_shape)
+    return replace(architecture, d=client.settings.get("d", width))
 
 
 def places(experiment: Experiment) -> int:
     """Return after how many clients architectures are assigned from the first one again."""
-    return len(turns(experiment)) * max(1, len(experiment.encoder.members))
-
-
-class Taken(NamedTuple):
-    """The part of a sample that a client's own network takes.
-
-    Attributes:
-        inputs: Columns; None for the whole sample.
-        features: Columns of the features that all clients share; None for those of the network.
-    """
-
-    shape: tuple[int, ...]
-    inputs: slice | None = None
-    features: slice | None = None
-
-
-def taken(experiment: Experiment, federated: FederatedData, turn: int) -> Taken:
-    """Return the part of a sample that a client's own network takes."""
-    encoding, encoder = federated.encoding, experiment.encoder
-    if encoding is None or not encoding.parts:
-        return Taken(federated.input_shape)
-    shared = bool(encoder.name)
-    if len(encoding.parts) < shared + max(1, len(encoder.members)):
-        raise ConfigError(f"encoder: samples have {len(encoding.parts)} parts, which are not those of its options")
-    ends = (0, *itertools.accumulate(encoding.parts))
-    start, end = ends[shared + turn : shared + turn + 2]
-    shape = encoding.input_shape if encoder.beside else (end - start,)
-    return Taken(shape, slice(start, end), slice(0, ends[1]) if shared else None)
+    return len(turns(experiment))
 
 
 def own_width(experiment: Experiment, name: str, shape: tuple[int, ...]) -> int:
@@ -340,7 +305,7 @@ def fitted(
     if is_code(architecture.name) or architecture.name == claims.PRIVATE:
         return architecture
     encoder, known = experiment.encoder, models.architectures.get(architecture.name)
-    columns = table if encoder.beside or not encoder.each() else None
+    columns = None if encoder.name else table
     texts = columns.texts if columns is not None else ()
     option, chosen = chosen.partition("=")[0] or "model.name", chosen or f"model {architecture.name}"
     text4 = "" if option == "model.shared" else "text4, "  # a group is not one architecture
@@ -385,16 +350,14 @@ def _check_same(experiment: Experiment, federated: FederatedData, architectures:
             f"({own}): leave that out, or set encoder.name, e.g. auto"
         )
     for index, architecture in enumerate(architectures):
-        other = next(n for n, a in enumerate(architectures) if a.turn == architecture.turn)
-        first = architectures[other]
         if same and architecture != first:
             why, _, remedy = why_one(experiment).partition(": ")
             raise ConfigError(
-                f"{kind.name} {why}, but {names[other]} has {first} (d={first.d}) and {names[index]} has "
+                f"{kind.name} {why}, but {names[0]} has {first} (d={first.d}) and {names[index]} has "
                 f"{architecture} (d={architecture.d}): {remedy}"
             )
         if traits_of(experiment).same_feature_dim and architecture.d != first.d:
             raise ConfigError(
-                f"{kind.name} exchanges features and needs one d, but {names[other]} has d={first.d} and "
+                f"{kind.name} exchanges features and needs one d, but {names[0]} has d={first.d} and "
                 f"{names[index]} has d={architecture.d}: give all clients the same d"
             )

@@ -266,6 +266,19 @@ OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
 }
 """Default of each option that names a component, and the keys that belong to it; None: the rest of its section."""
 
+GONE: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
+    "encoder": {
+        "beside": ((False,), "own networks gained nothing beside a closed form; use method.name=beacon for one"),
+        "members": (((), []), "sums per encoder gained nothing: set encoder.name, one encoder for all clients"),
+    },
+    "fedlda": {
+        "expert": (("none",), "an own network gained nothing beside the closed form; use method.name=beacon"),
+        "message": (("moment",), "the second moment is always sent as a triangle: leave it out"),
+        "kappa": (("auto",), "clients mix for themselves: leave it out, or set personal=false for κ = 1"),
+    },
+}
+"""Options of version 0.2 by section or method: values without effect, which are ignored, and what to do instead."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -393,8 +406,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
 
     Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
     model also ``model.members`` and ``model.shared``.
-    Naming an encoder drops the model and the transforms, which are for other samples, unless it keeps these beside
-    the features.
+    Naming an encoder drops the model and the transforms, which are for other samples.
 
     Args:
         overrides: May hold whole tables.
@@ -411,12 +423,10 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
         if table.get(key, default) != overrides[name] or (key == "name" and table.get("members")):
             result[section] = {} if dropped is None else {k: v for k, v in table.items() if k not in dropped}
     encoder, model = (table if isinstance(table := result.get(n), dict) else {} for n in ("encoder", "model"))
-    own = {"model.name", "model.members"} & overrides.keys()
-    if not own and not overrides.get("encoder.beside", encoder.get("beside")):
-        new = (overrides.get(f"encoder.{key}") for key in ("name", "members"))
-        if any(value and value != encoder.get(key) for key, value in zip(("name", "members"), new, strict=True)):
-            result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
-            result.pop("transforms", None)
+    named = overrides.get("encoder.name")
+    if named and named != encoder.get("name") and not {"model.name", "model.members"} & overrides.keys():
+        result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
+        result.pop("transforms", None)
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
         table = result
@@ -446,15 +456,16 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     scalars["stages"] = texts("stages", scalars["stages"])
     if not isinstance(scalars["recipe"], str) or {"/", "\\", "\0"} & set(scalars["recipe"]):
         raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
-    sections: Tree = {n: build_options(cls, _table(tree, n), n) for n, cls in SECTIONS.items() if n != "compare"}
+    sections: Tree = {
+        n: build_options(cls, _kept(_table(tree, n), n, n), n) for n, cls in SECTIONS.items() if n != "compare"
+    }
     encoder, named = sections["encoder"], {"name", "members"} & _table(tree, "model").keys()
-    if encoder.each() and not encoder.beside and not named:
+    if encoder.name and not named:
         sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
     method_name, method_options = _method(tree, method)
-    validated = sections["data"].validation_fraction > 0
     traits = methods.get(method_name).traits(method_options)
     if traits.rounds is not None and ("rounds" not in tree or tree.get(USUAL)):
-        scalars["rounds"] = traits.rounds + traits.choosing * validated
+        scalars["rounds"] = traits.rounds
     once = traits.rounds is not None and scalars["rounds"] == 1 and traits.exchanges != "nothing"
     if once and sections["evaluation"].at == "trained":
         raise ConfigError(
@@ -535,7 +546,8 @@ def check_names(tree: Mapping[str, Any]) -> None:
         if name not in (*valid, USUAL):
             raise ConfigError(unknown_name("option", name, valid))
     for name, options in _table(tree, "methods").items():
-        build_options(methods.get(name).Options, _as_table(options, f"methods.{name}"), f"methods.{name}")
+        where = f"methods.{name}"
+        build_options(methods.get(name).Options, _kept(_as_table(options, where), name, where), where)
     for name, own in _table(tree, "variants").items():
         where, parts = f"variants.{name}", ["rounds", *SECTIONS, *COMPONENTS]
         for part in _as_table(own, where):
@@ -556,7 +568,17 @@ def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
         common = {n: v for n, v in common.items() if n in known}
         name = chosen
     specific = _as_table(_table(tree, "methods").get(name, {}), f"methods.{name}")
-    return name, build_options(methods.get(name).Options, {**specific, **common}, "method")
+    return name, build_options(methods.get(name).Options, _kept({**specific, **common}, name, "method"), "method")
+
+
+def _kept(options: Tree, of: str, where: str) -> Tree:
+    """Return options less those of :data:`GONE` that had no effect; refuse others of these in one line."""
+    gone = GONE.get(of, {})
+    for name in options.keys() & gone.keys():
+        harmless, instead = gone[name]
+        if options[name] not in harmless:
+            raise ConfigError(f"{where}.{name} is no more: {instead}")
+    return {name: value for name, value in options.items() if name not in gone}
 
 
 def comparison(tree: Mapping[str, Any]) -> CompareOptions:

@@ -18,18 +18,15 @@ from protofed.compute.seeding import derive, generator, seeded
 from protofed.config.architectures import (
     Architecture,
     FederationSummary,
-    Taken,
     common_architecture,
     fitted,
-    own_width,
-    taken,
 )
 from protofed.config.coverage import check_method, check_steps
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, ModelError
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Method, Task
-from protofed.samples import FederatedData, Samples
+from protofed.samples import FederatedData
 from protofed.stages.privacy import protected
 from protofed.stages.privacy.samples import multiplier
 from protofed.storage.snapshots import Snapshot
@@ -37,7 +34,7 @@ from protofed.untrusted import claims
 from protofed.visits.client import Member
 from protofed.visits.private import COUNTS, private_counts
 from protofed.visits.roster import Roster, Store
-from protofed.visits.visit import Augment, LocalTrainer
+from protofed.visits.visit import LocalTrainer
 from protofed.wire.codec import get_codec
 
 
@@ -76,16 +73,14 @@ class Builder:
         if experiment.execution.precision == "tf32":
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.allow_tf32 = True
-        self.method = self._method()
+        self.method: Method = self.method_class(experiment.method_options, self._task())
         check_method(experiment, self.method)
-        own = taken(experiment, federated, 0)
-        experiment.transforms.check(own.shape)
-        augment = data.augmentation(experiment.transforms)
+        experiment.transforms.check(federated.input_shape)
         self.trainer = LocalTrainer(
             self.method,
             get_codec(experiment.wire.codec, experiment.wire.compression),
             experiment.seed if draws is None else draws,
-            augment if own.inputs is None or augment is None else partial(_of_part, augment, own),
+            data.augmentation(experiment.transforms),
             experiment.evaluation.on,
             experiment.evaluation.on_every,
             experiment.rounds,
@@ -142,16 +137,6 @@ class Builder:
         state = self.method.client_state(told) | {name: kept[name] for name in self.method.declared.kept}
         return state if told is counts else {**state, COUNTS: told}
 
-    def _method(self) -> Method:
-        """Return the method, or one for each encoder that clients are dealt."""
-        kind, task, options = self.method_class, self._task(), self.experiment.method_options
-        encoding = self.federated.encoding
-        if encoding is None or not encoding.parts:
-            return kind(options, task)
-        known = {a.turn: a.d for a in self.summary.architectures}
-        widths = [known.get(turn, width) for turn, width in enumerate(encoding.parts)]
-        return methods.for_parts(kind, options, task, [] if self.experiment.encoder.name else widths)
-
     def _task(self) -> Task:
         summary, federated = self.summary, self.federated
         template = summary.template or summary.architectures[0]
@@ -173,6 +158,7 @@ class Builder:
             input_shape=federated.input_shape,
             classes=federated.class_names,
             noise=noise,
+            summed=e.secure.aggregation,
         )
 
     def _sizes(self) -> list[int]:
@@ -225,21 +211,17 @@ def build_model(
         scope: Determines the random weights together with the seed.
         pretrained: Read the file of initial weights that the options may name.
     """
-    own = taken(experiment, federated, architecture.turn)
-    centred = federated.eight_bit
-    if own.inputs is not None and federated.encoding is not None:
-        centred = experiment.encoder.beside and federated.encoding.eight_bit
     model = models.build(
         architecture.name,
-        input_shape=own.shape,
+        input_shape=federated.input_shape,
         num_classes=federated.num_classes,
-        d=architecture.d if own.features is None else own_width(experiment, architecture.name, own.shape),
+        d=architecture.d,
         map=experiment.model.map,
         options=dict(architecture.options),
         seed=derive(experiment.seed, "model", scope),
         weights_dir=experiment.execution.weights_dir,
         pretrained=pretrained,
-        centred=centred,
+        centred=federated.eight_bit,
     )
     if experiment.model.norm == "group":
         models.group_norm(model)
@@ -249,16 +231,5 @@ def build_model(
                 f"{architecture} normalises its images itself, by its options mean and std or as its weights "
                 "require: leave out transforms.mean and transforms.std"
             )
-        model.scale = models.Preparation(models.Normalisation(*given), centred=centred)
-    if own.inputs is not None:
-        model = models.Beside(model, own.features, own.inputs, own.shape, centred=centred)
-        model.group = architecture.turn
+        model.scale = models.Preparation(models.Normalisation(*given), centred=federated.eight_bit)
     return model.to(DTYPES[experiment.execution.precision])
-
-
-def _of_part(augment: Augment, own: Taken, samples: Samples, source: torch.Generator) -> Samples:
-    """Return samples whose part for the clients' own networks is augmented."""
-    x = samples.x.clone()
-    images = x[:, own.inputs].reshape(-1, *own.shape)
-    x[:, own.inputs] = augment(Samples(images, samples.y), source).x.flatten(1)
-    return Samples(x, samples.y)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from protofed.data.options import memory_gb
 from protofed.errors import ConfigError, DataError, OutputError
-from protofed.models.encoders import Encoder, EncoderOptions, build_encoders, chosen_name
+from protofed.models.encoders import Encoder, EncoderOptions, build_encoder, chosen_name
 from protofed.samples import Encoding, FederatedData, Samples
 from protofed.storage.files import write_bytes
 from protofed.text import duration, size
@@ -46,11 +46,11 @@ def encode(
         weights_dir: Files of weights are found here by name; "" for where the options say.
         kept: Read features from the cache, and keep them in it.
     """
-    if not options.each():
+    if not options.name:
         return federated
     texts = federated.table.texts if federated.table else ()
-    encoders = build_encoders(options, federated.input_shape, weights_dir, texts)
-    width = sum(encoders.parts)
+    encoder = build_encoder(options, federated.input_shape, weights_dir, texts=texts)
+    width = encoder.width
     parts = [
         (f"{client.name}: {name} samples", part)
         for client in federated.clients
@@ -66,31 +66,20 @@ def encode(
     for where, part in parts:
         _check_finite(part.x, where)
     x, folder = [part.x for _, part in parts], cache_folder() if kept else None
-    names = [chosen_name(one, federated.input_shape, texts) for one in options.each()]
-    every = [_features(one, x, name, folder) for one, name in zip(encoders.each, names, strict=True)]
-    joined = (encoders.joined(samples, features) for samples, *features in zip(x, *every, strict=True))
-    encoded = federated.map(lambda samples: Samples(next(joined), samples.y))
+    name = chosen_name(options, federated.input_shape, texts)
+    features = iter(_features(encoder, x, name, folder))
+    encoded = federated.map(lambda samples: Samples(next(features), samples.y))
     eight_bit = any(part.x.dtype == torch.uint8 for _, part in parts)
-    more = len(encoders.parts) > 1
     return replace(
         encoded,
         input_shape=(width,),
-        encoding=Encoding(encoders.key, federated.input_shape, eight_bit, encoders.parts if more else ()),
-        notes=(*federated.notes, *_notes(options, names, encoders.parts)),
+        encoding=Encoding(encoder.key, federated.input_shape, eight_bit),
+        notes=(
+            *federated.notes,
+            f"Samples are {width} fixed features, the same for all clients (encoder.name={name}).",
+        ),
         tests=federated.test_hash(),
     )
-
-
-def _notes(options: EncoderOptions, names: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """Describe the treatment of the samples in whole sentences."""
-    shared = bool(options.name)
-    if shared:
-        yield f"Samples are {widths[0]} fixed features, the same for all clients (encoder.name={names[0]})."
-    if options.beside:
-        yield "The clients' own networks take the samples themselves (encoder.beside)."
-    if dealt := [f"{name} ({width})" for name, width in zip(names[shared:], widths[shared:], strict=False)]:
-        whose = "the clients' own networks take" if shared else "clients have"
-        yield f"In turn, {whose} the fixed features of {', '.join(dealt)} (encoder.members)."
 
 
 def _check_finite(x: Tensor, where: str) -> None:

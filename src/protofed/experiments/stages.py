@@ -138,11 +138,6 @@ def secure_stage(
     """
     if not experiment.secure.aggregation:
         return None
-    if experiment.encoder.members and not experiment.encoder.name:
-        raise ConfigError(
-            "secure.aggregation makes one sum over all clients, but encoder.members makes one per encoder: "
-            "set encoder.name to an encoder that all share, or secure.aggregation=false"
-        )
     method, noisy = trainer.method, None
     if experiment.privacy.mode == "client" and method.upload_schema is not None:
         # Clients of a round know each other's names, so no round is cheaper because some were drawn.

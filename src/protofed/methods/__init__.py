@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from protofed.compute.imports import user_class
-from protofed.errors import ConfigError
 from protofed.methods.contract import (
     Aggregate,
     Batch,
@@ -59,7 +57,6 @@ __all__ = [
     "Traits",
     "Update",
     "Upload",
-    "for_parts",
     "get",
     "methods",
     "own_classes",
@@ -100,21 +97,3 @@ def get(name: str) -> type[Method]:
     found = user_class("method", name, Method, "protofed.methods.Method")
     check_hooks(found)
     return found
-
-
-def for_parts(kind: type[Method], options: Any, task: Task, widths: Sequence[int]) -> Method:
-    """Return a method for samples of several parts: features, and what clients' own networks take.
-
-    Args:
-        widths: Length of the features of each encoder that clients are dealt; empty if all share one.
-    """
-    from protofed.methods.parts.grouped import Grouped
-
-    if issubclass(kind, ClosedForm):
-        return Grouped(kind, options, task, widths) if widths else kind(options, task)
-    if kind.traits(options).exchanges != "nothing":
-        raise ConfigError(
-            "encoder.beside and encoder.members are for closed forms, such as fedlda, and for methods that "
-            f"exchange nothing, not for {kind.name}"
-        )
-    return kind(options, task)

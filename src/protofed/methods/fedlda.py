@@ -8,8 +8,7 @@ shrinkage is that of Chen et al., "Shrinkage Algorithms for MMSE Covariance Esti
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -19,149 +18,75 @@ from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Round, Task, Tensors, Traits, Upload
-from protofed.methods.parts import centring, expert
-from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, solve, triangle, within
-from protofed.methods.parts.prior import over
+from protofed.methods.contract import Batch, Local, Task, Tensors, Traits
+from protofed.methods.parts import centring
+from protofed.methods.parts.gaussian import (
+    SHRINKAGE,
+    SHRINKAGES,
+    Pools,
+    Selection,
+    Shrinkage,
+    choose,
+    discriminant,
+)
+from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, symmetric, triangle, within
 from protofed.options import Options, remote
-from protofed.prototypes.inference import closeness, most_likely
+from protofed.prototypes.inference import closeness
 from protofed.prototypes.table import Prototypes
-from protofed.runs.rules import EXPERT, NEAREST
+from protofed.runs.rules import NEAREST
 from protofed.wire.schema import Field, Payload, Schema
 
 if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
-
-Shrinkage = float | Literal["oas"]
-SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
-SHRINKAGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""Values of ``s`` among which validation samples choose."""
-KAPPAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
-"""Values of ``κ`` among which validation samples choose; the first of equally good ones."""
-
-
-def discriminant(total: Sums, shrinkage: Shrinkage, dtype: torch.dtype) -> Linear:
-    """Return the classifier with the scores ``μ_kᵀΣ⁻¹φ − ½·μ_kᵀΣ⁻¹μ_k``.
-
-    They are log-likelihoods of Gaussians with one covariance, up to what all classes share. For the sake of small
-    numbers, the mean of all samples is the origin, which changes no difference of scores. Without any variance,
-    Σ is a multiple of I, and the nearest mean the answer.
-
-    Args:
-        shrinkage: ``s``, or ``oas``.
-        dtype: Type in which moments were sent.
-    """
-    n = total.counts.sum().clamp(min=1)
-    means = total.means
-    origin = total.sums.sum(0) / n
-    apart = (means.rows - origin) * means.present.unsqueeze(-1)
-    weights = solve(shrunk(total.scatter / n, float(n), shrinkage), apart.mT, total.square, dtype).mT
-    return Linear(weights, -0.5 * (weights * apart).sum(-1) - weights @ origin, means.present)
-
-
-def shrunk(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
-    """Return ``(1 − s)·Σ + s·tr(Σ)/d·I``.
-
-    Args:
-        covariance: ``Σ``, ``(d, d)``.
-        shrinkage: ``s``, or ``oas``: the oracle approximating shrinkage, which needs nothing but Σ and n.
-    """
-    variance = covariance.diagonal().mean().clamp(min=0)
-    s = oracle(covariance, n) if shrinkage == "oas" else float(shrinkage)
-    mixed = (1 - s) * covariance
-    mixed.diagonal().add_(s * variance)
-    return mixed
-
-
-def pivoted(moment: Tensor, rank: int) -> Tensor:
-    """Return ``R``, ``(rank, d)``, with ``RᵀR`` a matrix of that rank: that of φ = QR with pivoted columns.
-
-    Args:
-        rank: Number of rows; those that rounding leaves nothing for are 0.
-    """
-    rows, left = moment.new_zeros(rank, len(moment)), moment.diagonal().clone()
-    least = len(left) * torch.finfo(moment.dtype).eps * float(left.max())
-    for i in range(rank):
-        pivot = int(left.argmax())
-        if left[pivot] <= least:
-            break
-        rows[i] = (moment[pivot] - rows[:i, pivot] @ rows[:i]) / left[pivot].sqrt()
-        left -= rows[i].square()
-    return rows
-
-
-def oracle(covariance: Tensor, n: float) -> float:
-    """Return the oracle approximating shrinkage (Chen et al., Eq. 23, as scikit-learn has it)."""
-    d = len(covariance)
-    mean_square, square = float(covariance.square().mean()), float(covariance.diagonal().mean()) ** 2
-    apart = (n + 1) * (mean_square - square / d)
-    return min(1.0, (mean_square + square) / apart) if apart > 0 else 1.0
-
-
-SHARES = {0.3: "a third of", 0.1: "a tenth of", 0.03: "a thirtieth of", 0.01: "a hundredth of"}
-"""Words for some values of ``κ``."""
-
-
-def told(kappa: float, shrinkage: Shrinkage, voted: bool) -> str:
-    """Return in whole sentences which κ and s apply, and what they mean."""
-    share = "others' data do not count"
-    if kappa:
-        share = f"others' data count {SHARES.get(kappa, f'{kappa:g} times')} a client's own"
-    share = "everybody's data count fully" if kappa == 1 else f"your sites differ, {share}" if voted else share
-    how = "what Chen et al. compute from the covariance and the number of samples (oas)"
-    if shrinkage != "oas":
-        how = f"{shrinkage:g}: so much of the covariance gives way to an equal variance of all features"
-    who = "Validation samples chose" if voted else "Not chosen by validation samples:"
-    return f"{who} κ = {kappa:g}: {share}. The shrinkage is {how}."
+    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
-class FedLDAOptions(Options):
+class Shrunk(Options):
+    """The shrinkage of a covariance."""
+
+    shrinkage: float | Literal["auto", "oas"] = remote(
+        "auto",
+        SHRINKAGE
+        + "auto, that of three under which a client's own samples, each left out in turn, are most likely "
+        "(for all classes: oas) | oas | NUMBER",
+        least=0,
+        most=1,
+    )
+
+    @property
+    def first(self) -> Shrinkage:
+        """The shrinkage where no client chooses."""
+        return SHRINKAGES[0] if self.shrinkage == "auto" else self.shrinkage
+
+    @property
+    def shrinkages(self) -> tuple[Shrinkage, ...]:
+        """Those among which a client chooses."""
+        return SHRINKAGES if self.shrinkage == "auto" else (self.shrinkage,)
+
+
+@dataclass(frozen=True)
+class FedLDAOptions(Shrunk):
     """Hyperparameters."""
 
-    shrinkage: float | Literal["oas", "validation"] = remote(
-        "oas",
-        SHRINKAGE + "oas | NUMBER | validation, that of seven with most hits on validation samples",
-        least=0,
-        most=1,
-    )
-    kappa: float | Literal["auto"] = remote(
-        "auto",
-        "κ: how much a sample of another client counts for head: NUMBER | auto, that of six with most hits on "
-        "validation samples in a second round, 1 without",
-        least=0,
-        most=1,
-    )
-    message: Literal["moment", "factor"] = remote(
-        "moment",
-        "second moment as an upper triangle, which secure aggregation can add; or, of clients with at most d/2 "
-        "samples, as the factor R of φ = QR: n_i·d numbers",
+    personal: bool = remote(
+        True,
+        "for head, each client mixes its own sums with all others', as its own samples, each left out in turn, are "
+        "most likely; or takes the classifier of all",
     )
     centre: bool = remote(
         False,
         "subtract from a client's features b_i of μ_ik ≈ a_k + b_i, what sets all of its class means apart from "
         "everybody's: for clients whose devices or populations differ; answers are then for its own samples",
     )
-    expert: expert.Expert = remote(
-        "none",
-        "a network of each client's own that answers with the closed form, trained alone: plain (cross-entropy) | "
-        f"balanced (softmax) | auto, plain at clients with at least {expert.LEAST} samples",
-    )
-
-    @property
-    def choices(self) -> list[tuple[float, Shrinkage]]:
-        """Pairs of κ and s among which validation samples choose."""
-        kappas = KAPPAS if self.kappa == "auto" else (self.kappa,)
-        shrinkages: Sequence[Shrinkage] = SHRINKAGES if self.shrinkage == "validation" else (self.shrinkage,)
-        return list(itertools.product(kappas, shrinkages))
 
 
 @register
 class FedLDA(ClosedForm[FedLDAOptions]):
     """One covariance within classes for all samples; priors are the clients' own.
 
-    A client's classifier is that of its own sums and κ times those of all others. Server state, where κ or s is
-    chosen or κ is not 1: also ``counts`` ``(K,)``, ``moment`` ``(d·(d + 1)/2,)`` and ``choice``.
+    For ``head``, a client chooses between its own sums and those of all (:mod:`protofed.methods.parts.gaussian`).
+    Server state then: also ``counts`` ``(K,)``; ``moment`` and ``within`` ``(d·(d + 1)/2,)``, the mean second
+    moment and scatter about each client's own class means; ``most``, the largest number of samples of one client.
     """
 
     name = "fedlda"
@@ -171,176 +96,87 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     second = True
 
     def __init__(self, options: FedLDAOptions, task: Task) -> None:
-        choices = options.choices
-        # Hits on validation samples are sent in a round after that of the sums.
-        self.choices = choices if task.rounds > 1 else [c for c in choices if c[0] == choices[0][0]]
-        self.mixes = len(self.choices) > 1 or self.choices[0][0] != 1
+        self.mixes = options.personal and task.noise is None  # sums within clients have no bound that noise hides
         super().__init__(options, task)
-        if task.noise is not None and (self.mixes or not self.declared.sums_only):
-            raise ConfigError(
-                "privacy.mode=sample: fedlda sends noisy sums once, and no hits on validation samples: set "
-                "method.kappa=1, method.message=moment, method.centre=false and method.shrinkage=oas or a number"
-            )
-        if options.shrinkage == "validation" and task.rounds < 2:
-            raise ConfigError("method.shrinkage=validation needs a second round for its choice: set rounds=2")
+        if task.noise is not None and options.centre:
+            raise ConfigError("privacy.mode=sample: fedlda sends noisy sums: set method.centre=false")
 
     @classmethod
     def traits(cls, options: FedLDAOptions) -> Traits:
-        """A choice by validation samples takes a second round; an expert trains in all of them."""
-        chooses, alone = len(options.choices) > 1, options.expert == "none"
+        """A client that mixes is sent all sums."""
         found = super().traits(options)
         return replace(
             found,
-            down="K·(2·d + 1)" if options.choices == [(1.0, options.shrinkage)] else "K·d + d·(d+1)/2",
-            rules=(*found.rules, NEAREST, *(() if alone else (EXPERT,))),
-            sums_only=options.message == "moment" and not options.centre,
-            kept=(*found.kept, "sent", *(() if alone else ("trains",))),
-            rounds=1 if alone else None,
-            choosing=int(chooses),
-            ends="validation samples choose method.kappa or method.shrinkage in a second round" * chooses,
+            down="K·d + d·(d+1)" if options.personal else "K·(2·d + 1)",
+            rules=(*found.rules, NEAREST),
+            sums_only=not options.centre,
+            kept=(*found.kept, "sent"),
         )
-
-    def round(self, number: int) -> Round:
-        """The expert alone is trained; with one, all send sums as long as any are sent, and nothing later."""
-        if self.options.expert == "none":
-            return Round(())
-        sums = number <= 1 + (len(self.choices) > 1)
-        return Round(expert.phase(self.options.expert), sums, sums)
-
-    def extend(self, model: SplitModel) -> None:
-        """Refuse an expert that would change the features."""
-        if self.options.expert != "none" and not model.fixed:
-            raise ConfigError(
-                f"method.expert={self.options.expert} trains the clients' networks, and so the features of the "
-                "closed form: set encoder.name, e.g. auto, and encoder.beside=true"
-            )
-
-    def check(self, clients: Mapping[str, bool]) -> None:
-        """Refuse a choice by validation samples that nobody has."""
-        if self.options.shrinkage == "validation" and not any(clients.values()):
-            raise ConfigError(
-                "method.shrinkage=validation needs validation samples, of which no client has any: set "
-                "data.validation_fraction, e.g. 0.2, or method.shrinkage=oas"
-            )
 
     # What crosses the network.
 
-    @cached_property
-    def upload_schema(self) -> Schema:
-        """Class means, counts and second moment; with a choice, the hits of each on validation samples."""
-        schema = super().upload_schema
-        assert schema is not None
-        fields, limits = dict(schema.fields), dict(schema.limits)
-        if len(self.choices) > 1:
-            fields["hits"] = Field((1, len(self.choices)), "count", parameter=False, described=False)
-        if self.options.message == "factor":
-            fields["moment"] = Field(("m", *fields["moment"].shape), limit=fields["moment"].limit)
-            fields["factor"] = Field(("r", "d"), limit=fields["means"].limit)
-            limits |= {"m": 1, "r": self.task.feature_dim // 2}
-        return Schema(fields, schema.num_classes, schema.sizes, limits)
+    def moment_fields(self, size: int) -> dict[str, Field]:
+        """Return also the scatter, where the server sees nothing but sums, of which it does not follow."""
+        fields = super().moment_fields(size)
+        return {**fields, "within": fields["moment"]} if self.mixes and self.task.summed else fields
 
     @cached_property
     def broadcast_schema(self) -> Schema:
-        """Class means and the classifier; or, where κ or s is chosen or κ is not 1, the sums and the choice."""
+        """Class means and the classifier; or the sums."""
         if not self.mixes:
             schema = super().broadcast_schema
             assert schema is not None
             return self.schema({**self.rows("means"), **schema.fields})
         d = self.task.feature_dim
-        return self.schema(
-            {
-                **self.rows("means"),
-                "counts": Field(("k",), "count", parameter=False),
-                "moment": Field((d * (d + 1) // 2,), limit=LARGEST**2),
-                "choice": Field((), "count", parameter=False),
-            }
-        )
+        square = Field((d * (d + 1) // 2,), limit=LARGEST**2)
+        counts = {"counts": Field(("k",), "count", parameter=False), "most": Field((), "count", parameter=False)}
+        return self.schema({**self.rows("means"), **counts, "moment": square, "within": square})
 
     def packed(self, sums: Sums) -> Payload:
-        """Return ``(1/n_i) Σ φφᵀ``, or ``R/√n_i``, of which it is the square, where that takes fewer numbers."""
-        d, n = self.task.feature_dim, int(sums.counts.sum())
-        if self.options.message == "moment":
-            return super().packed(sums)
-        if n > d // 2:
-            payload = super().packed(sums)
-            return {**payload, "moment": payload["moment"].unsqueeze(0), "factor": sums.sums.new_zeros(0, d)}
-        factor = pivoted(sums.moment / max(1, n), n)
-        return {"samples": torch.tensor(n), "moment": factor.new_zeros(0, d * (d + 1) // 2), "factor": factor}
-
-    def unpacked(self, sent: Tensors) -> Tensor:
-        """Return the mean second moment of an upload in either form."""
-        if self.options.message == "moment":
-            return super().unpacked(sent)
-        if len(sent["moment"]):
-            return super().unpacked({"moment": sent["moment"][0]})
-        factor = sent["factor"].double()
-        return factor.mT @ factor
+        """Return the moment, and where the server sees sums alone the scatter."""
+        payload = super().packed(sums)
+        if self.mixes and self.task.summed:
+            payload["within"] = triangle(sums.scatter) / sums.counts.sum().clamp(min=1)
+        return payload
 
     # The client.
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember whether the server has the client's sums, and whether there is an expert."""
-        state, kind = {**super().client_state(counts), "sent": torch.tensor(False)}, self.options.expert
-        return state if kind == "none" else {**state, "trains": expert.trains(kind, counts)}
+        """Remember whether the server has the client's sums."""
+        return {**super().client_state(counts), "sent": torch.tensor(False)}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
         """Predict with the new frequencies."""
-        return {**super().shifted(state, counts), **{n: state[n] for n in ("sent", "trains") if n in state}}
+        return {**super().shifted(state, counts), "sent": state["sent"]}
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Send the sums, and the hits of each choice on validation samples if there are any."""
+        """Send the sums."""
         local.state["sent"] = torch.ones_like(local.state["sent"])
-        payload = super().upload(local, statistics)
-        if len(self.choices) > 1:
-            none = torch.zeros(1, len(self.choices), dtype=torch.int64)
-            payload["hits"] = local.received.get("hits", none)
-        return payload
+        return super().upload(local, statistics)
 
     def classifier(self, total: Sums) -> Linear:
-        """Return the discriminant of all samples, with the first shrinkage."""
-        return discriminant(total, self.choices[0][1], self.task.dtype)
+        """Return the discriminant of all samples."""
+        return discriminant(total, self.options.first, self.task.dtype)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
-        """Make the classifiers, and the weights of expert and closed form."""
-        received = self.made(local, message)
-        if self.options.expert == "none":
-            return received
-        state = local.state
-        here = {name: tensor.to(state["own"].device) for name, tensor in received.items()}
-        with torch.no_grad():
-            answers = ((*self.both(local.model(b.x), here, state), b.y) for b in local.validation())
-            return {**received, "fusion": expert.weights(state, answers)}
-
-    def made(self, local: Local, message: Payload | None) -> Tensors:
-        """Make the classifiers of all, and of the client: its own samples and κ times the others'.
-
-        Args:
-            message: None for the client's own samples alone.
-        """
+        """Make the classifiers of all, and of the client; before there are others, of its own samples alone."""
         dtype, K = self.task.dtype, self.task.num_classes
         if not self.mixes and message is not None:
             means = Prototypes.received(message["means"], message["classes"], K)
-            shared = Linear.named(super().receive(local, message))
-            by = self.offset(local, means)
+            shared, by = Linear.named(super().receive(local, message)), self.offset(local, means)
             return {**centring.placed(shared, by).tensors(dtype), "means": means.rows + by.to(means.rows)}
         own = self.own_sums(local)
-        total, choice = (own, 0) if message is None else (self.sums_in(message), int(message["choice"]))
-        kappa, shrinkage = self.choices[min(choice, len(self.choices) - 1)]
+        total = own if message is None else self.sums_in(message)
         by = self.offset(local, total.means)
-        shared = centring.placed(discriminant(total, shrinkage, dtype), by)
+        shared = centring.placed(self.classifier(total), by)
         received = {**shared.tensors(dtype), "means": (total.means.rows + by).to(dtype)}
         if not self.mixes:
             return received
-        own, others = centring.moved(own, by), Sums.none(K, self.task.feature_dim, second=True)
-        if message is not None:
-            others = self.others(local, own, total, by)
-        mixed = centring.placed(discriminant(own.plus(others, kappa), shrinkage, dtype), by)
-        received |= mixed.tensors(dtype, "own_")
-        if len(self.choices) > 1:
-            received["hits"] = torch.zeros(1, len(self.choices), dtype=torch.int64)
-            if message is not None:
-                received["hits"][0] = torch.tensor(self.hits(local, own, others, by), dtype=torch.int64)
-        return received
+        own = centring.moved(own, by)
+        pools = Pools.alone(own) if message is None else self.pools(local, own, message, by)
+        choice = choose_at(local, pools, self.options.shrinkages, dtype, by)
+        mixed = centring.placed(pools.classifier(choice.mixture, dtype), by)
+        return {**received, **mixed.tensors(dtype, "own_"), "choice": choice.tensor()}
 
     def offset(self, local: Local, means: Prototypes) -> Tensor:
         """Return ``b_i`` of what a client reports, ``(d,)`` float64; 0 if features are not centred."""
@@ -352,42 +188,27 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     def sums_in(self, message: Payload) -> Sums:
         """Return the sums that a broadcast holds."""
         upload = {name: tensor.cpu() for name, tensor in message.items()} | {"samples": message["counts"].sum()}
-        if self.options.message == "factor":
-            upload["moment"] = upload["moment"].unsqueeze(0)
-            upload["factor"] = upload["means"].new_zeros(0, self.task.feature_dim)
         return self.sums_of(upload)
 
-    def others(self, local: Local, own: Sums, total: Sums, by: Tensor) -> Sums:
-        """Return the sums of all other clients.
+    def pools(self, local: Local, own: Sums, message: Payload, by: Tensor) -> Pools:
+        """Return the client's sums, and those of all others: all that the server has less its own.
 
         Args:
             by: Subtracted from the features of ``own``.
         """
+        total = self.sums_in(message)
+        scatter = symmetric(message["within"].cpu().double(), self.task.feature_dim) * float(total.counts.sum())
         reported, mine = self.reported(local), own
         if bool((reported != (own.counts > 0)).any()):
             mine = centring.moved(self.own_sums(local, among=reported), by)
-        if not bool(local.state["sent"]) or bool((mine.counts > total.counts).any()):
-            return total
-        rest = total.plus(mine, -1.0)
-        known = rest.counts > 0
-        return rest._replace(sums=rest.sums * known.unsqueeze(-1))
-
-    @torch.no_grad()
-    def hits(self, local: Local, own: Sums, others: Sums, by: Tensor) -> list[int]:
-        """Count the validation samples of a client that each choice classifies correctly by the rule ``head``.
-
-        Args:
-            by: Subtracted from the features of both sums.
-        """
-        batches = [(local.model(batch.x).features, batch.y) for batch in local.validation()]
-        found = []
-        for kappa, shrinkage in self.choices if batches else []:
-            mixed = centring.placed(discriminant(own.plus(others, kappa), shrinkage, self.task.dtype), by)
-            parts = mixed.tensors(self.task.dtype)
-            here = Linear.named({name: tensor.to(batches[0][0].device) for name, tensor in parts.items()})
-            right = (most_likely(self.head(here, f, local.state)) == y for f, y in batches)
-            found.append(sum(int(hit.sum()) for hit in right))
-        return found or [0] * len(self.choices)
+        # The server may have counted a part of them alone (robust.weight).
+        share = min(1.0, float(message["most"]) / max(1.0, float(mine.counts.sum())))
+        rest = total.plus(mine, -share)
+        if not bool(local.state["sent"]) or bool((rest.counts <= -1).any()):
+            return Pools(own, total, scatter)
+        known = rest.counts >= 0.5
+        rest = rest._replace(counts=rest.counts * known, sums=rest.sums * known.unsqueeze(-1))
+        return Pools(own, rest, scatter - share * mine.scatter)
 
     def head(self, classifier: Linear, features: Tensor, state: Tensors) -> Tensor:
         """Return log-posteriors of the client's classes, up to a constant."""
@@ -395,24 +216,14 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Log-likelihoods with and without the client's log-prior, and −‖φ − μ_k‖²."""
-        output = model(batch.x)
-        features = output.features
+        features = model(batch.x).features
         shared = Linear.named(received)
-        scores = {
-            "head": self.head(Linear.named(received, "own_") if self.mixes else shared, features, state),
+        own = Linear.named(received, "own_") if self.mixes else shared
+        return {
+            "head": self.head(own, features, state),
             "global_model": shared.scores(features),
             "nearest": closeness(features, Prototypes(received["means"], received["present"])),
         }
-        if self.options.expert != "none":
-            a, b = received["fusion"]
-            own, closed = self.both(output, received, state)
-            scores |= {"head": over(a * own + b * closed, state["own"] | ~state["own"].any()), "expert": own}
-        return scores
-
-    def both(self, output: Output, received: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
-        """Return ``log p_own`` and ``log p_closed`` over the client's classes, ``(B, K)`` each."""
-        closed = self.head(Linear.named(received, "own_" if self.mixes else ""), output.features, state)
-        return expert.likely(self.options.expert, output.logits, state), closed.log_softmax(-1)
 
     # The server.
 
@@ -431,20 +242,29 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return total, self.classifier(total)
 
     def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
-        """Return the server's state, with the sums of all and the choice if clients need them."""
+        """Return the server's state, with the sums of all if clients need them."""
         state = super().concluded(held, total, classifier)
         if not self.mixes:
             return state
-        hits = [tensor[0] for name, tensor in held.items() if name.startswith("hits.")]
-        votes = torch.stack(hits).sum(0).tolist() if hits else [0]
-        choice = torch.tensor(votes.index(max(votes)))
-        moment = triangle(total.moment) / total.counts.sum().clamp(min=1)
-        return {**state, "counts": total.counts.long(), "moment": moment.to(self.task.dtype), "choice": choice}
-
-    def without(self, server: Tensors, client: str) -> Tensors:
-        """Void all votes as well: they were cast on classifiers of sums with the client's."""
-        void = {name: torch.zeros_like(t) if name.startswith("hits.") else t for name, t in server.items()}
-        return super().without(void, client)
+        d, n, most = self.task.feature_dim, total.counts.sum().clamp(min=1), total.counts.sum()
+        scatter = total.moment.new_zeros(d, d)
+        if not self.task.summed:
+            most = total.counts.new_zeros(())
+            for part in self.parts(held):
+                scatter += part.scatter
+                most = torch.maximum(most, part.counts.sum())
+        else:
+            for name, sent in held.items():
+                if name.startswith("within."):
+                    samples = held[f"samples.{name.partition('.')[2]}"]
+                    scatter += symmetric(sent.double(), d) * float(samples)
+        squares = {name: triangle(m) / n for name, m in (("moment", total.moment), ("within", scatter))}
+        return {
+            **state,
+            "counts": total.counts.long(),
+            "most": most.long(),
+            **{name: square.to(self.task.dtype) for name, square in squares.items()},
+        }
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or the sums of all."""
@@ -460,13 +280,18 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             "classes": classes,
             "means": means,
             "counts": counts,
-            **{name: server[name] for name in ("moment", "choice")},
+            **{name: server[name] for name in ("most", "moment", "within")},
         }
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
-        """Describe the chosen κ and s, in figures and in words."""
-        state, diagnostics = super().aggregate(server, uploads, round)
-        kappa, shrinkage = self.choices[int(state.get("choice", 0))]
-        chosen = {} if shrinkage == "oas" else {"shrinkage": shrinkage}
-        voted = any(bool(tensor.any()) for name, tensor in state.items() if name.startswith("hits."))
-        return Aggregate(state, {"kappa": kappa, **chosen, **diagnostics, "chosen": told(kappa, shrinkage, voted)})
+
+def choose_at(
+    local: Local, pools: Pools, shrinkages: tuple[Shrinkage, ...], dtype: torch.dtype, by: Tensor | None = None
+) -> Selection:
+    """Return the choice of a client; see :func:`~protofed.methods.parts.gaussian.choose`.
+
+    Args:
+        by: Subtracted from its features, the same whichever is left out.
+    """
+    features, labels = local.features() if int(local.counts.sum()) else (pools.own.sums[:0], local.counts[:0])
+    features = features.cpu().double()
+    return choose(pools, features if by is None else features - by, labels.cpu(), shrinkages, dtype)

@@ -78,6 +78,7 @@ class Task:
         input_shape: Empty if there are no models at all.
         classes: Names of the ``K`` classes; empty if they are not known.
         noise: Noise multiplier of one upload's :attr:`Traits.vector`; None without such noise.
+        summed: The server sees uploads added up alone (secure aggregation).
     """
 
     num_classes: int
@@ -93,6 +94,7 @@ class Task:
     input_shape: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
     noise: float | None = None
+    summed: bool = False
 
 
 @dataclass

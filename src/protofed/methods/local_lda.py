@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Tensors
-from protofed.methods.fedlda import SHRINKAGE, Shrinkage, discriminant
+from protofed.methods.contract import Local, Tensors
+from protofed.methods.fedlda import Shrunk, choose_at
+from protofed.methods.parts.gaussian import Pools, discriminant
 from protofed.methods.parts.moments import ClosedForm, Linear, Sums
-from protofed.options import Options, remote
-
-
-@dataclass(frozen=True)
-class LocalLDAOptions(Options):
-    """Hyperparameters."""
-
-    shrinkage: Shrinkage = remote("oas", SHRINKAGE + "oas | NUMBER", least=0, most=1)
+from protofed.wire.schema import Payload
 
 
 @register
-class LocalLDA(ClosedForm[LocalLDAOptions]):
+class LocalLDA(ClosedForm[Shrunk]):
     """The client's own class means, covariance and shrinkage, with its own prior over its own classes."""
 
     name = "local_lda"
     summary = "no communication: linear discriminant analysis of the client's own fixed features"
-    Options = LocalLDAOptions
+    Options = Shrunk
     second = True
     alone = True
 
     def classifier(self, total: Sums) -> Linear:
         """Return the discriminant of the client's own samples."""
-        return discriminant(total, self.options.shrinkage, self.task.dtype)
+        return discriminant(total, self.options.first, self.task.dtype)
+
+    def receive(self, local: Local, message: Payload | None) -> Tensors:
+        """Make the classifier, with the shrinkage under which the client's own samples are most likely."""
+        pools = Pools.alone(self.own_sums(local))
+        choice = choose_at(local, pools, self.options.shrinkages, self.task.dtype)
+        return pools.classifier(choice.mixture, self.task.dtype).tensors(self.task.dtype)
 
     def likely(self, scores: Tensor, state: Tensors) -> Tensor:
         """Add the log-prior."""

@@ -46,7 +46,6 @@ class Traits:
         kept: Names in :meth:`Method.client_state` of tensors on which nothing that is sent may depend: they are
             for predictions and for phases that stay on the client.
         rounds: Number of rounds after which more would change nothing; None if there is none.
-        choosing: Number of rounds more where clients hold out validation samples.
         ends: Why the planned number of rounds matters before the last one, so that a run cannot be extended.
     """
 
@@ -67,7 +66,6 @@ class Traits:
     stale: bool = False
     kept: tuple[str, ...] = ()
     rounds: int | None = None
-    choosing: int = 0
     ends: str = ""
 
 

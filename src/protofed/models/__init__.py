@@ -7,7 +7,6 @@ Example:
 """
 
 from protofed.models import basic, hugging, resnet, series, text, tiny, vision  # noqa: F401  (each registers its architectures)
-from protofed.models.beside import Beside
 from protofed.models.building import build
 from protofed.models.catalogue import Backbone, NamedArchitecture, TextOptions, architecture, architectures
 from protofed.models.classifier import Classifier
@@ -21,7 +20,6 @@ from protofed.models.splitting import split
 
 __all__ = [
     "Backbone",
-    "Beside",
     "Classifier",
     "Group",
     "NamedArchitecture",

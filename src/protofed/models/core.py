@@ -42,13 +42,11 @@ class SplitModel(nn.Module):
     Attributes:
         extras: Further networks of a method (projection, auxiliary model).
         scale: Normalisation of the data's images, which every model of an experiment has.
-        group: Index of the client's encoder among those that clients are dealt.
         in_bfloat16: Compute convolutions and linear layers in bfloat16 (autocast). Weights, features and logits,
             and therefore all prototypes, keep their precision.
     """
 
     in_bfloat16 = False
-    group = 0
 
     def __init__(self, extractor: nn.Module, head: nn.Linear, *, head_dropout: float = 0.0) -> None:
         super().__init__()

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protofed.methods import Sums, own_classes, within
-from protofed.methods.fedlda import Shrinkage, discriminant
+from protofed.methods.fedlda import FedLDAOptions
+from protofed.methods.parts.gaussian import Mix, Pools, choose
 from protofed.prototypes.inference import most_likely
 from protofed.samples import FederatedData, Samples
 
@@ -35,11 +35,12 @@ class Curves(NamedTuple):
     together: tuple[float, ...]
 
 
-def curves(data: FederatedData, shrinkage: Shrinkage, seed: int) -> list[Curves]:
+def curves(data: FederatedData, options: FedLDAOptions, seed: int) -> list[Curves]:
     """Return the curves of each site, by closed forms of nested subsamples.
 
     Args:
         data: Fixed features.
+        options: Of the method that answers with everybody's.
     """
     K, d = data.num_classes, int(np.prod(data.input_shape))
     orders = [
@@ -47,33 +48,41 @@ def curves(data: FederatedData, shrinkage: Shrinkage, seed: int) -> list[Curves]
         for place, client in enumerate(data.clients)
     ]
 
-    def sums(place: int, share: float) -> Sums:
+    def part(place: int, share: float) -> Samples:
         train = data.clients[place].train
-        chosen = orders[place][: int(np.ceil(share * len(train)))]
-        return Sums.of(train.x[chosen].flatten(1), train.y[chosen], K, second=True)
+        chosen = orders[place][: int(np.ceil(share * len(train)))].sort().values
+        return Samples(train.x[chosen].flatten(1).double(), train.y[chosen])
 
     none = Sums.none(K, d, second=True)
-    totals = [reduce(Sums.plus, (sums(i, share) for i in range(len(orders))), none) for share in SHARES]
-    found = []
+    found: dict[float, list[tuple[Samples, Sums]]] = {}
+    totals, scatter = {}, {}
+    for share in SHARES:
+        parts = [part(place, share) for place in range(len(orders))]
+        found[share] = [(own, Sums.of(own.x, own.y, K, second=True)) for own in parts]
+        totals[share] = reduce(Sums.plus, (sums for _, sums in found[share]), none)
+        scatter[share] = reduce(torch.add, (sums.scatter for _, sums in found[share]), none.moment)
+    result = []
     for place, client in enumerate(data.clients):
-        parts = [sums(place, share) for share in SHARES]
-        whole = parts[-1]
-        joined = [total.plus(part, -1.0).plus(whole) for total, part in zip(totals, parts, strict=True)]
-        found.append(
-            Curves(
-                tuple(_accuracy(part, part.counts, client.test, shrinkage) for part in parts),
-                tuple(_accuracy(total, whole.counts, client.test, shrinkage) for total in joined),
-            )
-        )
-    return found
+        samples, whole = found[SHARES[-1]][place]
+        alone, together = [], []
+        for share in SHARES:
+            own, sums = found[share][place]
+            alone.append(_accuracy(Pools.alone(sums), own, client.test, options))
+            pools = Pools(whole, totals[share].plus(sums, -1.0), scatter[share] - sums.scatter)
+            together.append(_accuracy(pools, samples, client.test, options))
+        result.append(Curves(tuple(alone), tuple(together)))
+    return result
 
 
-def _accuracy(total: Sums, counts: Tensor, test: Samples, shrinkage: Shrinkage) -> float:
-    """Return the accuracy of the discriminant of some samples over the classes of a client with ``counts``."""
+def _accuracy(pools: Pools, own: Samples, test: Samples, options: FedLDAOptions) -> float:
+    """Return the accuracy of the mixture that a client's own samples choose, over its classes."""
     if not len(test):
         return float("nan")
-    linear = discriminant(total, shrinkage, torch.float32)
-    state = own_classes(counts, torch.float64, balanced=True)
+    mixture = Mix(1.0, None, options.first)
+    if options.personal or not len(pools.others.counts.nonzero()):
+        mixture = choose(pools, own.x, own.y, options.shrinkages, torch.float32).mixture
+    linear = pools.classifier(mixture, torch.float32)
+    state = own_classes(pools.own.counts, torch.float64, balanced=True)
     scores = linear.scores(test.x.flatten(1).double()) + state["prior"]
     return float((most_likely(within(scores, linear.present, state["own"])) == test.y).double().mean())
 

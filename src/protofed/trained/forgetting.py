@@ -100,8 +100,6 @@ def _hidden(run: Run, experiment: Experiment, client: str) -> str:
     """Return why what a client sent is not all that a run has of it, or is not known; "" otherwise."""
     if experiment.secure.aggregation:
         return f"secure.aggregation shows its server the sum over all clients, not what {client} added to it"
-    if experiment.encoder.members and not experiment.encoder.name:
-        return "without one client, the next in turn would have other encoders (encoder.members)"
     if experiment.privacy.mode != "none":
         return f"what {client} sent is hidden by noise (privacy.mode={experiment.privacy.mode})"
     table = read_json(run.directory / "federation.json").get("table")

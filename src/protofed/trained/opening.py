@@ -30,7 +30,7 @@ from protofed.experiments.hardware import Hardware
 from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
 from protofed.models.categories import CategoryEmbeddings
-from protofed.models.encoders import build_encoders
+from protofed.models.encoders import build_encoder
 from protofed.prototypes.inference import most_likely
 from protofed.runs.border import Border
 from protofed.runs.rules import main_rule, prototype_rule
@@ -295,7 +295,7 @@ def _open(run: Run, name: str, experiment: Experiment) -> TrainedClient:
         shape, eight_bit = encoding.input_shape, encoding.eight_bit
         execution = builder.experiment.execution
         texts = table.texts if table else ()
-        encoder = build_encoders(builder.experiment.encoder, shape, execution.weights_dir, texts)
+        encoder = build_encoder(builder.experiment.encoder, shape, execution.weights_dir, texts=texts)
         if encoder.key != encoding.key:
             raise CheckpointError(
                 f"{run.directory}: the encoder is another one now (encoder.weights) than in the run"

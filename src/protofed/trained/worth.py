@@ -162,7 +162,7 @@ def measure(comparison: Comparison[Any], runs: Sequence[Run]) -> Worth:
     everywhere = {name: [_everywhere(of[name][seed]) for seed in seeds] for name in of}
     first = of[TOGETHER][seeds[0]]
     held = np.array([client.train for client in first.clients])
-    drawn = [_curves(of[ALONE][seed]) for seed in seeds]
+    drawn = [_curves(of[TOGETHER][seed]) for seed in seeds]
     together = [of[TOGETHER][seed] for seed in seeds]
     same = same_tests(together)
     sites: list[SiteWorth] = []
@@ -268,7 +268,8 @@ def _curves(run: Run) -> list[Curves]:
     """Return the learning curves of all sites; none of many sites."""
     if len(run.clients) > MANY:
         return []
-    return curves(load_data(resolve(run.config)), run.config["method"]["shrinkage"], run.seed)
+    experiment = resolve(run.config)
+    return curves(load_data(experiment), experiment.method_options, run.seed)
 
 
 def _averaged(drawn: Sequence[Curves], weights: Sequence[int]) -> Curves | None:

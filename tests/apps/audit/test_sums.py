@@ -45,7 +45,6 @@ def findings(method: str = "fedlda", number: int = 4, **chosen: object) -> dict[
     ("method", "options"),
     [
         ("fedlda", {}),
-        ("fedlda", {"method__message": "factor"}),
         ("fedlda", {"wire__codec": "float16"}),
         ("fed3r", {}),
     ],

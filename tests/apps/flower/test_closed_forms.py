@@ -18,18 +18,13 @@ from protofed.experiments.builder import Builder
 from protofed.stages.privacy.samples import multiplier
 
 ENCODED = {"encoder__name": "random", "encoder__dim": 6, "model__name": "identity", "model__options": {}}
-BESIDE = {"encoder__name": "random", "encoder__beside": True, "method__expert": "plain", "model__name": "mlp"}
-DEALT = {"encoder__members": [{"name": "random", "dim": 5}, {"name": "identity"}], "model__name": "identity"}
-DEALER = "encoders dealt, which is for simulations"
 CASES = {
     "fedncm": ("fedncm", {**ENCODED, "rounds": 1}),
     "fed3r": ("fed3r", {**ENCODED, "rounds": 1}),
     "fedcof": ("fedcof", {**ENCODED, "rounds": 1}),
     "fedlda": ("fedlda", {**ENCODED, "rounds": 2}),
     "local_lda": ("local_lda", {**ENCODED, "rounds": 1}),
-    "a network beside": ("fedlda", {**BESIDE, "rounds": 2}),
     "secure": ("fedlda", {**ENCODED, "rounds": 1, "secure__aggregation": True}),
-    DEALER: ("fedlda", {**DEALT, "model__options": {}, "rounds": 2}),
 }
 PRIVATE = {**ENCODED, "encoder__unit": True, "rounds": 1, "privacy__mode": "sample", "robust__rule": "none"}
 
@@ -48,11 +43,7 @@ def told(run, *without: str) -> list[dict]:
     return [{n: v for n, v in record.items() if n not in without} for record in numbers(run)]
 
 
-@few(
-    ("case", "place"),
-    [(case, place) for case in CASES for place in ("nodes", "simulation") if (case, place) != (DEALER, "nodes")],
-    1,
-)
+@few(("case", "place"), [(case, place) for case in CASES for place in ("nodes", "simulation")], 1)
 def test_the_numbers_are_those_of_one_machine(case, place, root, tmp_path):
     """In a simulation each visit may be in another process, which encodes the samples again."""
     method, options = CASES[case]

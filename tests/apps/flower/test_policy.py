@@ -133,7 +133,7 @@ def test_an_upload_that_is_masked_once_more_is_paid_for(root, tmp_path):
 def test_a_share_of_the_noise_is_not_all_of_it(root, tmp_path):
     node = strict_node(root, tmp_path / "state", "sample")
     features = {"encoder__name": "identity", "encoder__unit": True, "model__name": "identity", "model__options": {}}
-    secure = {"secure__aggregation": True, "robust__rule": "none", "method__kappa": 1.0}
+    secure = {"secure__aggregation": True, "robust__rule": "none"}
     job = job_of(root, "fedlda", **private(rounds=1, data__classes=4, **features, **secure))
     with pytest.raises(ConfigError, match="adds only a share of the noise"):
         node.train(job)

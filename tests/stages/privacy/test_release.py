@@ -114,7 +114,7 @@ def test_the_noise_is_that_multiple_in_every_number_that_is_sent(method, secure)
 @few("accountant", ["pld", "rdp"], 1)
 @few("rounds", [1, 3], 1)
 def test_rounds_cost_nothing_more_and_send_the_same(rounds, accountant):
-    federation = made(rounds=rounds, privacy__accountant=accountant, method__kappa=1.0)
+    federation = made(rounds=rounds, privacy__accountant=accountant)
     records = list(federation.run())
     for record in records:
         spent = record.privacy
@@ -198,10 +198,8 @@ def test_noise_is_taken_for_no_class_and_for_no_variance():
     ("method", "options", "message"),
     [
         ("fedlda", {"encoder__unit": False}, "must have a length of at most 1: set encoder.unit=true"),
-        ("fedlda", {"method__kappa": 0.3}, "set method.kappa=1, method.message=moment"),
-        ("fedlda", {"method__message": "factor"}, "set method.kappa=1, method.message=moment"),
-        ("fedlda", {"method__shrinkage": "validation", "rounds": 2}, "no hits on validation samples"),
-        ("fedlda", {"secure__aggregation": True, "rounds": 2, "method__kappa": 1.0}, "covers one round of fedlda"),
+        ("fedlda", {"method__centre": True}, "set method.centre=false"),
+        ("fedlda", {"secure__aggregation": True, "rounds": 2}, "covers one round of fedlda"),
         ("fedlda", {"secure__aggregation": True, "privacy__colluders": 3}, "no noise is sure"),
         ("fedlda", {"evaluation__patience": 1}, "does not cover evaluation.patience"),
         ("fedlda", {"privacy__mode": "client"}, "its server needs n_ik"),

@@ -7,13 +7,17 @@ import re
 import shlex
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
+from protofed.errors import ProtofedError
 from protofed.runs.files import read_text
 from protofed.runs.run import Run, rule_of, settled
 from protofed.runs.summary import TOLERANCE
 from protofed.text import area, duration, mean_std, number, percent, size
 
+MANY = 500
+"""Clients beyond which what each of them chose is not read."""
 tolerance = f"{100 * TOLERANCE:g} percentage point"
 
 
@@ -36,6 +40,23 @@ def status(run: Run) -> str:
         early = f" of {run.planned_rounds}, stopped early" if run.last_round < run.planned_rounds else ""
         return f"finished, {plural(run.last_round, 'round')}{early}"
     return f"running or stopped after round {run.last_round} of {run.planned_rounds}"
+
+
+def choices(run: Run) -> str:
+    """Return in whole sentences what the clients of a finished run chose for themselves; "" if nothing is known."""
+    if not run.finished or len(run.clients) > MANY:
+        return ""
+    from protofed.experiments.ending import read_client, read_server
+    from protofed.methods.parts.gaussian import told
+
+    found = {}
+    with suppress(ProtofedError):
+        server = read_server(run.directory)
+        for client in run.clients:
+            received = read_client(run.directory, client.name, server).received
+            if "choice" in received:
+                found[client.name] = received["choice"]
+    return told(found) if found else ""
 
 
 def progress(runs: Sequence[Run]) -> str:

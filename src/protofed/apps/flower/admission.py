@@ -258,10 +258,9 @@ def _models(
     if traits.same_feature_dim or same:
         why = why_one(experiment).partition(" and ")[0] if same else "exchanges features"
         usual_name = assigned[0].name if assigned else ""
-        parts = experiment.encoder.beside or experiment.encoder.members
 
         def width(d: Description) -> int:
-            name = "" if parts else str(d.settings.get("model", usual_name))
+            name = str(d.settings.get("model", usual_name))
             return int(d.settings.get("d", own_width(experiment, name, d.input_shape)))
 
         unfit |= _differing(descriptions, width, experiment.model.d, why)

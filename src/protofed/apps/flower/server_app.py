@@ -116,8 +116,6 @@ def _federation(
     """Gather the clients and build the federation as the server knows it."""
     if experiment.model.start:
         raise ConfigError("model.start (--from) is for clients of this machine: use --engine local")
-    if experiment.encoder.members and not simulated:
-        raise ConfigError("encoder.members (encoders dealt to clients) is for simulations: use --engine local")
     if experiment.shift.used and not simulated:
         raise ConfigError("shift changes data of simulations, and clients here have their own: leave it out")
     local = _as_server(experiment)

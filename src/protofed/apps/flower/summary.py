@@ -7,7 +7,6 @@ everything that depends on these numbers is computed by the same code as in a si
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -109,12 +108,8 @@ def described_federation(
     prepared = table.shape(shape) if table else shape
     encoding = None
     if encoder is not None and descriptions and descriptions[0].encoder:
-        parts = (
-            encoded_width(encoder, prepared, table.texts if table else ()),
-            *(math.prod(prepared),) * encoder.beside,
-        )
-        encoding = Encoding(descriptions[0].encoder, prepared, parts=parts if encoder.beside else ())
-        prepared = (sum(parts),)
+        encoding = Encoding(descriptions[0].encoder, prepared)
+        prepared = (encoded_width(encoder, prepared, table.texts if table else ()),)
     return FederatedData(
         tuple(clients), len(classes), classes, prepared, table, colour_note(grey), encoding=encoding
     )

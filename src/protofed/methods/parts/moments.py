@@ -26,7 +26,7 @@ from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.prior import over, own_classes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.prototypes.geometry import summary
-from protofed.prototypes.means import class_means, class_sums
+from protofed.prototypes.means import class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
 from protofed.wire.validate import check_structure, check_values
@@ -131,8 +131,9 @@ class Sums(NamedTuple):
 
     @property
     def means(self) -> Prototypes:
-        """Class means ``μ_k``."""
-        return class_means(self.sums, self.counts)
+        """Class means ``μ_k``; samples may count less than once."""
+        present = self.counts > 0
+        return Prototypes(self.sums / torch.where(present, self.counts, 1).unsqueeze(-1), present)
 
     @property
     def square(self) -> float:
@@ -170,6 +171,16 @@ def isometric(matrix: Tensor, power: float = 1.0) -> Tensor:
     return matrix * factor
 
 
+def floor(square: float, dtype: torch.dtype) -> float:
+    """Return the least ridge of a matrix of features: what rounding may be, or 1 if all features are 0.
+
+    Args:
+        square: Size of the numbers of which the matrix is the difference: their rounding is no variance.
+        dtype: Type in which they were sent.
+    """
+    return max(RIDGE, 8 * torch.finfo(dtype).eps) * square or 1.0
+
+
 def solve(matrix: Tensor, right: Tensor, square: float, dtype: torch.dtype, ridge: float = 0.0) -> Tensor:
     """Return ``(S + r·I)⁻¹ B`` for a symmetric ``S`` that should have no negative eigenvalues.
 
@@ -179,14 +190,14 @@ def solve(matrix: Tensor, right: Tensor, square: float, dtype: torch.dtype, ridg
         square: Size of the numbers of which ``S`` is the difference: their rounding is no variance.
         dtype: Type in which they were sent.
     """
-    floor = max(ridge, max(RIDGE, 8 * torch.finfo(dtype).eps) * square) or 1.0  # all features are 0, and so is S
+    least = max(ridge, floor(square, dtype))
     raised = matrix.clone()
-    raised.diagonal().add_(floor)
+    raised.diagonal().add_(least)
     lower, failed = torch.linalg.cholesky_ex(raised)
     if not failed:
         return torch.cholesky_solve(right, lower)
     values, vectors = torch.linalg.eigh(matrix)
-    result: Tensor = vectors @ ((vectors.mT @ right) / (values.clamp(min=0) + floor).unsqueeze(-1))
+    result: Tensor = vectors @ ((vectors.mT @ right) / (values.clamp(min=0) + least).unsqueeze(-1))
     return result
 
 
@@ -448,12 +459,16 @@ class ClosedForm(Method[O]):
 
     def made_of(self, held: Tensors) -> Tensors:
         """Return the server's state that follows from each client's last uploads, by ``FIELD.CLIENT/NUMBER``."""
-        parts = (self.sums_of(payload) for payload in _payloads(held))
-        summed = any(name.endswith("/1") for name in held)  # shares of a sum, which are no client's
-        if self.second and self.task.noise is None and not summed:
-            parts = (part.possible(ROUNDED) for part in parts)
-        total, classifier = self.combined(parts)
+        total, classifier = self.combined(self.parts(held))
         return self.concluded(held, total, classifier)
+
+    def parts(self, held: Tensors) -> Iterator[Sums]:
+        """Yield the sums of each upload, in an order that does not depend on when clients sent them."""
+        for payload in _payloads(held):
+            part = self.sums_of(payload)
+            yield (
+                part.possible(ROUNDED) if self.second and self.task.noise is None and not self.task.summed else part
+            )
 
     def without(self, server: Tensors, client: str) -> Tensors:
         """Return the server's state as it would be had a client never sent anything.

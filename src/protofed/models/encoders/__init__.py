@@ -3,9 +3,7 @@
 from protofed.models.encoders import fixed, scattering, text  # noqa: F401  (each registers its encoders)
 from protofed.models.encoders.building import (
     Encoder,
-    Encoders,
     build_encoder,
-    build_encoders,
     chosen_name,
     encoded_width,
 )
@@ -14,10 +12,8 @@ from protofed.models.encoders.contract import EncoderOptions, NamedEncoder, enco
 __all__ = [
     "Encoder",
     "EncoderOptions",
-    "Encoders",
     "NamedEncoder",
     "build_encoder",
-    "build_encoders",
     "chosen_name",
     "encoded_width",
     "encoder",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -83,35 +82,6 @@ class Encoder(nn.Module):
             torch.set_num_threads(threads)
 
 
-class Encoders(nn.Module):
-    """Several encoders side by side, and the sample itself if it is kept.
-
-    Args:
-        beside: The sample is the last part.
-
-    Attributes:
-        parts: Widths.
-        key: Hash of everything that determines the features, 32 hexadecimal digits.
-    """
-
-    def __init__(self, each: Sequence[Encoder], beside: bool, input_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.each: Sequence[Encoder] = nn.ModuleList(each)  # type: ignore[assignment]
-        self.beside = beside
-        self.parts = (*(encoder.width for encoder in each), *(math.prod(input_shape),) * beside)
-        keys = [encoder.key for encoder in each]
-        self.key = keys[0] if len(keys) == 1 else hashlib.sha256(",".join(keys).encode()).hexdigest()[:32]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``(n, Σ parts)`` numbers of samples ``(n, *input_shape)``."""
-        return self.joined(x, [encoder(x) for encoder in self.each])
-
-    def joined(self, x: Tensor, features: Sequence[Tensor]) -> Tensor:
-        """Return ``(n, width)`` features side by side, and kept samples beside them; pixels in [0, 1]."""
-        own = [(x.float() / 255 if x.dtype == torch.uint8 else x.float()).flatten(1)] if self.beside else []
-        return torch.cat([*features, *own], 1)
-
-
 def orthonormal(width: int, dim: int, seed: int) -> Tensor:
     """Return a random matrix ``(width, dim)`` with orthonormal columns."""
     drawn = torch.randn(width, dim, dtype=torch.float64, generator=generator(seed, "encoder map"))
@@ -168,14 +138,6 @@ def build_encoder(
     return Encoder(body, input_shape, replace(options, name=name))
 
 
-def build_encoders(
-    options: EncoderOptions, input_shape: tuple[int, ...], weights_dir: str = "", texts: Places = ()
-) -> Encoders:
-    """Return all encoders of the options; see :func:`build_encoder`."""
-    each = [build_encoder(one, input_shape, weights_dir, texts=texts) for one in options.each()]
-    return Encoders(each, options.beside, input_shape)
-
-
 def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...], texts: Places = ()) -> int:
     """Return the features per sample of an encoder, without its weights."""
     return options.dim or build_encoder(options, input_shape, pretrained=False, texts=texts).width
@@ -187,7 +149,6 @@ def _key(body: nn.Module, input_shape: tuple[int, ...], options: EncoderOptions)
     Equal options have equal hashes for samples of any shape, as a node knows its columns alone.
     """
     told = {**plain(options), "weights": ""}
-    told = {name: value for name, value in told.items() if name not in ("beside", "members")}
     digest = hashlib.sha256(json.dumps([VERSION, told], sort_keys=True, default=list).encode())
     for name, tensor in body.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

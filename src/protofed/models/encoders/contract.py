@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from protofed.errors import ConfigError
 from protofed.models.checking import show
-from protofed.options import NoOptions, Options, build_options, named, option, remote
+from protofed.options import NoOptions, Options, named, remote
 from protofed.registry import Registry
 from protofed.untrusted import limits
 
@@ -53,30 +53,11 @@ class EncoderOptions(Options):
     options: dict[str, Any] = named(
         {}, "options of the encoder, or of the frozen network's architecture", of="encoders"
     )
-    beside: bool = remote(
-        False, "keep every sample beside its features: the clients' own networks take it, the method the features"
-    )
-    members: tuple[dict[str, Any], ...] = option(
-        (),
-        "encoders that clients are dealt in turn, as tables of these options; with encoder.name, features for the "
-        "clients' own networks beside those for the method",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.name and (self.dim or self.unit or self.weights or self.options or self.beside):
-            raise ValueError("dim, unit, weights, options, beside are of an encoder: set encoder.name, e.g. auto")
-        if self.beside and self.members:
-            raise ValueError("beside and members both say what the clients' own networks take: choose one")
-        if not all(member.name and not (member.beside or member.members) for member in self._members()):
-            raise ValueError('members: each is an encoder with a name, e.g. { name = "scattering", dim = 512 }')
-
-    def each(self) -> tuple[EncoderOptions, ...]:
-        """Return the options of every encoder: the one with the name, if there is one, and the members."""
-        return (replace(self, beside=False, members=()),) * bool(self.name) + self._members()
-
-    def _members(self) -> tuple[EncoderOptions, ...]:
-        return tuple(build_options(EncoderOptions, member, "encoder.members") for member in self.members)
+        if not self.name and (self.dim or self.unit or self.weights or self.options):
+            raise ValueError("dim, unit, weights, options are of an encoder: set encoder.name, e.g. auto")
 
 
 @dataclass(frozen=True)
@@ -99,11 +80,6 @@ class RandomOptions(Options):
         1.0, "standard deviation of the Gaussian kernel of vectors, in units of √F for F numbers", above=0
     )
     kernels: int = remote(1000, "random convolutions of series", least=1, most=65536)
-
-
-@dataclass(frozen=True)
-class BothOptions(ScatteringOptions, RandomOptions):
-    """Options of ``both``."""
 
 
 Make = Callable[[tuple[int, ...], Any, int], Any]

@@ -1,4 +1,4 @@
-"""Random features, the two encoders of images beside each other, and samples as they are."""
+"""Random features, and samples as they are."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from torch import Tensor, nn
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.models.checking import show
-from protofed.models.encoders.contract import KINDS, BothOptions, RandomOptions, check_kind, encoder
-from protofed.models.encoders.scattering import Scattering
+from protofed.models.encoders.contract import KINDS, RandomOptions, check_kind, encoder
 from protofed.options import NoOptions
 
 SIDE = 6
 """Rows and columns of a filter."""
 FLAT = 10 / 255**2
 """Added to the variance of a patch, so that noise in one without contrast is not raised (Coates and Ng, 2011)."""
-EVEN = 16.0
-"""Factor with which scattering varies about as much as random filters, on photographs and on digits."""
 LENGTHS = (7, 9, 11)
 """Lengths of the kernels of series (Dempster, Petitjean and Webb, 2020)."""
 
@@ -130,26 +127,6 @@ def random_features(input_shape: tuple[int, ...], options: RandomOptions, seed: 
         check_kind("random", input_shape, ("images",))
         return Filters(input_shape, options, seed)
     return Waves(input_shape, options, seed) if kind == "vectors" else Kernels(input_shape, options, seed)
-
-
-@encoder("both", "scattering and random filters beside each other", BothOptions, kinds=("images",))
-class Both(nn.Module):
-    """Two encoders of images beside each other, the first times :data:`EVEN`.
-
-    Args:
-        input_shape: ``(C, H, W)``.
-    """
-
-    def __init__(self, input_shape: tuple[int, ...], options: BothOptions, seed: int) -> None:
-        super().__init__()
-        self.scattering = Scattering(input_shape, options, seed)
-        self.at_once = self.scattering.at_once
-        self.filters = Filters(input_shape, options, seed)
-        self.width = self.scattering.width + self.filters.width
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``(n, width)`` features of images ``(n, C, H, W)`` with values in [0, 1]."""
-        return torch.cat([EVEN * self.scattering(x), self.filters(x)], dim=1)
 
 
 @encoder("identity", "the samples themselves, flattened", NoOptions)

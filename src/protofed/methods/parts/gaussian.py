@@ -1,0 +1,306 @@
+"""Linear discriminants of a client's own sums and all others', chosen by the client's own samples.
+
+Class means and scatter are pooled for different reasons: the means of a client may differ from the others' while
+the shape of a class is the same, of which few samples tell little. A mixture therefore has the class means of a
+client's samples and κ times all others', and its scatter about its own class means plus c times the others' about
+theirs; or everything is that of all samples together, with what lies between clients.
+
+Each client chooses its own mixture and shrinkage by the log-likelihoods of its samples, each left out in turn. With
+``u = x − μ_k``, ``w`` the sample less the mean about which the scatter was taken, and ``r = n/(n − 1)`` for the
+number of samples in that mean, leaving it out takes ``r·wwᵀ`` from the scatter (Sherman and Morrison, 1950), and
+its distance from its class is ``r·u``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protofed.methods.parts.moments import Linear, Sums, floor, solve
+from protofed.methods.parts.prior import RHO
+
+Shrinkage = float | Literal["oas"]
+SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
+SHRINKAGES: tuple[Shrinkage, ...] = ("oas", 0.03, 0.1)
+"""Values of ``s`` among which a client chooses; the first stands where nobody does."""
+KAPPAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
+"""Values of κ among which a client chooses."""
+SHARES = (1.0, 0.1)
+"""Values of c among which a client chooses; without others' class means also 0."""
+TEMPERATURES = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
+"""Factors of log-posteriors, the best of which counts: classifiers of few samples are overconfident."""
+LEAST = -20.0
+"""Least log-likelihood of a sample."""
+PREFERENCE = 2.0
+"""Nats by which any other mixture must be more likely than that of all samples together."""
+TIE = 0.01
+"""Nats by which the best may be better than the one chosen, the first of nearly equal ones."""
+NAMED = 5
+"""Most clients without a choice whose names are given."""
+VOTERS = 500
+"""Most samples of a client that are left out."""
+
+
+class Mix(NamedTuple):
+    """How others' sums count.
+
+    Attributes:
+        kappa: κ of their class sums.
+        share: c of their scatter within clients and classes; None for that of all samples together.
+    """
+
+    kappa: float
+    share: float | None
+    shrinkage: Shrinkage
+
+
+class Pools(NamedTuple):
+    """What a client knows: the sums of its own samples and of all others'.
+
+    Attributes:
+        within: ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``.
+    """
+
+    own: Sums
+    others: Sums
+    within: Tensor
+
+    @classmethod
+    def alone(cls, own: Sums) -> Pools:
+        """Return those of a client that hears of nobody."""
+        none = Sums.none(*own.sums.shape, second=True)
+        return cls(own, none, none.moment)
+
+    def mixtures(self, shrinkages: Sequence[Shrinkage]) -> list[Mix]:
+        """Return the mixtures to choose from, the one of all samples together first."""
+        if not bool((self.others.counts > 0).any()):
+            return [Mix(0.0, 0.0, s) for s in shrinkages]
+        places = [(1.0, None), *itertools.product(KAPPAS, SHARES), (0.0, 0.0)]
+        return [Mix(kappa, share, s) for kappa, share in places for s in shrinkages]
+
+    def covariance(self, share: float | None, taken: int = 0) -> tuple[Tensor, float]:
+        """Return the covariance within classes of a mixture, and its number of samples.
+
+        Args:
+            taken: Subtracted from the number by which the scatter is divided.
+        """
+        n, more = float(self.own.counts.sum()), float(self.others.counts.sum())
+        if share is None:
+            scatter, n = self.own.plus(self.others).scatter, n + more
+        else:
+            scatter, n = self.own.scatter + share * self.within, n + share * more
+        return scatter / max(n - taken, 1.0), n
+
+    def classifier(self, mixture: Mix, dtype: torch.dtype) -> Linear:
+        """Return the discriminant of a mixture.
+
+        Args:
+            dtype: Type in which moments were sent.
+        """
+        total = self.own.plus(self.others, mixture.kappa)
+        return discriminant(total, mixture.shrinkage, dtype, *self.covariance(mixture.share))
+
+    def left_out(
+        self, x: Tensor, y: Tensor, mixtures: Sequence[Mix], dtype: torch.dtype
+    ) -> Iterator[tuple[list[Mix], Tensor]]:
+        """Yield log-posteriors, up to a constant, of samples that are left out, each by the sums of all the rest.
+
+        Shrinkage and mean variance are those of all samples.
+
+        Args:
+            x: ``(n, d)`` float64 samples of the client.
+            y: ``(n,)`` their classes, which have further samples of it.
+
+        Yields:
+            Mixtures with one κ, and ``(mixtures, n, K')`` over the client's own K' classes, in order.
+        """
+        held = self.own.counts.nonzero().squeeze(-1)
+        place = torch.searchsorted(held, y)
+        n_own, n_others = self.own.counts[held], self.others.counts[held]
+        origin = x.mean(0)
+        means = [part.means.rows[held] - origin for part in (self.own, self.others)]
+        kinds = list(dict.fromkeys((m.share, m.shrinkage) for m in mixtures))
+        lower, factors = self._factors(kinds, dtype)
+        rows = torch.cat([x - origin, *means]).mT.expand(len(kinds), -1, -1)
+        white = torch.linalg.solve_triangular(lower, rows, upper=False).mT
+        x_, own, others = white.split([len(x), len(held), len(held)], 1)
+        single = torch.nn.functional.one_hot(place, len(held)).to(x)
+        prior = (n_own + RHO - single).log()
+        for kappa in dict.fromkeys(m.kappa for m in mixtures):
+            chosen = [m for m in mixtures if m.kappa == kappa]
+            at = torch.tensor([kinds.index((m.share, m.shrinkage)) for m in chosen])
+            n = n_own + kappa * n_others
+            mu = (n_own / n).unsqueeze(-1) * own[at] + (kappa * n_others / n).unsqueeze(-1) * others[at]
+            # The scatter of all samples together is about these means, any other about the client's own.
+            whole = torch.tensor([m.share is None for m in chosen]).unsqueeze(-1)
+            w = x_[at] - torch.where(whole.unsqueeze(-1), mu, own[at])[:, place]
+            number = torch.where(whole, n, n_own)
+            c = factors[at].unsqueeze(-1) * (number / (number - 1))[:, place]
+            less = (1 - c * w.square().sum(-1)).clamp(min=1e-12)
+            cross = (w * x_[at]).sum(-1, keepdim=True) - w @ mu.mT
+            apart = torch.cdist(x_[at], mu, compute_mode="donot_use_mm_for_euclid_dist").square()
+            ratio = torch.where(single > 0, (n / (n - 1))[place].unsqueeze(-1), 1.0)
+            distance = ratio.square() * (apart + (c / less).unsqueeze(-1) * cross.square())
+            yield chosen, prior - 0.5 * distance
+
+    def _factors(
+        self, kinds: Sequence[tuple[float | None, Shrinkage]], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return lower factors ``(m, d, d)`` of covariances from which samples are to be left out.
+
+        Returns:
+            Also the factors ``(m,)`` with which a sample's ``r·wwᵀ`` is part of each.
+        """
+        square = self.own.plus(self.others).square
+        matrices, factors = [], []
+        for share, shrinkage in kinds:
+            whole, n = self.covariance(share)
+            s = oracle(whole, n) if shrinkage == "oas" else float(shrinkage)
+            rest = max(n - 1, 1.0)
+            matrix = (1 - s) * whole * (max(n, 1.0) / rest)
+            matrix.diagonal().add_(s * whole.diagonal().mean().clamp(min=0) + floor(square, dtype))
+            matrices.append(matrix)
+            factors.append((1 - s) / rest)
+        lower, failed = torch.linalg.cholesky_ex(torch.stack(matrices))
+        lower[failed > 0] = float("nan")  # sums of clients that lie need not have a covariance
+        return lower, lower.new_tensor(factors)
+
+
+class Selection(NamedTuple):
+    """A client's choice.
+
+    Attributes:
+        likelihood: Sum of the log-likelihoods of its samples, each left out in turn.
+        voters: Number of these samples; 0 if it has no second one of any class.
+    """
+
+    mixture: Mix
+    likelihood: float
+    voters: int
+
+    def tensor(self) -> Tensor:
+        """Return κ, c (-1 for all samples together), s (-1 for oas) and the number of voters, ``(4,)``."""
+        share, s = self.mixture.share, self.mixture.shrinkage
+        values = [self.mixture.kappa, -1.0 if share is None else share, -1.0 if s == "oas" else s, self.voters]
+        return torch.tensor(values)
+
+
+def told(choices: Mapping[str, Tensor]) -> str:
+    """Return in whole sentences what clients have chosen, from :meth:`Selection.tensor` of each by name."""
+    groups: dict[str, list[str]] = {}
+    for name, choice in choices.items():
+        kappa, share, _, number = choice.tolist()
+        own = "nothing of others" if share == 0 else "own class means with others' scatter"
+        some = f"others' class means at {kappa:g} of their weight" if kappa else own
+        groups.setdefault("the sums of all" if share == -1 else some, []).append(name)
+        if not number:
+            groups.setdefault("", []).append(name)
+    mute = groups.pop("", [])
+    parts = [f"{what} ({len(names)})" for what, names in sorted(groups.items(), key=lambda g: -len(g[1]))]
+    chosen = f"Clients chose by their own samples, each left out in turn: {', '.join(parts)}."
+    if not mute:
+        return chosen
+    names = ", ".join(mute[:NAMED]) + f" and {len(mute) - NAMED} others" * (len(mute) > NAMED)
+    return f"{chosen} Without two samples of any class, and so with the first choice: {names}."
+
+
+def voters(labels: Tensor, counts: Tensor) -> Tensor:
+    """Return the positions of samples that are left out: at most :data:`VOTERS`, none the only one of its class.
+
+    Args:
+        labels: ``(n,)`` int64.
+        counts: ``(K,)`` samples per class.
+    """
+    able = (counts[labels] > 1).nonzero().squeeze(-1)
+    return able if len(able) <= VOTERS else able[torch.arange(VOTERS) * len(able) // VOTERS]
+
+
+def likelihoods(scores: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of the log-likelihoods of samples, at the best temperature, for each of several classifiers.
+
+    Args:
+        scores: ``(m, n, K)`` log-posteriors up to a constant.
+        y: ``(n,)`` their classes.
+    """
+    place = y.view(1, -1, 1).expand(len(scores), -1, 1)
+    scores = scores - scores.amax(-1, keepdim=True)
+    found = [(t * scores).log_softmax(-1).gather(-1, place).clamp(min=LEAST).sum((1, 2)) for t in TEMPERATURES]
+    return torch.stack(found).amax(0)
+
+
+def choose(
+    pools: Pools, features: Tensor, labels: Tensor, shrinkages: Sequence[Shrinkage], dtype: torch.dtype
+) -> Selection:
+    """Return the choice of a client: the mixture under which its own samples are most likely.
+
+    Args:
+        features: ``(n, d)`` float64 of the client's training samples.
+        labels: ``(n,)`` int64.
+        dtype: Type in which moments were sent.
+    """
+    mixtures = pools.mixtures(shrinkages)
+    some = voters(labels, pools.own.counts)
+    if not len(some) or len(mixtures) == 1:
+        return Selection(mixtures[0], 0.0, 0)
+    y = torch.searchsorted(pools.own.counts.nonzero().squeeze(-1), labels[some])
+    found: dict[Mix, float] = {}
+    for chosen, scores in pools.left_out(features[some], labels[some], mixtures, dtype):
+        sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
+        found |= zip(chosen, sums.tolist(), strict=True)
+    values = {m: found[m] - PREFERENCE * (m.share is not None) for m in mixtures}
+    best = next(m for m in mixtures if values[m] >= max(values.values()) - TIE)
+    return Selection(best, found[best], len(some))
+
+
+def discriminant(
+    total: Sums,
+    shrinkage: Shrinkage,
+    dtype: torch.dtype,
+    covariance: Tensor | None = None,
+    samples: float | None = None,
+) -> Linear:
+    """Return the classifier with the scores ``μ_kᵀΣ⁻¹φ − ½·μ_kᵀΣ⁻¹μ_k``.
+
+    They are log-likelihoods of Gaussians with one covariance, up to what all classes share. For the sake of small
+    numbers, the mean of all samples is the origin, which changes no difference of scores. Without any variance,
+    Σ is a multiple of I, and the nearest mean the answer.
+
+    Args:
+        dtype: Type in which moments were sent.
+        covariance: ``Σ`` before it is shrunk; None for that of the same samples.
+        samples: Number of samples of which it was made.
+    """
+    n = total.counts.sum().clamp(min=1e-9)
+    means = total.means
+    origin = total.sums.sum(0) / n
+    apart = (means.rows - origin) * means.present.unsqueeze(-1)
+    sigma, size = (total.scatter / n, float(n)) if covariance is None or samples is None else (covariance, samples)
+    weights = solve(shrunk(sigma, size, shrinkage), apart.mT, total.square, dtype).mT
+    return Linear(weights, -0.5 * (weights * apart).sum(-1) - weights @ origin, means.present)
+
+
+def shrunk(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
+    """Return ``(1 − s)·Σ + s·tr(Σ)/d·I``.
+
+    Args:
+        covariance: ``Σ``, ``(d, d)``.
+        shrinkage: ``s``, or ``oas``: the oracle approximating shrinkage, which needs nothing but Σ and n.
+    """
+    variance = covariance.diagonal().mean().clamp(min=0)
+    s = oracle(covariance, n) if shrinkage == "oas" else float(shrinkage)
+    mixed = (1 - s) * covariance
+    mixed.diagonal().add_(s * variance)
+    return mixed
+
+
+def oracle(covariance: Tensor, n: float) -> float:
+    """Return the oracle approximating shrinkage (Chen et al., Eq. 23, as scikit-learn has it)."""
+    d = len(covariance)
+    mean_square, square = float(covariance.square().mean()), float(covariance.diagonal().mean()) ** 2
+    apart = (n + 1) * (mean_square - square / d)
+    return min(1.0, (mean_square + square) / apart) if apart > 0 else 1.0

@@ -1,0 +1,310 @@
+"""What a client chooses by its own samples, each left out in turn: as by refits, one after the other."""
+
+from __future__ import annotations
+
+import html
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofed.experiments.assemble import assemble
+from protofed.methods import Local
+from protofed.methods.parts import gaussian
+from protofed.methods.parts.gaussian import (
+    LEAST,
+    PREFERENCE,
+    SHRINKAGES,
+    TEMPERATURES,
+    TIE,
+    VOTERS,
+    Mix,
+    Pools,
+    Selection,
+    choose,
+    told,
+    voters,
+)
+from protofed.methods.parts.moments import Sums, floor
+from protofed.samples import ClientData, FederatedData, Samples
+from support import EXACT, command, experiment, few, visited
+
+Data = tuple[np.ndarray, np.ndarray]
+
+
+def drawn(seed: int, clients: int = 3, n: int = 14, K: int = 3, d: int = 4, apart: float = 1.0) -> list[Data]:
+    """Return clients' samples: classes apart, and each client a little elsewhere."""
+    rng = np.random.default_rng(seed)
+    means = 2 * rng.normal(size=(K, d))
+    found = []
+    for _ in range(clients):
+        y = rng.integers(K, size=n)
+        found.append((means[y] + rng.normal(size=(n, d)) + apart * rng.normal(size=d), y))
+    return found
+
+
+def scatter(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the scatter about class means."""
+    apart = x - np.stack([x[y == k].mean(0) for k in y]) if len(y) else x
+    return apart.T @ apart
+
+
+def naive_parts(own: Data, others: list[Data], mixture: Mix) -> tuple[dict[int, np.ndarray], np.ndarray, float]:
+    """Return a mixture's class means, scatter and number of samples."""
+    means = {}
+    for k in set(own[1].tolist()):
+        rows = [own[0][own[1] == k], *(mixture.kappa * x[y == k] for x, y in others)]
+        number = (own[1] == k).sum() + mixture.kappa * sum((y == k).sum() for _, y in others)
+        means[k] = sum(r.sum(0) for r in rows) / number
+    more = sum(len(y) for _, y in others)
+    if mixture.share is None:
+        x, y = (np.concatenate([own[i], *(other[i] for other in others)]) for i in (0, 1))
+        return means, scatter(x, y), len(y)
+    together = scatter(*own) + mixture.share * sum(scatter(*other) for other in others)
+    return means, together, len(own[1]) + mixture.share * more
+
+
+def naive_scores(own: Data, others: list[Data], mixture: Mix, i: int, K: int) -> dict[int, float]:
+    """Return log-posteriors, up to a constant, of a sample of a client by all samples but this one."""
+    _, whole, n = naive_parts(own, others, mixture)
+    d = own[0].shape[1]
+    s = gaussian.oracle(torch.tensor(whole / n), n) if mixture.shrinkage == "oas" else mixture.shrinkage
+    rest = np.arange(len(own[1])) != i
+    means, less, number = naive_parts((own[0][rest], own[1][rest]), others, mixture)
+    everything = np.concatenate([own[0], *(x for x, _ in others)])
+    ridge = floor(float((everything**2).mean()), torch.float64)
+    A = (1 - s) * less / number + (s * np.trace(whole) / n / d + ridge) * np.eye(d)
+    found = {}
+    for k, mean in means.items():
+        u = own[0][i] - mean
+        found[k] = math.log((own[1][rest] == k).sum() + 1) - 0.5 * u @ np.linalg.solve(A, u)
+    return found
+
+
+def pools_of(own: Data, others: list[Data], K: int) -> Pools:
+    sums = [Sums.of(torch.tensor(x), torch.tensor(y), K, second=True) for x, y in (own, *others)]
+    none = Sums.none(K, own[0].shape[1], second=True)
+    rest = none
+    for other in sums[1:]:
+        rest = rest.plus(other)
+    return Pools(sums[0], rest, sum((other.scatter for other in sums[1:]), none.moment))
+
+
+@settings(max_examples=3)
+@given(st.integers(0, 999), st.integers(0, 2), st.sampled_from([0.0, 3.0]))
+def test_each_sample_left_out_is_a_refit_without_it(seed, more, apart):
+    own, *others = drawn(seed, 1 + more, n=9, apart=apart)
+    pools = pools_of(own, others, 3)
+    x, y = torch.tensor(own[0]), torch.tensor(own[1])
+    some = voters(y, pools.own.counts)
+    held = pools.own.counts.nonzero().squeeze(-1).tolist()
+    mixtures = pools.mixtures(SHRINKAGES)
+    seen = []
+    for chosen, scores in pools.left_out(x[some], y[some], mixtures, torch.float64):
+        seen += chosen
+        for mixture, rows in zip(chosen, scores, strict=True):
+            for i, row in zip(some.tolist(), rows, strict=True):
+                expected = naive_scores(own, others, mixture, i, 3)
+                assert row.tolist() == pytest.approx([expected[k] for k in held], rel=1e-8, abs=1e-8)
+    assert sorted(map(str, seen)) == sorted(map(str, mixtures))
+
+
+def naive_choice(own: Data, others: list[Data], K: int) -> Mix:
+    """Return the choice, in loops over mixtures, samples and temperatures."""
+    counts = np.bincount(own[1], minlength=K)
+    values = {}
+    for mixture in pools_of(own, others, K).mixtures(SHRINKAGES):
+        scores = [naive_scores(own, others, mixture, i, K) for i, k in enumerate(own[1]) if counts[k] > 1]
+        truth = [k for k in own[1].tolist() if counts[k] > 1]
+        sums = []
+        for t in TEMPERATURES:
+            total = 0.0
+            for row, k in zip(scores, truth, strict=True):
+                total += max(LEAST, t * row[k] - float(np.logaddexp.reduce([t * v for v in row.values()])))
+            sums.append(total)
+        values[mixture] = max(sums) - PREFERENCE * (mixture.share is not None)
+    return next(mixture for mixture, value in values.items() if value >= max(values.values()) - TIE)
+
+
+def federation_of(parts: list[Data], K: int = 3, **options: object):
+    clients = tuple(
+        ClientData(
+            f"c{i}", Samples(torch.tensor(x), torch.tensor(y)), Samples(torch.tensor(x), torch.tensor(y)), None, {}
+        )
+        for i, (x, y) in enumerate(parts)
+    )
+    data = FederatedData(clients, K, tuple("abcdefgh"[:K]), (parts[0][0].shape[1],))
+    federation = assemble(experiment("fedlda", **{**EXACT, **options}), data)[0]
+    list(federation.run())
+    return federation
+
+
+@few("seed", range(3), 1)
+def test_a_federation_chooses_and_answers_as_loops_do(seed):
+    parts = drawn(seed, n=10, apart=[1.0, 4.0, 0.0][seed])
+    federation = federation_of(parts)
+    for i, own in enumerate(parts):
+        received = visited(federation)[f"c{i}"].received
+        others = parts[:i] + parts[i + 1 :]
+        mixture = naive_choice(own, others, 3)
+        expected = Selection(mixture, 0.0, int((np.bincount(own[1], minlength=3)[own[1]] > 1).sum()))
+        torch.testing.assert_close(received["choice"], expected.tensor())
+        means, whole, n = naive_parts(own, others, mixture)
+        s = gaussian.oracle(torch.tensor(whole / n), n) if mixture.shrinkage == "oas" else mixture.shrinkage
+        A = (1 - s) * whole / n + s * np.trace(whole) / n / 4 * np.eye(4)
+        weights = {k: np.linalg.solve(A, mean) for k, mean in means.items()}
+        expected = {k: own[0] @ w - w @ means[k] / 2 for k, w in weights.items()}
+        found = own[0] @ received["own_weights"].numpy().T + received["own_bias"].numpy()
+        first = min(expected)
+        for k in expected:
+            np.testing.assert_allclose(found[:, k] - found[:, first], expected[k] - expected[first], atol=1e-6)
+
+
+def test_clients_that_differ_turn_to_their_own():
+    """Class means of one are mirrored: it keeps its own, and the others hear less of it."""
+    alike = drawn(3, clients=5, n=40, apart=0.0)
+    x, y = alike[0]
+    mirrored = [(x, y), *[(2 * x.mean(0) - a, b) for a, b in alike[1:]]]
+    together = visited(federation_of(alike))["c0"].received["choice"]
+    apart = visited(federation_of(mirrored))["c0"].received["choice"]
+    assert together[0] == 1
+    assert apart[0] <= 0.03
+
+
+@few(
+    "case",
+    [
+        "one class",
+        "three samples",
+        "no sample that may vote",
+        "one sample",
+        "a class of one sample everywhere",
+    ],
+    2,
+)
+def test_sites_that_cannot_choose_take_what_all_have(case):
+    """Nobody's samples speak against the sums of all samples, which are the first choice."""
+    parts = drawn(7, clients=4, n=30, apart=0.0)
+    x, _ = parts[0]
+    if case == "one class":
+        parts[0] = (x[:9], np.zeros(9, dtype=np.int64))
+    elif case == "three samples":
+        parts[0] = (x[:3], np.array([0, 0, 1]))
+    elif case == "no sample that may vote":
+        parts[0] = (x[:3], np.array([0, 1, 2]))
+    elif case == "one sample":
+        parts[0] = (x[:1], np.array([1]))
+    else:
+        parts = [(a, np.where(b == 2, 0, b)) for a, b in parts]
+        for part in parts:
+            part[1][0] = 2
+    federation = federation_of(parts)
+    received = visited(federation)["c0"].received
+    kappa, share, shrinkage, number = received["choice"].tolist()
+    if case in ("one class", "no sample that may vote", "one sample"):
+        assert (kappa, share, shrinkage) == (1, -1, -1)
+    assert number == {"one class": 9, "three samples": 2, "a class of one sample everywhere": 29}.get(case, 0)
+    assert all(tensor.isfinite().all() for tensor in received.values())
+
+
+def test_large_clients_let_some_samples_vote():
+    labels = torch.arange(4 * VOTERS + 1) % 3
+    labels[0] = 3
+    some = voters(labels, labels.bincount())
+    assert len(some) == len(some.unique()) == VOTERS
+    assert 0 not in some
+    assert labels[some].bincount().min() > VOTERS / 4
+
+
+@few("options", [{}, {"method__centre": True}, {"method__shrinkage": 0.1}], 1)
+def test_every_executor_and_secure_sums_give_the_same_numbers(options):
+    parts = drawn(5, n=18, apart=1.0)
+    runs = [{"execution__executor": e, "execution__workers": 2} for e in ("sequential", "workers", "fused")]
+    if "method__centre" not in options:
+        runs.append({"secure__aggregation": True, "secure__fraction_bits": 40})
+    found = []
+    for more in runs:
+        federation = federation_of(parts, **options, **more)
+        try:
+            found.append({n: client.received for n, client in visited(federation).items()})
+        finally:
+            federation.executor.close()
+    for other in found[1:]:
+        for client, received in found[0].items():
+            for name, tensor in received.items():
+                torch.testing.assert_close(other[client][name].cpu(), tensor.cpu(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_client_of_which_a_part_counts_subtracts_that_part():
+    parts = drawn(9, clients=4, n=20)
+    parts[0] = drawn(9, clients=1, n=200)[0]
+    whole = federation_of(parts)
+    capped = federation_of(parts, robust__rule="none", robust__weight=2.0)
+    assert int(whole.server["most"]) == 200
+    assert int(capped.server["most"]) == 40
+    for federation in (whole, capped):
+        message = federation.method.broadcast(federation.server, 2)
+        own = pools_of(parts[0], [], 3).own
+        local = Local("c0", 2, None, own.counts.long(), {"sent": torch.tensor(True)}, {}, None, 0)
+        found = federation.method.pools(local, own, message, torch.zeros(4, dtype=torch.float64))
+        expected = pools_of(parts[0], parts[1:], 3)
+        torch.testing.assert_close(found.others.counts, expected.others.counts, rtol=0, atol=2.0)
+        torch.testing.assert_close(
+            found.within, expected.within, rtol=0.05, atol=0.05 * float(expected.within.max())
+        )
+
+
+@pytest.mark.slow
+def test_with_two_hundred_classes_nothing_is_lost_against_all_together():
+    """Few samples of many classes, where the sums of all are best: a form without them lost two points."""
+    rng = np.random.default_rng(0)
+    K, d, clients = 200, 64, 20
+    means = 0.65 * rng.normal(size=(K, d))
+    mixing = rng.normal(size=(d, d)) / 8
+
+    def part(n: int, classes: np.ndarray) -> Data:
+        y = rng.choice(classes, size=n)
+        return means[y] + rng.normal(size=(n, d)) @ (np.eye(d) + mixing), y
+
+    own = [rng.choice(K, size=40, replace=False) for _ in range(clients)]
+    parts, tests = ([part(n, classes) for classes in own] for n in (120, 200))
+    right = {"alone": 0, "together": 0, "chosen": 0}
+    for i, (x, y) in enumerate(parts):
+        pools = pools_of((x, y), parts[:i] + parts[i + 1 :], K)
+        for name, mixture in {
+            "alone": choose(
+                Pools.alone(pools.own), torch.tensor(x), torch.tensor(y), SHRINKAGES, torch.float64
+            ).mixture,
+            "together": Mix(1.0, None, "oas"),
+            "chosen": choose(pools, torch.tensor(x), torch.tensor(y), SHRINKAGES, torch.float64).mixture,
+        }.items():
+            linear = (Pools.alone(pools.own) if name == "alone" else pools).classifier(mixture, torch.float64)
+            scores = linear.scores(torch.tensor(tests[i][0])) + (pools.own.counts + 1).log()
+            scores[:, pools.own.counts == 0] = -torch.inf
+            right[name] += int((scores.argmax(1).numpy() == tests[i][1]).sum())
+    assert right["together"] > right["alone"]
+    assert right["chosen"] >= right["together"] - 0.005 * 200 * clients
+
+
+def test_a_report_says_what_was_chosen(tmp_path, monkeypatch, capsys):
+    chosen = ["method.name=fedlda", "encoder.name=identity", "data.clients=4", "data.samples=120"]
+    status, _, errors = command(monkeypatch, capsys, "run", "quickstart", *chosen, "--out", tmp_path / "run")
+    assert status == 0, errors
+    page = html.unescape((tmp_path / "run" / "report.html").read_text())
+    assert "Clients chose by their own samples, each left out in turn: " in page
+
+
+def test_choices_in_words():
+    def tensor(mixture: Mix, number: int) -> torch.Tensor:
+        return Selection(mixture, 0.0, number).tensor()
+
+    choices = {"ann": tensor(Mix(1.0, None, "oas"), 9), "bob": tensor(Mix(0.1, 1.0, 0.03), 9)}
+    choices |= {"cid": tensor(Mix(1.0, None, "oas"), 0), "dan": tensor(Mix(0.0, 0.0, 0.1), 9)}
+    assert told(choices) == (
+        "Clients chose by their own samples, each left out in turn: the sums of all (2), others' class means at "
+        "0.1 of their weight (1), nothing of others (1). Without two samples of any class, and so with the first "
+        "choice: cid."
+    )
