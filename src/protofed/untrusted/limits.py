@@ -118,6 +118,8 @@ TENSOR_HEADER_BYTES = 16 * MiB
 """Bytes of the header of a safetensors file."""
 WEIGHTS_BYTES = 16 * GiB
 """Bytes of a file with a model's initial weights."""
+WEIGHTS = 2**14
+"""Tensors of such a file."""
 
 
 class Budget:
