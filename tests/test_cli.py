@@ -12,13 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from safetensors.torch import load_file
 
 from protofed import __version__ as protofed_version
 from protofed.cli import main as cli
 from protofed.cli.catalogue import KINDS
+from protofed.cli.common import console
 from protofed.runs.loading import load_run
+from rundirs import make_run
 from support import few, write_vectors
 
 SMALL = [
@@ -164,6 +167,30 @@ def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_locale_with_few_characters_ends_no_command(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+    monkeypatch.setattr(sys, "argv", ["protofed"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(one_command(lambda: console.print("ε … done")))
+    written.flush()
+    assert (ended.value.code, written.buffer.getvalue()) == (0, b"? ? done\n")
+
+
+def one_command(function):
+    app = typer.Typer()
+    app.command()(function)
+    return app
+
+
+def test_names_of_folders_are_printed_as_text(tmp_path, monkeypatch, capsys):
+    folder = make_run(tmp_path / "r\x1b[31m\x07")
+    status, output, _ = inside(monkeypatch, capsys, tmp_path, "report", str(folder))
+    assert status == 0
+    assert "r\\x1b[31m\\x07/report.html" in output
+    assert output.replace("\n", "").isprintable()
+
+
 @pytest.mark.slow
 def test_a_mistake_in_a_process_of_its_own_where_the_package_is_the_command(tmp_path):
     result = subprocess.run(
@@ -198,8 +225,6 @@ def test_a_signal_that_a_library_turned_into_its_own_error(number, ends, tmp_pat
 
 
 def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsys):
-    from rundirs import make_run
-
     directory = make_run(tmp_path / "r", finished=False)
     (directory / "checkpoint" / "round-000004").mkdir(parents=True)
     record = load_run(directory).rounds[4]
@@ -234,8 +259,6 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
     ],
 )
 def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tmp_path, monkeypatch, capsys):
-    from rundirs import make_run
-
     directory = make_run(tmp_path / "r", finished=False)
     (directory / "checkpoint" / "round-000004").mkdir(parents=True)
     record = load_run(directory).rounds[4]

@@ -65,6 +65,15 @@ def test_the_dead_are_removed_and_the_living_are_not(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_that_ends_removes_what_killed_ones_left(tmp_path):
+    first, worker = start(HOLD, tmp_path), start(HOLD, tmp_path)
+    begun(first), begun(worker)
+    worker.kill()
+    worker.communicate()
+    first.communicate("\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_only_has_such_a_name_stays(tmp_path):
     """Whoever can write to a shared folder for temporary files cannot have other files removed."""
     for name in ("protofed-results", "protofed-0123456z", "protofed-01234567"):

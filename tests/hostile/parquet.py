@@ -111,9 +111,9 @@ PARQUET: dict[str, tuple[Writer, str]] = {
     "half": (patched(table(), lambda c: c.__delitem__(slice(0, len(c) // 2))), "not a readable parquet"),
     "long summary": (patched(table(), _footer(2**32 - 1)), "not a readable parquet"),
     "no summary": (patched(table(), _footer(0)), "not a readable parquet"),
-    "other rows": (patched(table(), _rows), "not a readable parquet"),
+    "other rows": (patched(table(), _rows), "announces 60 rows but holds 3"),
     "bomb": (_bomb, "GB of memory"),
-    "page bomb": (_page_bomb, "needs 0.12 GB of memory"),
+    "page bomb": (_page_bomb, "GB of memory"),
     "page header": (
         patched(lambda p: table(x=pa.array(np.arange(3.0)))(p, use_dictionary=False), _page_header),
         "not a readable parquet|GB of memory",

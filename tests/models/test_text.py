@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import sys
 from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from hostile.bounds import hasty
 from protofed.data.text import HASHES, tokenize
 from protofed.errors import ConfigError, ModelError
 from protofed.models import build, groups, parameter_count
@@ -253,10 +257,51 @@ def test_folders_that_hold_no_model(folder, tmp_path):
     with pytest.raises(ModelError, match=r"transformers: weights '.*nowhere' are no file on this machine"):
         build("transformers", input_shape=(6,), num_classes=2, d=4, options={"weights": str(tmp_path / "nowhere")})
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"^transformers: .*: holds no model of save_pretrained \("):
+    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read \(No such file"):
         build("transformers", input_shape=(6,), num_classes=2, d=4, options={"weights": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"the model takes 12 tokens, not 13: set data.text_length=12"):
         build("transformers", input_shape=(13,), num_classes=2, d=4, options={"weights": str(folder)})
+
+
+HOSTILE = {
+    "text_config": ({"text_config": {"_attn_implementation": "someone/kernel"}}, "has text_config"),
+    "quantised": ({"quantization_config": {"quant_method": "bitsandbytes"}}, "has quantization_config"),
+    "layers": ({"num_hidden_layers": 10**6}, "num_hidden_layers = 1000000, for"),
+    "other layers": ({"model_type": "albert", "inner_group_num": 10**6}, "more than 4096 modules"),
+    "positions": ({"max_position_embeddings": 10**8}, "numbers, more than its weights"),
+    "words": ({"vocab_size": 2**40}, "vocab_size = 1099511627776"),
+    "images": ({"model_type": "detr", "vocab_size": 9}, "takes not only texts"),
+    "no object": ([], "is no object"),
+    "no type": ({"model_type": None}, "holds no model"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_folder_that_asks_for_too_much(folder, tmp_path, name):
+    changes, said = HOSTILE[name]
+    shutil.copytree(folder, tmp_path / "bert")
+    told = {**json.loads((folder / "config.json").read_text()), **changes} if changes else changes
+    (tmp_path / "bert" / "config.json").write_text(json.dumps(told))
+    with hasty(20), pytest.raises(ModelError, match=said):
+        build("transformers", input_shape=(6,), num_classes=2, d=4, options={"weights": str(tmp_path / "bert")})
+
+
+def test_a_folder_neither_asks_for_kernels_nor_leads_elsewhere(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "bert")
+    told = json.loads((folder / "config.json").read_text())
+    told |= {"_attn_implementation": "someone/kernel", "auto_map": {"AutoModel": "someone--code.Model"}}
+    (tmp_path / "bert" / "config.json").write_text(json.dumps({**told, "configuration_files": ["config.9.json"]}))
+    given = {"weights": str(tmp_path / "bert")}
+    model = build("transformers", input_shape=(6,), num_classes=3, d=8, options=given)
+    assert model(TOKENS).logits.isfinite().all()
+    (tmp_path / "bert" / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    index = {
+        "metadata": {},
+        "weight_map": dict.fromkeys(load_file(folder / "model.safetensors"), "../elsewhere.safetensors"),
+    }
+    (tmp_path / "bert" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read"):
+        build("transformers", input_shape=(6,), num_classes=3, d=8, options=given)
 
 
 def test_without_the_package(monkeypatch, tmp_path):

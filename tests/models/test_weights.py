@@ -493,8 +493,14 @@ def test_timms_loader_adapts_the_stem_and_insists_on_the_rest(timm, tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_a_file_of_very_many_tensors(tmp_path):
+    save_file({f"{number}": torch.zeros(0) for number in range(2**14 + 1)}, tmp_path / "a.safetensors")
+    with pytest.raises(ModelError, match="it has 16385 tensors, more than 16384"):
+        read_weights(tmp_path / "a.safetensors")
+
+
 def test_timms_names_reach_no_hub(timm):
-    for name in ("resnet81", "hf-hub:someone/model", "local-dir:/tmp"):
+    for name in ("resnet81", "hf-hub:someone/model", "local-dir:/tmp", "resnet18.hf-hub:someone/model"):
         with pytest.raises(ConfigError, match="unknown model of timm") as caught:
             models.build("timm", input_shape=(3, 32, 32), num_classes=3, d=4, options={"model": name})
         assert "\n" not in str(caught.value)

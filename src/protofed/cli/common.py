@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from protofed.experiments import Progress
 
-console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
-errors = Console(stderr=True)
+
+class _Console(Console):
+    """A console on which names from elsewhere are text and nothing else."""
+
+    def render_str(self, text: str, *arguments: Any, **options: Any) -> Text:
+        """Return a text whose control characters are escaped."""
+        return super().render_str("\n".join(map(printable, text.split("\n"))), *arguments, **options)
+
+
+console = _Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+errors = _Console(stderr=True)
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, one GPU such as cuda:1, or mps.")]
 DataDir = Annotated[

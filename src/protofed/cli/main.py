@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -552,6 +553,9 @@ def main(command: typer.Typer = app) -> None:
     """Run a command line; errors are one line with exit status 2, or 130 after Ctrl-C and 143 after SIGTERM."""
     numerics.prepare()
     signals.clear()
+    for stream in (sys.stdout, sys.stderr):  # what a locale such as POSIX has no character for
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
     def stop(number: int, frame: object) -> None:
         signals.append(number)

@@ -13,6 +13,7 @@ import typer
 
 from protofed.cli.common import Directory, TrustCode, console
 from protofed.compute.imports import uncollected
+from protofed.errors import printable
 
 Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
 Rule = Annotated[
@@ -125,7 +126,7 @@ def export(
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
     written = exporting.export(run, run.client(client), path, format, rule, samples or (), trust_code)
     cards = " and ".join(map(str, written.cards))
-    typer.echo(f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Cards: {cards}")
+    typer.echo(printable(f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Cards: {cards}"))
 
 
 @app.command()

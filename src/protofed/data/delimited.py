@@ -6,16 +6,17 @@ import codecs
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from protofed.data import apart
 from protofed.data.arrow import from_arrow
 from protofed.data.checks import check_columns, open_file
 from protofed.data.columns import Columns
-from protofed.data.excel import texts_of
 from protofed.data.pool import Listing
-from protofed.errors import DataError
+from protofed.errors import ConfigError, DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 
@@ -72,7 +73,9 @@ def read_texts(path: Path, columns: Columns, budget: Budget) -> Any:
     """Return all columns of a file as texts, with decimal points, in a ``pyarrow.Table``."""
     missing = (*MISSING, *columns.nothing)
     if path.suffix.lower() == ".xlsx":
-        table = texts_of(path, missing, budget)
+        if find_spec("python_calamine") is None:
+            raise ConfigError(f"{path}: Excel files need python-calamine: pip install 'protofed[excel]'")
+        table = _without(missing, apart.read("Excel", path, budget))
     else:
         table = _texts(path, missing, budget, columns.encoding)
     names = columns.called(table.column_names)
@@ -139,10 +142,17 @@ def _texts(path: Path, missing: Sequence[str], budget: Budget, encoding: str) ->
             table = csv.read_csv(file, read, parse, convert)
         except (pa.ArrowException, ValueError, OSError) as error:
             raise DataError(f"{path}: {_reason(str(error))}") from None
-    trimmed = [_trimmed(column, missing) for column in table.columns]
+    table = _without(missing, table)
     if delimiter != ",":
-        trimmed = [_with_points(column) for column in trimmed]
-    return pa.table(trimmed, names=table.column_names)
+        table = pa.table([_with_points(column) for column in table.columns], names=table.column_names)
+    return table
+
+
+def _without(missing: Sequence[str], table: Any) -> Any:
+    """Return a table of texts with null in place of some."""
+    import pyarrow as pa
+
+    return pa.table([_trimmed(column, missing) for column in table.columns], names=table.column_names)
 
 
 def _reason(text: str) -> str:

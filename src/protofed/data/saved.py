@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from protofed.data import apart
 from protofed.data.arrow import from_arrow
-from protofed.data.checks import open_file
 from protofed.data.columns import Columns
 from protofed.data.delimited import with_nothing
 from protofed.data.folders import check_inside
@@ -36,14 +35,14 @@ def parse_saved(folder: Path, columns: Columns, budget: Budget) -> Any:
     """Return all columns of all splits of a saved data set as a ``pyarrow.Table``.
 
     Raises:
-        DataError: If a file is missing, damaged or compressed, or the splits have different columns.
+        DataError: If a file is missing or damaged, or the splits have different columns.
     """
     import pyarrow as pa
 
     tables: list[Any] = []
     files = _files(folder)
     for file in files:
-        table = _table(file, budget)
+        table = apart.read("Arrow", file, budget)
         if tables and not table.schema.equals(tables[0].schema):
             raise DataError(f"{file}: its columns are not those of {files[0]}: keep splits of equal columns")
         tables.append(table)
@@ -56,16 +55,7 @@ def parse_saved(folder: Path, columns: Columns, budget: Budget) -> Any:
 
 def saved_schema(folder: Path) -> Any:
     """Return the ``pyarrow.Schema`` of a saved data set."""
-    import pyarrow as pa
-
-    path = _files(folder)[0]
-    try:
-        with open_file(path) as file:
-            schema = pa.ipc.open_stream(file.read(limits.METADATA_BYTES)).schema
-        _ = schema.names  # are decoded when they are asked for
-        return schema
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable Arrow stream ({type(error).__name__})") from None
+    return apart.read_schema("Arrow", _files(folder)[0])
 
 
 def _files(folder: Path) -> list[Path]:
@@ -98,63 +88,3 @@ def _inside(folder: Path, name: Any, where: Path) -> Path:
         raise DataError(f"{where}: names {str(name)[:80]!r}, which is not in its folder: copy the whole folder")
     check_inside(folder / name, folder)
     return folder / name
-
-
-def _table(path: Path, budget: Budget) -> Any:
-    import pyarrow as pa
-
-    with open_file(path) as file:
-        budget.take(2 * file.seek(0, 2), path)  # the file, and what is computed of it
-        file.seek(0)
-        content = pa.py_buffer(file.read())
-    try:
-        _check_plain(path, content)
-        with pa.ipc.open_stream(content) as source:
-            if len(source.schema.names) > limits.COLUMNS:  # which decodes them
-                raise DataError(f"{path}: has more than {limits.COLUMNS} columns")
-            batches = []
-            for batch in source:
-                batch.validate(full=True)
-                batches.append(batch)
-                if sum(map(len, batches)) > limits.SAMPLES:
-                    raise DataError(f"{path}: announces more than {limits.SAMPLES} rows")
-            table = pa.Table.from_batches(batches, source.schema)
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise DataError(f"{path}: not a readable Arrow stream ({type(error).__name__})") from None
-    for place, column in enumerate(table.columns):
-        if isinstance(column.type, pa.BaseExtensionType):  # Hugging Face's Array2D
-            plain = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-            table = table.set_column(place, table.column_names[place], plain)
-    return table
-
-
-def _check_plain(path: Path, content: Any) -> None:
-    """Refuse compressed columns, whose size in memory a file may claim; ``save_to_disk`` writes none."""
-    import pyarrow as pa
-
-    reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(content))
-    while True:
-        try:
-            message = reader.read_next_message()  # a verified flatbuffer
-        except StopIteration:
-            return
-        data = message.metadata.to_pybytes()
-        header = _to(data, _field(data, _to(data, 0), 2))
-        if message.type == "dictionary":
-            header = _to(data, _field(data, header, 1))
-        if message.type in ("dictionary", "record batch") and _field(data, header, 3):
-            raise DataError(f"{path}: holds compressed columns: save the data set by save_to_disk")
-
-
-def _to(data: bytes, place: int) -> int:
-    """Return where the offset at a place of a flatbuffer leads."""
-    offset: int = struct.unpack_from("<I", data, place)[0]
-    return place + offset
-
-
-def _field(data: bytes, table: int, number: int) -> int:
-    """Return the place of a field of a flatbuffer's table; 0 if it has none."""
-    vtable = table - struct.unpack_from("<i", data, table)[0]
-    (size,) = struct.unpack_from("<H", data, vtable)
-    (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
-    return table + offset if offset else 0

@@ -15,7 +15,7 @@ from rich.markup import escape as plain
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from protofed.errors import ConfigError, unknown_name
+from protofed.errors import ConfigError, printable, unknown_name
 from protofed.experiments.running import Progress
 from protofed.runs.files import read_config
 from protofed.runs.records import RoundRecord
@@ -134,7 +134,7 @@ class LineProgress(Shown):
 
     def write(self, line: str) -> None:
         """Write a line at once."""
-        print(line, file=self.file or sys.stdout, flush=True)
+        print(printable(line), file=self.file or sys.stdout, flush=True)
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Write where a run begins."""

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from protofed.errors import ConfigError, ModelError
 from protofed.models.catalogue import Backbone, TextOptions, architecture
 from protofed.models.text import TextBackbone, Texts, averaged
-from protofed.models.weights import find_weights
+from protofed.models.weights import find_weights, read_weights
 from protofed.options import named, remote
+from protofed.untrusted import limits
+from protofed.untrusted.reading import parse_json, read_text
+
+_MODULES = 2**12
+_BUFFERS = 2**24
+_LARGEST = 2**27
+"""Of a number in ``config.json``; periods of positions are up to 10⁷."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +63,29 @@ class Pretrained(nn.Module):
 
 
 def _loaded(folder: Path) -> Any:
-    """Return a model of a folder: nothing is downloaded, no code in it is run, and only safetensors are read."""
+    """Return a model of a folder; the library opens no file itself, so none can lead it to code or elsewhere."""
     try:
-        from transformers import AutoModel
+        from transformers import AutoConfig, AutoModel
         from transformers.utils import logging
     except ImportError:
         raise ConfigError(
             "transformers needs the package transformers: pip install 'protofed[transformers]'"
         ) from None
+    tensors = read_weights(folder / "model.safetensors")
     verbosity, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        model, told = AutoModel.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            attn_implementation="eager",
-            output_loading_info=True,
+        config = AutoConfig.for_model(**_described(folder / "config.json", len(tensors)))
+        if not hasattr(type(config)(), "vocab_size") or getattr(config, "sub_configs", None):
+            raise ValueError(f"{config.model_type} takes not only texts")  # images' parts may be downloaded
+        with torch.device("meta"), _few_modules():
+            kind = AutoModel.from_config(config, attn_implementation="eager", trust_remote_code=False)
+        claimed = sum(tensor.numel() for tensor in (*kind.parameters(), *kind.buffers()))
+        if claimed > 2 * sum(tensor.numel() for tensor in tensors.values()) + _BUFFERS:
+            raise ValueError(f"its config.json means a model of {claimed} numbers, more than its weights")
+        model, told = type(kind).from_pretrained(
+            None, config=config, state_dict=tensors, attn_implementation="eager", output_loading_info=True
         )
     except Exception as error:  # the library raises almost anything
         why = " ".join(str(error).split())[:200]
@@ -85,6 +99,42 @@ def _loaded(folder: Path) -> Any:
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # nothing here uses it, and some files lack it
     return model
+
+
+def _described(path: Path, tensors: int) -> dict[str, Any]:
+    """Return the settings of a model of texts without those that name code; ValueError for unlikely ones.
+
+    Args:
+        tensors: Number of tensors of its weights.
+    """
+    found = parse_json(read_text(path, limits.TOML_BYTES))
+    if not isinstance(found, dict):
+        raise ValueError("its config.json is no object")
+    for name, value in found.items():
+        if name.endswith("_config") and value:
+            raise ValueError(f"its config.json has {name}: a plain model of texts has none")
+        if isinstance(value, int) and value > (tensors if "layer" in name else _LARGEST):
+            raise ValueError(f"its config.json says {name} = {value}, for {tensors} tensors of weights")
+    kept = {name: value for name, value in found.items() if not name.endswith(("_implementation", "auto_map"))}
+    return {"model_type": "none", **kept}
+
+
+@contextmanager
+def _few_modules() -> Iterator[None]:
+    """Raise ValueError when many modules are made."""
+    left = _MODULES
+
+    def count(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"its config.json means a model of more than {_MODULES} modules")
+
+    handle = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def pretrained(options: TransformersOptions, input_shape: tuple[int, ...]) -> TextBackbone:

@@ -157,7 +157,7 @@ def _timm(input_shape: tuple[int, ...], d: int, options: TimmOptions) -> Backbon
     except ImportError:
         raise ConfigError("timm: the package timm is missing: pip install 'protofed[timm]'") from None
     known = timm.list_models()
-    name = options.model.partition(".")[0]
+    name = options.model if ":" in options.model else options.model.partition(".")[0]
     if name not in known:  # timm would look up names of another form on a hub
         raise ConfigError(unknown_name("model of timm", name, difflib.get_close_matches(name, known, 10)))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from protofed.errors import ConfigError, ModelError, ProtofedError
 from protofed.models.catalogue import Backbone
 from protofed.models.checking import show
-from protofed.storage.files import read_tensors
+from protofed.storage.files import open_tensors, read_tensors
 from protofed.untrusted import limits
 from protofed.untrusted.reading import open_ordinary, reason
 
@@ -149,6 +149,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             if start in (_ZIP, _LEGACY):
                 content = _read_torch(path, file, zipped=start == _ZIP)
             else:
+                with open_tensors(path) as tensors:
+                    if (number := len(tensors.keys())) > limits.WEIGHTS:
+                        raise ValueError(f"it has {number} tensors, more than {limits.WEIGHTS}")
                 content = read_tensors(path)
     except ProtofedError as error:
         raise ModelError(str(error)) from None

@@ -50,7 +50,7 @@ def folder() -> Path:
         if _mine is not None and _mine[0] == os.getpid():
             os.close(_mine[2])  # the folder was removed by someone else
         _mine = (os.getpid(), path, lock)
-        util.Finalize(None, _remove, (path,), exitpriority=-100)  # after all processes of multiprocessing end
+        util.Finalize(None, _leave, (path,), exitpriority=-100)  # after all processes of multiprocessing end
     return _mine[1]
 
 
@@ -121,6 +121,12 @@ def _claim(base: Path) -> tuple[Path, int]:
             except OSError:
                 os.close(lock)
                 raise
+
+
+def _leave(path: Path) -> None:
+    """Remove a folder, and those of processes that were killed meanwhile: nobody may come after this one."""
+    _remove(path)
+    remove_dead(path.parent)
 
 
 def _remove(path: Path) -> None:

@@ -76,8 +76,14 @@ TEXT = 2**18
 """Characters of one text among the samples."""
 CSV_BYTES = 4 * GiB
 """Bytes of a CSV file."""
-PAGES = 2**20
-"""Pages of a parquet file."""
+READER_BYTES = 256 * MiB
+"""Memory of the process that reads a file of a compressed format, beside what :data:`EXPANSION` allows."""
+EXPANSION = 256
+"""Bytes of memory per byte of such a file."""
+READER_SECONDS = 20
+"""Processor time for such a file, beside what :data:`READER_SPEED` allows."""
+READER_SPEED = MiB
+"""Bytes of such a file for each further second."""
 MEMBERS = 256
 """Arrays in an ``.npz`` file."""
 DIMENSIONS = 8
@@ -114,6 +120,8 @@ TENSOR_HEADER_BYTES = 16 * MiB
 """Bytes of the header of a safetensors file."""
 WEIGHTS_BYTES = 16 * GiB
 """Bytes of a file with a model's initial weights."""
+WEIGHTS = 2**14
+"""Tensors of such a file."""
 
 
 class Budget:

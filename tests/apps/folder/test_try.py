@@ -51,6 +51,15 @@ def test_the_page_begins_with_the_answer(trial):
     assert len(written["arms"]) == len(trial.arms)
 
 
+def test_what_was_stopped_goes_on_with_the_same_command(trial, monkeypatch):
+    text = trial.directory.with_suffix(".toml").read_text()
+    for out in (trial.directory, None):
+        trial.directory.joinpath("try.json").unlink()
+        monkeypatch.setattr("protofed.experiments.rundir._existing", lambda _: [trial.directory])
+        again = tried(text.partition("\n\n")[2], (0,), out)
+        assert (again.directory, again.verdict) == (trial.directory, trial.verdict)
+
+
 def hits(*right: list[int]) -> dict[str, list[np.ndarray]]:
     """Return the same right and wrong answers for each of two seeds."""
     return {f"s{i}": [np.array(own, float)] * 2 for i, own in enumerate(right)}

@@ -9,6 +9,7 @@ import typer
 
 from protofed.cli.common import Directory, TrustCode
 from protofed.compute.imports import uncollected
+from protofed.errors import printable
 
 
 def audit(
@@ -28,4 +29,4 @@ def audit(
     found = audit_run(directory, trust_code)
     for sentence in summary(found):
         typer.echo(sentence)
-    typer.echo(f"Report: {write_audit(found, out or directory / 'audit.html')}")
+    typer.echo(printable(f"Report: {write_audit(found, out or directory / 'audit.html')}"))

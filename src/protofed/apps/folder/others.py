@@ -15,12 +15,12 @@ from protofed.apps.folder.scan import DataFolder, files_of
 from protofed.apps.folder.tables import TEST_FRACTION, of_classes, shown_classes
 from protofed.config.schema import apply_overrides
 from protofed.data import DataOptions
+from protofed.data.apart import read_schema
 from protofed.data.arrow import choose
 from protofed.data.columns import Columns
 from protofed.data.folders import hidden
 from protofed.data.images import SUFFIXES
 from protofed.data.npz import read_npz
-from protofed.data.parquet import parquet_schema
 from protofed.data.pool import Listing, open_dataset
 from protofed.data.saved import is_saved, saved_schema
 from protofed.errors import DataError
@@ -73,7 +73,7 @@ def in_one_column(folder: DataFolder) -> bool:
     (path,) = folder.sites.values()
     if path.is_file() and path.suffix != ".parquet":
         return False
-    schema = saved_schema(path) if is_saved(path) else parquet_schema(files_of(path)[0])
+    schema = saved_schema(path) if is_saved(path) else read_schema("parquet", files_of(path)[0])
     chosen = choose(schema, Columns(labelled=False), str(folder.path))
     return chosen.encoded or chosen.listed
 

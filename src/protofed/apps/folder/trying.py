@@ -168,13 +168,19 @@ def tried(
 
     Args:
         text: A recipe of :mod:`protofed.apps.folder.recipe`.
-        out: Directory of the runs, beside which the recipe is written; None for a new one below ``runs/``.
+        out: Directory of the runs, beside which the recipe is written; None for a new one below ``runs/``. What was
+            stopped there goes on.
 
     Raises:
         ProtofedError: As :func:`protofed.compare`; DataError if there is nothing to compare.
     """
-    directory = place_for(out, "try", resume=False)
+    directory = place_for(out, "try", resume=True)
     recipe = directory.parent / f"{directory.name}.toml"
+    begun = (directory / "comparison.json").is_file()
+    left = begun and not (directory / "try.json").exists() and recipe.is_file()
+    if out is None and not (left and recipe.read_text("utf-8").endswith(text)):
+        directory, begun = place_for(None, "try", resume=False), False
+        recipe = directory.parent / f"{directory.name}.toml"
     write(recipe, text, ())
     tree = load_recipe(recipe)
     names = tree["compare"]["methods"][:COMPARED]
@@ -184,7 +190,7 @@ def tried(
     kept = tuple(c.name for c in held[0] if c.name not in single)
     if not kept:
         raise DataError("no site has test samples and more than one class: nothing can be compared")
-    runs = compare(recipe, names, list(seeds), out=directory, progress=progress, jobs=jobs).runs
+    runs = compare(recipe, names, list(seeds), out=directory, resume=begun, progress=progress, jobs=jobs).runs
     sent = [float(np.mean([_sent(run) for run in runs[name]])) for name in names]
     arms = [Arm(runs[n][0].method, b > 0, b > 0, _answered(runs[n])) for n, b in zip(names, sent, strict=True)]
     for name, make in _estimators(int(np.prod(held[0][0].train.x.shape[1:]))).items():
