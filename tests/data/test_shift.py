@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from protofed import run
-from protofed.apps.flower.sources import Folder
 from protofed.compute.seeding import generator
 from protofed.config.schema import apply_overrides, comparison, load_recipe, resolve
 from protofed.data import DataOptions, ShiftOptions, load
@@ -22,7 +21,7 @@ from protofed.data.transforms import rotate
 from protofed.errors import ConfigError, OptionError
 from protofed.experiments.loading import _load_data, load_data
 from protofed.samples import ClientData, FederatedData, Samples
-from support import SMALL_RUN, experiment, few
+from support import SMALL_RUN, few
 
 DIGITS = DataOptions(clients=4, samples=200)
 EVERYTHING = {"rotation": 40.0, "blur": 1.0, "invert": 0.5, "gain": 0.5, "offset": 0.2, "noise": 0.1, "swap": 0.5}
@@ -239,11 +238,6 @@ def test_what_does_not_suit_the_samples_is_one_line(source, options, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
         load(DataOptions(source=source, clients=2), "iid", None, 0, ShiftOptions(**options))
     assert "\n" not in str(caught.value)
-
-
-def test_a_node_of_a_network_has_its_own_data(tmp_path):
-    with pytest.raises(ConfigError, match=r"shift changes data of simulations, and clients here have their own"):
-        Folder(tmp_path, "ann").describe(experiment("fedproto", shift__gain=1.0))
 
 
 def test_texts_alone_cannot_be_shifted():

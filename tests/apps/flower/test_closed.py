@@ -30,7 +30,7 @@ from protofed.config.remote import KINDS, check_plan, plan_of, read_plan, settab
 from protofed.config.schema import SECTIONS
 from protofed.data import DataOptions
 from protofed.data.tables import SiteColumn
-from protofed.errors import DataError, RefusalError
+from protofed.errors import ConfigError, DataError, RefusalError
 from protofed.models import architectures
 from protofed.models.encoders import encoders
 from protofed.options import Options, option_fields
@@ -375,6 +375,11 @@ def test_secure_sums_of_unlike_clients_are_refused(root, tmp_path):
     beacon = wanted("beacon", root, method__receive_only=["bob"], **unlike)
     with pytest.raises(RefusalError, match="takes clients out of secure sums"):
         node.describe(plan_text(beacon))
+
+
+def test_what_changes_data_is_for_simulations(root, tmp_path):
+    with pytest.raises(ConfigError, match="shift changes data of simulations, and clients here have their own"):
+        over(FakeGrid(nodes_of(root, tmp_path / "s")), wanted("fedproto", root, shift__gain=1.0), tmp_path / "run")
 
 
 # Refusals.
