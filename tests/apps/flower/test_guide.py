@@ -225,7 +225,7 @@ def test_changes_in_operation(tmp_path):
         terminals.wait_for_link(guide.ports["18443"])
         longer = resume.replace("rounds=8", "rounds=9")
         log = terminals.run(longer, 300)
-        expected = f"the server runs protofed 99.0, this node {protofed.__version__}: install one version on both"
+        expected = f"runs protofed {protofed.__version__}, this server 99.0: install one version on both"
         assert expected in log
         assert len(rounds_of(trial / "four")) == 8
         terminals.kill("link")

@@ -345,11 +345,11 @@ def values_of(reply: Message, number: int = 0, receive: Callable[[Values], None]
     values: Values = dict(reply.content[part(number)])
     if receive is not None:
         receive(values)
-    if "error" in values:
-        raise PayloadError(f"node: {sentence_of(values)}")
     if (theirs := values.get("version")) != __version__:
         theirs = claims.clean(theirs or "of an older version", 40)
         raise PayloadError(f"node: runs protofed {theirs}, this server {__version__}: install one version on both")
+    if "error" in values:
+        raise PayloadError(f"node: {sentence_of(values)}")
     return values
 
 
