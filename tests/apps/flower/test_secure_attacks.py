@@ -292,7 +292,7 @@ def lists_apart(ask, length):
 def test_a_server_that_tells_clients_of_lists_that_differ(tmp_path, monkeypatch):
     root = five(tmp_path / "data")
     grid = FakeGrid(enrolled(nodes_of(root, tmp_path / "state"), tmp_path / "keys"))
-    with pytest.raises(FederationError, match=r"unmask: [12] clients signed the list of survivors that \w+ was given"):
+    with pytest.raises(FederationError, match=r"unmask: [12] clients signed the list of survivors that \w+ was"):
         attacked(monkeypatch, grid, root, tmp_path / "out", lists_apart)
 
 
