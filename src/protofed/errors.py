@@ -93,6 +93,13 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+GONE = {
+    ("robust.rule", "krum"): "multi_krum, which compares uploads alike and keeps more than one",
+    ("codec", "int4"): "int8, of which a message takes twice the bytes",
+}
+"""What to use in place of option values that earlier versions had."""
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return the error message for an unknown name, with the nearest valid name and all valid names.
 
@@ -100,6 +107,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
         >>> unknown_name("method", "fedprot", ["fedavg", "fedproto"])
         "unknown method 'fedprot': did you mean 'fedproto'? Valid: fedavg, fedproto"
     """
+    if instead := GONE.get((kind, name)):
+        return f"{kind} {name!r} is gone: use {instead}"
     names = sorted(set(valid))
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
