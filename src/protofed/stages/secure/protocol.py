@@ -475,10 +475,10 @@ class SecureServer:
         keys, sent = self.answers["keys"], self.answers["shares"]
 
         def committed(name: str, seed: bytes) -> bool:
-            return commitment(seed, self.session, name) == sent[name]["commitment"]
+            return bool(commitment(seed, self.session, name) == sent[name]["commitment"])
 
         def own_key(name: str, scalar: bytes) -> bool:
-            return public_key_to_bytes(_private(scalar).public_key()) == keys[name]["pairwise"]
+            return bool(public_key_to_bytes(_private(scalar).public_key()) == keys[name]["pairwise"])
 
         total = np.zeros(self.length, dtype=np.uint64)
         for name in self.arrived:
