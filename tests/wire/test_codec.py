@@ -243,9 +243,7 @@ def test_float16_refuses_what_would_become_infinite():
 
 
 def test_a_codec_that_is_gone_says_what_to_use():
-    with pytest.raises(
-        ConfigError, match="^codec 'int4' is gone: use int8, of which a message takes twice the bytes$"
-    ):
+    with pytest.raises(ConfigError, match=r"^codec 'int4' is gone: use int8, of which a message takes twice"):
         get_codec("int4")
 
 
