@@ -67,7 +67,7 @@ def test_a_method_for_0_2_is_told_what_to_change(name, tmp_path, monkeypatch):
         "from protofed.methods.fedproto import FedProto\n\n\n"
         f"class Old(FedProto):\n    name = 'old'\n    summary = 'old'\n    {name} = None\n"
     )
-    with pytest.raises(ConfigError, match=rf"^Old\.{name} is of protofed 0\.2: ") as error:
+    with pytest.raises(ConfigError, match=rf"^Old\.{name} is of protofed 0\.2, whose") as error:
         get(f"old_{name}.py:Old")
     assert "\n" not in str(error.value)
 

@@ -95,10 +95,11 @@ def check_hooks(method: type) -> None:
             )
 
 
-_REMOVED = frozenset(
-    "exchanges up down class_sets same_architecture same_feature_dim sums_only personal_broadcast needs_counts "
-    "needs_same_architecture sends_sums rounds_needed depends_on_rounds unclippable release rules open_rule predict "
-    "phases communicates everyone statistics_from statistics_by_batch epoch_end weighted_by kept_state "
-    "check_clients".split()
-)
+_REMOVED = {
+    *("exchanges", "up", "down", "class_sets", "same_architecture", "same_feature_dim", "sums_only"),
+    *("personal_broadcast", "needs_counts", "needs_same_architecture", "sends_sums", "rounds_needed"),
+    *("depends_on_rounds", "unclippable", "release", "rules", "open_rule", "predict", "phases"),
+    *("communicates", "everyone", "statistics_from", "statistics_by_batch", "epoch_end", "weighted_by"),
+    *("kept_state", "check_clients"),
+}
 """Hooks of version 0.2."""
