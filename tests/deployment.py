@@ -39,6 +39,15 @@ def until(true: Callable[[], bool], seconds: float, what: str, pause: float = 0.
         time.sleep(pause)
 
 
+def write_trial(root: Path) -> Path:
+    """Write the data of three hospitals, as docs/deployment.md does; return their folder."""
+    text = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text()
+    script = text.partition("python - <<'END'\n")[2].partition("END\n")[0]
+    root.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
+    return root / "trial" / "data"
+
+
 class Programs:
     """Programs that are started and killed; the block's end kills whatever still runs.
 
@@ -204,7 +213,6 @@ class Deployment(Programs):
         authority: Path | None = None,
         client: str = "",
         secure: bool = False,
-        warm: bool = False,
     ) -> None:
         """Start a SuperNode, by default ``node1`` and so on with its own key; with a roster for ``secure``."""
         own = f"node{number + 1}"
@@ -215,18 +223,18 @@ class Deployment(Programs):
             config += f' roster="{self.keys}/roster.json" authority="{self.keys}/ca.crt" key="{self.keys / own}"'
         self.start(
             name or own,
-            f"{'protofed deploy warm ' * warm}flower-supernode --superlink 127.0.0.1:{self.port} "
+            f"flower-supernode --superlink 127.0.0.1:{self.port} "
             f"--root-certificates {authority or self.keys / 'ca.crt'} "
             f"--auth-supernode-private-key {key or self.keys / own} --port {free_port()} "
             f"--node-config {shlex.quote(config)}",
         )
 
-    def up(self, *, secure: bool = False, warm: bool = False) -> None:
+    def up(self, *, secure: bool = False) -> None:
         """Start everything."""
         self.link()
         self.register()
         for number in range(len(self.data)):
-            self.node(number, secure=secure, warm=warm)
+            self.node(number, secure=secure)
 
     def begin(self, recipe: Path, out: Path, *, resume: bool = False, clients: int = 0, more: str = "") -> None:
         """Submit a run and go on."""

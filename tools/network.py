@@ -18,8 +18,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))  # the tests start and stop the same processes
 
-from deployment import BIN, Deployment, rounds_of, until  # noqa: E402
-from protofed.apps.flower.warm import POLL  # noqa: E402
+from deployment import BIN, Deployment, rounds_of, until, write_trial  # noqa: E402
 from protofed.data import DataOptions  # noqa: E402
 from protofed.data.copies import data_dirs  # noqa: E402
 
@@ -28,7 +27,7 @@ CLIENTS = 3
 
 def trivial(root: Path) -> tuple[Path, str]:
     """Create three clients with a few hundred digits; return their folder and the settings of a small network."""
-    subprocess.run([str(BIN / "protofed"), "deploy", "example", str(root / "clients")], check=True)
+    shutil.move(write_trial(root), root / "clients")
     return root, '[model]\nname = "mlp"\nd = 32\n'
 
 
@@ -67,15 +66,14 @@ def measure(name: str, root: Path, data: Path, settings: str, rounds: int) -> No
         command = [str(BIN / "protofed"), "run", str(chosen), "--quiet", "--out", str(out), *words]
         subprocess.run(command, check=True, capture_output=True)
         print(f"{label:24s} {seconds(out, time.perf_counter() - start)}", flush=True)
-    for label, warm in (("deployment (loopback)", False), ("deployment, warm", True)):
-        place = root / ("warm" if warm else "deployment")
-        place.mkdir()
-        with Deployment(place, sorted((data / "clients").iterdir())) as deployment:
-            deployment.up(warm=warm)
-            out, start = root / f"{place.name}-run", time.perf_counter()
-            deployment.begin(chosen, out)
-            deployment.finish()
-            print(f"{label:24s} {seconds(out, time.perf_counter() - start)}", flush=True)
+    place = root / "deployment"
+    place.mkdir()
+    with Deployment(place, sorted((data / "clients").iterdir())) as deployment:
+        deployment.up()
+        out, start = root / "deployment-run", time.perf_counter()
+        deployment.begin(chosen, out)
+        deployment.finish()
+        print(f"{'deployment (loopback)':24s} {seconds(out, time.perf_counter() - start)}", flush=True)
 
 
 def closed(root: Path, data: Path) -> None:
@@ -86,20 +84,19 @@ def closed(root: Path, data: Path) -> None:
         f'path = "{data}"\n'
     )
     print("\nclosed form                 record  finished")
-    for label, warm in (("deployment (loopback)", False), ("deployment, warm", True)):
-        place, out = root / f"closed{warm}", root / f"closed{warm}-run"
-        place.mkdir()
-        with Deployment(place, sorted((data / "clients").iterdir())) as deployment:
-            deployment.environment[POLL] = "0.1"
-            deployment.up(warm=warm)
-            until(lambda log=deployment.log: log("link").count("Activated") >= CLIENTS, 120, "nodes")
-            time.sleep(5)
-            start = time.perf_counter()
-            deployment.begin(chosen, out)
-            until(lambda out=out: bool(rounds_of(out)), 120, "round")
-            record = time.perf_counter() - start
-            until(lambda log=deployment.log: "Finished task" in log("link"), 120, "end")
-            print(f"{label:24s} {record:8.1f}  {time.perf_counter() - start:8.1f}", flush=True)
+    place, out = root / "closed", root / "closed-run"
+    place.mkdir()
+    with Deployment(place, sorted((data / "clients").iterdir())) as deployment:
+        deployment.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
+        deployment.up()
+        until(lambda: deployment.log("link").count("Activated") >= CLIENTS, 120, "nodes")
+        time.sleep(5)
+        start = time.perf_counter()
+        deployment.begin(chosen, out)
+        until(lambda: bool(rounds_of(out)), 120, "round")
+        record = time.perf_counter() - start
+        until(lambda: "Finished task" in deployment.log("link"), 120, "end")
+        print(f"{'deployment (loopback)':24s} {record:8.1f}  {time.perf_counter() - start:8.1f}", flush=True)
 
 
 def main() -> None:

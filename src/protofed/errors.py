@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 _LONGEST = 2000
 """Maximum number of characters of a message, because names and values in it may have any length."""
@@ -47,12 +46,10 @@ class ConfigError(ProtofedError):
 class RefusalError(ConfigError):
     """What a node does not do for a server, whatever the message says."""
 
-    def __init__(self, code: str, option: str = "", text: str = "", names: Iterable[str] = ()) -> None:
-        super().__init__(text or f"{option}: {code}", code=code, option=option, names=names)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return the parts by which a process passes an error on to another."""
-        return type(self), (self.code, self.option, str(self), self.names)
+def refusal(code: str, option: str = "", text: str = "", names: Iterable[str] = ()) -> RefusalError:
+    """Return a refusal, with what the server is told of it and a sentence for the node's log."""
+    return RefusalError(text or f"{option}: {code}", code=code, option=option, names=names)
 
 
 class OptionError(ConfigError, ValueError):
@@ -133,6 +130,13 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+GONE = {
+    ("robust.rule", "krum"): "multi_krum, which compares uploads alike and keeps more than one",
+    ("codec", "int4"): "int8, of which a message takes twice the bytes",
+}
+"""What to use in place of option values that earlier versions had."""
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return the error message for an unknown name, with the nearest valid name and all valid names.
 
@@ -140,6 +144,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
         >>> unknown_name("method", "fedprot", ["fedavg", "fedproto"])
         "unknown method 'fedprot': did you mean 'fedproto'? Valid: fedavg, fedproto"
     """
+    if instead := GONE.get((kind, name)):
+        return f"{kind} {name!r} is gone: use {instead}"
     names = sorted(set(valid))
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""

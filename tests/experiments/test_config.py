@@ -64,6 +64,7 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
         ({"seed": 2**63}, "at most 9223372036854775807, not 9223372036854775808"),
         ({"rounds": 10**6 + 1}, "rounds must be an integer of at least 1 and at most 1000000, not 1000001"),
         ({"method.name": "fedprot"}, "unknown method or variant 'fedprot': did you mean 'fedproto'?"),
+        ({"robust.rule": "krum"}, "robust.rule=krum is gone: use multi_krum, which compares uploads alike and"),
         ({"method.lamda": 1}, "'lamda': did you mean 'lambda'?"),
         ({"method.lambda": "big"}, "method.lambda must be a number, not 'big'"),
         ({"method.lambda": -1}, "method.lambda must be at least 0, not -1"),

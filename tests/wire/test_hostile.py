@@ -42,7 +42,7 @@ HUGE = Schema({"prototypes": Field(("k", 50))}, K, limits={"k": 10**6})
 """Of which 200 MB may be announced."""
 HEADER = 4 + 4 * 2
 ALL = list(itertools.product(codecs, COMPRESSIONS))
-USUAL = [("float32", "none"), ("int8", "zstd"), ("int4", "none")]
+USUAL = [("float32", "none"), ("int8", "zstd"), ("float16", "none")]
 
 every_codec = pytest.mark.parametrize(
     "codec",

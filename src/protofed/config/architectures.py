@@ -13,7 +13,7 @@ from msgspec import Meta
 from protofed import methods, models
 from protofed.config.schema import Experiment, ModelOptions
 from protofed.data import Table
-from protofed.errors import ConfigError, RefusalError, unknown_name
+from protofed.errors import ConfigError, refusal, unknown_name
 from protofed.options import build_options, option_fields
 from protofed.runs.description import ArchitectureName
 from protofed.samples import ClientData, Encoding, FederatedData
@@ -181,7 +181,7 @@ def check_alike(experiment: Experiment, own: bool = False) -> None:
     if not experiment.secure.aggregation:
         return
     if not own and len({a.kind for a in turns(experiment)}) > 1:
-        raise RefusalError(
+        raise refusal(
             "secure",
             "model.name",
             "secure.aggregation needs one architecture for all clients, since the sum of one alone among others "
@@ -190,7 +190,7 @@ def check_alike(experiment: Experiment, own: bool = False) -> None:
     options = experiment.method_options
     for name, field in option_fields(type(options)).items():
         if field.metadata.get("of") == "clients" and getattr(options, field.name):
-            raise RefusalError("secure", f"method.{name}", f"method.{name} takes clients out of secure sums")
+            raise refusal("secure", f"method.{name}", f"method.{name} takes clients out of secure sums")
 
 
 def why_one(experiment: Experiment) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from protofed import methods
 from protofed.config.schema import SCALARS, SECTIONS, Experiment, Tree, resolve
 from protofed.data import DataOptions
-from protofed.errors import ConfigError, RefusalError
+from protofed.errors import ConfigError, RefusalError, refusal
 from protofed.models import architectures
 from protofed.options import Options, option_fields, plain
 from protofed.untrusted import claims, limits
@@ -78,7 +78,7 @@ def read_plan(plan: Mapping[str, Any], data: DataOptions, permits: Permits) -> E
     try:
         return resolve({**plan, "data": own})
     except ConfigError as error:  # the sentence may hold values of the node's own file
-        raise RefusalError("plan", text=str(error)) from None
+        raise refusal("plan", text=str(error)) from None
 
 
 def named_values(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
@@ -179,12 +179,12 @@ def _table(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _closed(option: str) -> RefusalError:
-    return RefusalError("closed", option, f"{option} is not for a server to set: only the node's own file may")
+    return refusal("closed", option, f"{option} is not for a server to set: only the node's own file may")
 
 
 def _unlisted(option: str) -> RefusalError:
     told = f"{option} names what is neither built in nor listed in [allow] of node.toml: code, a path, or a method"
-    return RefusalError("not allowed", option, told)
+    return refusal("not allowed", option, told)
 
 
 def _name(option: str) -> str:

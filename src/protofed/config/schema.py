@@ -152,8 +152,8 @@ class WireOptions(Options):
 
     codec: str = named(
         "float32",
-        "codec of real numbers: float32, float64; float16 (error at most 0.05 %), int8 (at most 0.4 % of a row's "
-        "largest) or int4 (7.2 %) for smaller messages",
+        "codec of real numbers: float32, float64; float16 (error at most 0.05 %) or int8 (at most 0.4 % of a row's "
+        "largest) for smaller messages",
         of="codecs",
     )
     compression: Literal["none", "zstd"] = remote("none", "lossless compression of messages, where it helps")

@@ -83,39 +83,21 @@ def numbers(formula: str, sizes: Mapping[str, float]) -> float | None:
 
 
 def check_hooks(method: type) -> None:
-    """Refuse a class that defines what a method of version 0.2 did and none does any more."""
+    """Reject hooks that were removed, which would have no effect."""
     for kind in method.__mro__:
-        for name, instead in _INSTEAD.items():
-            if name in vars(kind) and not kind.__module__.startswith("protofed.methods."):
-                raise ConfigError(f"{kind.__name__}.{name} is of protofed 0.2: {instead}")
+        removed = sorted(_REMOVED & vars(kind).keys())
+        if removed and not kind.__module__.startswith("protofed.methods."):
+            raise ConfigError(
+                f"{kind.__name__}.{removed[0]} is of protofed 0.2, whose methods declared other things: "
+                "`protofed new method` shows what a method declares"
+            )
 
 
-_TRAIT = "return it from the class method traits(options), as a field of Traits"
-_ROUND = "return it from round(number), as a field of Round"
-_STATISTICS = "let the property statistics return Statistics(function, when, by_batch)"
-_INSTEAD = {
-    **dict.fromkeys(
-        ("exchanges", "up", "down", "class_sets", "same_architecture", "same_feature_dim", "sums_only"), _TRAIT
-    ),
-    "personal_broadcast": "return personal=True from the class method traits(options)",
-    "needs_same_architecture": "return same_architecture from the class method traits(options)",
-    "needs_counts": "return counts from the class method traits(options)",
-    "sends_sums": "return sums from the class method traits(options)",
-    "rounds_needed": "return rounds from the class method traits(options)",
-    "depends_on_rounds": "return ends from the class method traits(options)",
-    "unclippable": "return beyond_means from the class method traits(options)",
-    "release": "return vector from the class method traits(options)",
-    "rules": "return Rule(name, title, text) for each from the class method traits(options)",
-    "open_rule": "return a Rule with open=True from the class method traits(options)",
-    "predict": "return scores of every rule from scores(); the class is that with the largest",
-    "phases": "return Round(phases) from round(number)",
-    "communicates": _ROUND,
-    "everyone": _ROUND,
-    "statistics_from": _STATISTICS,
-    "statistics_by_batch": _STATISTICS,
-    "epoch_end": "give it to a phase as Phase(updates, after=...)",
-    "weighted_by": "name the count in the field, as Field(shape, weight='samples')",
-    "kept_state": "return it from client_state as well, and its names as Traits(kept=...)",
-    "check_clients": "name it check(clients), with a mapping from names to whether they hold validation samples",
+_REMOVED = {
+    *("exchanges", "up", "down", "class_sets", "same_architecture", "same_feature_dim", "sums_only"),
+    *("personal_broadcast", "needs_counts", "needs_same_architecture", "sends_sums", "rounds_needed"),
+    *("depends_on_rounds", "unclippable", "release", "rules", "open_rule", "predict", "phases"),
+    *("communicates", "everyone", "statistics_from", "statistics_by_batch", "epoch_end", "weighted_by"),
+    *("kept_state", "check_clients"),
 }
-"""The replacement for each hook of version 0.2."""
+"""Hooks of version 0.2."""

@@ -19,13 +19,14 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app
 
 import protofed
+from deployment import write_trial
 from protofed.apps.flower import server_app
 from protofed.apps.flower.app import create_app
-from protofed.apps.flower.example import HOSPITALS, create_example
 from protofed.config.schema import resolve
 from protofed.data import DataOptions
 from protofed.data.federation import load_client
 from protofed.errors import ConfigError
+from support import command
 
 
 def bundled(app: Path) -> dict[str, bytes]:
@@ -64,26 +65,32 @@ def test_the_defaults_of_a_run_are_those_the_server_reads(tmp_path):
     assert set(read) == set(config)
 
 
-@pytest.mark.parametrize("create", [create_app, create_example])
-def test_nothing_is_overwritten(create, tmp_path):
+def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"is not empty: .* never overwritten: choose a new directory"):
-        create(tmp_path)
+        create_app(tmp_path)
     with pytest.raises(ConfigError, match=r"mine\.txt is a file"):
-        create(tmp_path / "mine.txt")
+        create_app(tmp_path / "mine.txt")
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_the_example_is_three_clients(tmp_path):
-    lines = create_example(tmp_path / "data")
-    assert len(lines) == len(HOSPITALS)
-    for name, (classes, _) in HOSPITALS.items():
-        federated, named = load_client(tmp_path / "data" / name, DataOptions(), 0, ())
+def test_the_data_of_the_trial_are_three_clients(tmp_path):
+    data = write_trial(tmp_path)
+    for name, first in {"north": 0, "south": 3, "west": 5}.items():
+        federated, named = load_client(data / name, DataOptions(), 0, ())
         (client,) = federated.clients
         assert not named
-        assert client.train.y.unique().tolist() == list(classes)
+        assert client.train.y.unique().tolist() == list(range(first, first + 5))
+        assert 215 < len(client.train) < 226
         assert client.settings["model"]
         assert federated.input_shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["example", "warm"])
+def test_a_command_that_is_gone_says_what_to_do(name, monkeypatch, capsys):
+    status, _, said = command(monkeypatch, capsys, "deploy", name, "--any", "thing")
+    assert (status, said.count("\n")) == (2, 1)
+    assert said.startswith(f"error: deploy {name} is gone: ")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from protofed.config.remote import KINDS, check_plan, plan_of, read_plan, settab
 from protofed.config.schema import SECTIONS
 from protofed.data import DataOptions
 from protofed.data.tables import SiteColumn
-from protofed.errors import ConfigError, DataError, RefusalError
+from protofed.errors import ConfigError, DataError, RefusalError, refusal
 from protofed.models import architectures
 from protofed.models.encoders import encoders
 from protofed.options import Options, option_fields
@@ -390,7 +390,7 @@ def test_a_refusal_is_a_code_and_a_sentence_of_the_server():
     values = refusal_values("ann", error)
     assert values == {"error": "data", "option": "", "client": "ann"}
     assert "Person" not in sentence_of(values)
-    values = refusal_values(3, RefusalError("columns", "data.columns", names=["age"]))
+    values = refusal_values(3, refusal("columns", "data.columns", names=["age"]))
     assert sentence_of(values).startswith("refused, data.columns: its columns are not those expected here")
     assert sentence_of(values).endswith("(age)")
     assert refusal_values("", KeyError("Person 3"))["error"] == "fault"

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
 
+from deployment import write_trial
 from protofed.apps.flower.admission import class_order
-from protofed.apps.flower.example import create_example
 from protofed.apps.flower.messages import Job
 from protofed.apps.flower.node import Node
 from protofed.apps.flower.sources import plan_text, source_of
@@ -50,8 +50,7 @@ def loaded(requests: list[tuple[str, dict, dict]]) -> set[str]:
 
 @pytest.mark.slow
 def test_the_visits_of_a_folder_with_arrays_are_light(tmp_path):
-    create_example(tmp_path / "data")
-    node = {"client-dir": str(tmp_path / "data" / "north"), "state-dir": str(tmp_path / "state")}
+    node = {"client-dir": str(write_trial(tmp_path) / "north"), "state-dir": str(tmp_path / "state")}
     overrides = {"method.name": "protonorm", "model.name": "cnn2", "rounds": 2}
     experiment = resolve(apply_overrides(load_recipe("quickstart"), overrides))
     config = plan_text(experiment)

@@ -28,11 +28,21 @@ def data(tmp_path: Path) -> Path:
     return write_folders(tmp_path / "data", federated(*ordinary().clients, client("dan", [2, 2, 2, 0, 0, 3])))
 
 
-def begun(cluster: RayCluster, chosen: Experiment, out: Path) -> subprocess.Popen[str]:
+def begun(cluster: RayCluster, chosen: Experiment, out: Path, *words: str) -> subprocess.Popen[str]:
     """Start a run on the cluster; its directory is on the first machine."""
     recipe = out.with_suffix(".toml")
     recipe.write_text(tomli_w.dumps(chosen.to_tree()))
-    command = [str(BIN / "protofed"), "run", str(recipe), "--engine", "flower", "--quiet", "--out", str(out)]
+    command = [
+        str(BIN / "protofed"),
+        "run",
+        str(recipe),
+        "--engine",
+        "flower",
+        "--quiet",
+        "--out",
+        str(out),
+        *words,
+    ]
     return subprocess.Popen(
         command, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -71,14 +81,17 @@ def test_the_numbers_are_those_of_the_local_engine(data, tmp_path):
             same(locally(chosen, tmp_path / f"local-{method}").directory, out)
 
 
-def test_a_machine_that_dies_in_mid_round_changes_no_number(data, tmp_path):
+def test_a_machine_that_dies_ends_a_run_of_all_clients_which_goes_on_with_the_same_numbers(data, tmp_path):
     (tmp_path / "runs").mkdir()
-    chosen, out = wanted("protonorm", data, rounds=12, training__lr=0.005), tmp_path / "runs" / "run"
+    chosen = wanted("protonorm", data, rounds=12, training__lr=0.005, participation__min_clients=4)
+    out = tmp_path / "runs" / "run"
     with RayCluster(tmp_path / "runs") as cluster:
         run = begun(cluster, chosen, out)
         until(lambda: len(rounds_of(out)) == 3, 300, "three rounds")
         until(lambda: cluster.visiting(1), 60, "a visit on machine 1", pause=0.001)
         cluster.kill(1)
+        said = run.communicate(timeout=600)[0]
+        assert run.returncode == 2, said
         assert len(rounds_of(out)) < 12
-        ended(run)
+        ended(begun(cluster, chosen, out, "--resume"))
     same(locally(chosen, tmp_path / "local").directory, out)

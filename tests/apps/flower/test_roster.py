@@ -15,6 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from deployment import write_trial
 from protofed.apps.flower.held import peers_of
 from protofed.apps.flower.identity import fingerprint, read_roster
 from protofed.apps.flower.keys import create_keys
@@ -285,13 +286,11 @@ def test_the_check_says_whether_roster_authority_and_key_fit(made, tmp_path, mon
 
 
 def test_the_check_notices_the_key_of_another_node(made, tmp_path, monkeypatch, capsys):
-    from protofed.apps.flower.example import create_example
-
-    create_example(tmp_path / "data")
+    data = write_trial(tmp_path)
     files = ("--roster", made / "roster.json", "--authority", made / "ca.crt", "--key", made / "node2")
-    assert protofed(monkeypatch, "check", "--client-dir", tmp_path / "data" / "north", *files) == 1
+    assert protofed(monkeypatch, "check", "--client-dir", data / "north", *files) == 1
     assert "lists north with another key than" in (printed := " ".join(capsys.readouterr().out.split()))
     assert "which is that of south" in printed
-    (tmp_path / "data" / "north").rename(tmp_path / "data" / "mine")
-    protofed(monkeypatch, "check", "--client-dir", tmp_path / "data" / "mine", *files)
+    (data / "north").rename(data / "mine")
+    protofed(monkeypatch, "check", "--client-dir", data / "mine", *files)
     assert 'this node is south, which needs client="south"' in " ".join(capsys.readouterr().out.split())

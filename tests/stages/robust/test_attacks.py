@@ -282,7 +282,10 @@ def test_a_backdoor_of_weights_is_trained_towards_the_target_with_no_draw_from_t
         ({"attack__scale": 0.0}, "scale must lie in"),
         ({"attack__kind": "none", "attack__samples": 9}, "attack: samples has no effect without a kind"),
         ({"attack__kind": "nuisance"}, "attack.kind must be"),
-        ({"robust__rule": "krum", "robust__attackers": 0.4}, "robust.rule=krum with 3 attackers needs 9 clients"),
+        (
+            {"robust__rule": "multi_krum", "robust__attackers": 0.4},
+            "robust.rule=multi_krum with 3 attackers needs 9 clients",
+        ),
     ],
 )
 def test_one_line_before_training(options, message):

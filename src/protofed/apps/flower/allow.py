@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from protofed.config.remote import named_values
 from protofed.config.schema import Experiment
-from protofed.errors import ConfigError, RefusalError
+from protofed.errors import ConfigError, RefusalError, refusal
 from protofed.runs.labels import flat
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import Line, decoded
@@ -87,7 +87,7 @@ class Allowed:
         """Count an upload of so many bytes; refuse to send it if they are too many."""
         sent = notes.get(SENT, [0])[0] + upload
         if self.bytes is not None and sent > self.bytes:
-            raise RefusalError(
+            raise refusal(
                 "bytes",
                 text=f"{client}: the uploads of this run would be {sent} bytes, but this node allows {self.bytes} "
                 "(allow.bytes in its node.toml)",
@@ -104,4 +104,4 @@ def check_model(name: str, models: Sequence[str] | None) -> None:
 def _refusal(option: str, value: object, allowed: str, setting: str) -> RefusalError:
     shown = claims.clean(value, 60)
     told = f"{option}={shown}, but this node allows {allowed} (allow.{setting} in its node.toml)"
-    return RefusalError("not allowed", option, told)
+    return refusal("not allowed", option, told)

@@ -5,15 +5,33 @@ from __future__ import annotations
 import importlib.util
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from protofed.errors import ConfigError
 
-deploy = typer.Typer(no_args_is_help=True, help="Help for operators of a federation over Flower.")
+GONE = {
+    "example": "write the data as step 1 of docs/deployment.md does",
+    "warm": "start flower-supernode itself, with FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1 in its environment",
+}
+"""What to do in place of commands that earlier versions had."""
+
+
+class _Commands(TyperGroup):
+    """The commands, and what to do in place of those that are gone."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name."""
+        if cmd_name in GONE:
+            raise ConfigError(f"deploy {cmd_name} is gone: {GONE[cmd_name]}")
+        return super().get_command(ctx, cmd_name)
+
+
+deploy = typer.Typer(cls=_Commands, no_args_is_help=True, help="Help for operators of a federation over Flower.")
 console = Console()
 
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red", "skipped": "dim"}
@@ -187,17 +205,6 @@ def app(
     _say(f"{settings}: the app, with the defaults of a run")
 
 
-@deploy.command()
-def example(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
-) -> None:
-    """Write data for a trial: three hospitals with digits, each with its own classes and architecture."""
-    from protofed.apps.flower.example import create_example
-
-    for line in create_example(directory):
-        _say(line)
-
-
 @deploy.command(no_args_is_help=True)
 def check(
     arguments: Annotated[
@@ -266,22 +273,6 @@ def status(
         Text("healthy" if found.healthy else "not healthy"), style="green" if found.healthy else "bold red"
     )
     raise typer.Exit(0 if found.healthy else 1)
-
-
-@deploy.command(no_args_is_help=True, context_settings={"ignore_unknown_options": True})
-def warm(
-    command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND...", help="`flower-supernode` with all its options.")
-    ],
-) -> None:
-    """Run a SuperNode that answers with processes in which Flower and torch are loaded already.
-
-    Loading them takes some five seconds of computing for every message otherwise.
-    """
-    _need()
-    from protofed.apps.flower.warm import run
-
-    raise typer.Exit(run(command))
 
 
 def ledger(

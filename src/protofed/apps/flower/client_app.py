@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from protofed.compute import numerics
 from protofed.compute.imports import uncollected
-from protofed.errors import ConfigError, PayloadError, RefusalError
+from protofed.errors import ConfigError, PayloadError, refusal
 
 numerics.prepare()
 with uncollected():  # each message is answered by a new process
@@ -143,7 +143,7 @@ def _answer(message: Message, context: Context, act: Callable[[Node, Values], Va
         try:
             node = _node(context.node_config)
             if (theirs := values.get("version")) != __version__:
-                raise RefusalError(
+                raise refusal(
                     "version",
                     text=f"the server runs protofed {claims.clean(theirs or 'of an older version', 40)}, this node "
                     f"{__version__}: install one version on both",

@@ -19,7 +19,7 @@ from protofed.apps.flower import trust
 from protofed.apps.flower.messages import Job, Values
 from protofed.apps.flower.roster import read_signed
 from protofed.apps.flower.state import reveal, revealed
-from protofed.errors import ConfigError, PayloadError, RefusalError
+from protofed.errors import ConfigError, PayloadError, refusal
 from protofed.stages.secure.options import FEWEST
 from protofed.stages.secure.peers import TRUSTING, KnownPeers, Peers, digest
 from protofed.stages.secure.stage import Offer
@@ -38,7 +38,7 @@ def check_agreement(config: Mapping[str, Any], name: str, secure: bool) -> None:
     if secure:
         peers_of(config, name)
     elif "roster" in config:
-        raise RefusalError(
+        raise refusal(
             "secure",
             "secure.aggregation",
             "secure.aggregation=false, but this node has a roster, and its uploads leave it in sums only: set "
@@ -61,7 +61,7 @@ def peers_of(config: Mapping[str, Any], name: str) -> Peers:
         return TRUSTING  # a simulation, whose nodes and server are one program
     missing = [setting for setting in SETTINGS if setting not in config]
     if missing:
-        raise RefusalError(
+        raise refusal(
             "secure",
             text=f"secure aggregation: the node has no {missing[0]} to know the other clients by: add "
             + " ".join(f'{setting}="FILE"' for setting in missing)
@@ -70,11 +70,9 @@ def peers_of(config: Mapping[str, Any], name: str) -> Peers:
     roster, authority, key = (Path(str(config[setting])).expanduser() for setting in SETTINGS)
     private, found = trust.load_key(key), read_signed(roster, authority)
     if name not in found.keys:
-        raise RefusalError("secure", text=f"{roster}: does not list {name}: ask the authority for one that does")
+        raise refusal("secure", text=f"{roster}: does not list {name}: ask the authority for one that does")
     if found.keys[name] != private.public_key():
-        raise RefusalError(
-            "secure", text=f"{roster}: lists {name} with another key than {key}: correct one of them"
-        )
+        raise refusal("secure", text=f"{roster}: lists {name} with another key than {key}: correct one of them")
     try:
         fewest = decoded(dict(config), _Fewest, error=ValueError)
     except ValueError as error:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from protofed.apps.flower.allow import Allowed
 from protofed.config.schema import Experiment
-from protofed.errors import ConfigError, RefusalError
+from protofed.errors import ConfigError, refusal
 from protofed.experiments.builder import Builder
 from protofed.experiments.stages import secure_stage
 from protofed.stages.privacy.accounting import Release, epsilon
@@ -58,14 +58,14 @@ class Policy:
         if self.mode == "none":
             return
         if experiment.privacy.mode != self.mode:
-            raise RefusalError(
+            raise refusal(
                 "privacy",
                 "privacy.mode",
                 f"privacy.mode={experiment.privacy.mode}, but this node takes part only in runs with "
                 f"privacy.mode={self.mode} (privacy in its --node-config)",
             )
         if self.mode == "client" and not experiment.secure.aggregation:
-            raise RefusalError(
+            raise refusal(
                 "privacy",
                 "secure.aggregation",
                 "secure.aggregation=false, but this node requires noise that clients add (privacy in its "
@@ -99,11 +99,11 @@ class Policy:
         method, (member,) = builder.method, builder.members
         rounds = method.task.rounds
         if round > rounds:
-            raise RefusalError(
+            raise refusal(
                 "spent", "rounds", f"{member.name}: round {round} of a run of {rounds}: ε is counted over these"
             )
         if member.plan.private is not None and member.plan.private.masked:
-            raise RefusalError(
+            raise refusal(
                 "privacy",
                 "secure.aggregation",
                 f"{member.name}: with secure.aggregation=true a client adds only a share of the noise, but this "
@@ -112,7 +112,7 @@ class Policy:
         releases = releases_of(builder, rounds, repeated)
         if (found := epsilon(releases, self.delta, "pld") if releases else math.inf) > self.epsilon:
             again = f", {repeated} repeated" if repeated else ""
-            raise RefusalError(
+            raise refusal(
                 "spent",
                 "privacy.epsilon",
                 f"{member.name}: ε would be {found:.3g} at δ = {self.delta:g} after {rounds} rounds{again}, but "

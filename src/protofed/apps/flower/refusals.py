@@ -69,7 +69,7 @@ def refusal_values(client: object, error: Exception) -> dict[str, Any]:
     else:
         log.error("%s", claims.clean(f"{type(error).__name__}: {error}"), exc_info=error)
     values: dict[str, Any] = {
-        "error": known.code,
+        "error": known.code if known.code in CODES else "fault",
         "option": known.option,
         "client": client if isinstance(client, str) else "",
     }

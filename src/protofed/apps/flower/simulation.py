@@ -14,7 +14,6 @@ from flwr.simulation import run_simulation
 
 from protofed.apps.flower.client_app import app
 from protofed.apps.flower.gathering import Gathering
-from protofed.apps.flower.ray_backend import lasting
 from protofed.apps.flower.server_app import serve
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, FederationError
@@ -69,8 +68,7 @@ def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, *
         },
     }
     try:
-        with lasting():
-            run_simulation(server, app, num_supernodes=min(clients, NODES), backend_config=backend)
+        run_simulation(server, app, num_supernodes=min(clients, NODES), backend_config=backend)
     except Exception:
         if not errors:
             raise

@@ -22,7 +22,7 @@ from protofed.data.comparing import Site, compare, merged, told
 from protofed.data.federation import RawClient, client_settings, read_client
 from protofed.data.preparing import Agreed, prepare_alone
 from protofed.data.tables import Moments, RawColumn, SiteColumn, fit, moments, recode, stated, text_places
-from protofed.errors import ConfigError, DataError, PayloadError, RefusalError
+from protofed.errors import ConfigError, DataError, PayloadError, refusal
 from protofed.experiments.encoding import encode
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import build_encoder
@@ -92,7 +92,7 @@ class Folder:
             columns, x = self._agreed(raw.columns, federated.clients[0].train.x, data, expected)
             standardise = data.standardised(table=True)
             if standardise == "federated" and counts != "exact":
-                raise RefusalError(
+                raise refusal(
                     "counts",
                     "data.standardise",
                     f"{self.name}: counts={counts}, but data.standardise=federated states numbers of values: "
@@ -151,7 +151,7 @@ class Folder:
 
     def _refuse(self, code: str, names: Iterable[str]) -> NoReturn:
         option = {"classes": "classes", "columns": "data.columns"}[code]
-        raise RefusalError(code, option, names=sorted(names)[:8] if self.names else ())
+        raise refusal(code, option, names=sorted(names)[:8] if self.names else ())
 
     def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
         """Return the samples of the client."""
@@ -289,7 +289,7 @@ def _check_table(table: Table, data: DataOptions) -> None:
         bounded = given.bounded != known.bounded or (known.bounded and given != known)
         if bounded or (given.indicator and data.missing != "indicator") or table.standardise != own.standardise:
             why = f"{given.name}: the server makes other inputs of it than this node"
-            raise RefusalError("changed", "data", why)
+            raise refusal("changed", "data", why)
 
 
 def _without_rare(train: list[int], test: list[int], least: int) -> tuple[list[int], list[int]]:
@@ -318,7 +318,7 @@ def plan_text(experiment: Experiment) -> str:
 def check_counts(experiment: Experiment, name: str, counts: str) -> None:
     """Check that the method does not need numbers of samples that a client withholds."""
     if counts != "exact" and (why := counts_needed(experiment)):
-        raise RefusalError("counts", text=f"{name}: counts={counts}, but {why}")
+        raise refusal("counts", text=f"{name}: counts={counts}, but {why}")
 
 
 def _description(

@@ -64,7 +64,7 @@ class Guard(Stage):
     def check(self, participants: int) -> None:
         """Raise ConfigError if the rule needs more than ``participants`` clients for the assumed attackers."""
         rule, number = self.options.rule, hostile(participants, self.options)
-        least = {"trimmed": 2 * number + 1, "krum": 2 * number + 3, "multi_krum": 2 * number + 3}.get(rule, 1)
+        least = {"trimmed": 2 * number + 1, "multi_krum": 2 * number + 3}.get(rule, 1)
         if self.parts and participants < least:
             raise ConfigError(
                 f"robust.rule={rule} with {number} attackers needs {least} clients in a round, not {participants}: "

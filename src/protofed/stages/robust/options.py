@@ -9,8 +9,8 @@ from protofed.options import Options, option, remote
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import SampleCount, decoded
 
-Rule = Literal["none", "clip", "median", "trimmed", "geometric_median", "krum", "multi_krum"]
-POOLING = ("median", "trimmed", "geometric_median", "krum")
+Rule = Literal["none", "clip", "median", "trimmed", "geometric_median", "multi_krum"]
+POOLING = ("median", "trimmed", "geometric_median")
 """Rules that replace the vectors of all clients by one."""
 
 
@@ -22,13 +22,13 @@ class RobustOptions(Options):
         "none",
         "applied to validated uploads before the method sees them, per class for prototypes and per tensor for "
         "weights: none; clip, which a deployment applies unless it names a rule: long vectors are shortened; "
-        "median, trimmed (mean), geometric_median, krum: one robust vector replaces all; multi_krum: the uploads "
-        "least like the others are left out",
+        "median, trimmed (mean), geometric_median: one robust vector replaces all; multi_krum: the uploads least "
+        "like the others are left out",
     )
     attackers: float = remote(
         0.2,
-        "assumed share of hostile clients, rounded up to a number, for trimmed, krum and multi_krum; no rule "
-        "survives a hostile half",
+        "assumed share of hostile clients, rounded up to a number, for trimmed and multi_krum; no rule survives "
+        "a hostile half",
         least=0,
         below=0.5,
     )

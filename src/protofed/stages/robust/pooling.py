@@ -1,4 +1,4 @@
-"""Rules that need all uploads of a round at once: robust means and Krum."""
+"""Rules that need all uploads of a round at once: robust means and Multi-Krum."""
 
 from __future__ import annotations
 
@@ -26,31 +26,22 @@ def pooled(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustO
     Whatever the method computes (a weighted or unweighted mean, or training) then starts from the robust vector,
     while it still sees which clients reported which classes.
     """
-    scores = client_scores(len(uploads), found, options) if options.rule == "krum" else torch.zeros(0)
     changed = []
     for vectors in found:
         values = vectors.values.clone()
         for _, rows in vectors.by_class():
-            values[rows] = _one_for_all(
-                vectors.values[rows],
-                scores[vectors.senders[rows]] if len(scores) else None,
-                options.rule,
-                hostile(len(uploads), options),
-            )
+            values[rows] = _one_for_all(vectors.values[rows], options.rule, hostile(len(uploads), options))
         changed.append(vectors.with_values(values))
     return put_back(uploads, changed)
 
 
-def _one_for_all(values: Tensor, scores: Tensor | None, rule: str, attackers: int) -> Tensor:
+def _one_for_all(values: Tensor, rule: str, attackers: int) -> Tensor:
     """Return the robust vector ``(D,)`` that replaces ``(n, D)`` vectors."""
     if rule == "median":
         return median(values)
     if rule == "trimmed":
         return trimmed_mean(values, attackers)  # who may all have reported this class
-    if rule == "geometric_median":
-        return geometric_median(values)
-    assert scores is not None
-    return values[int(scores.argmin())]
+    return geometric_median(values)
 
 
 def without_outliers(
