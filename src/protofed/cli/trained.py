@@ -143,8 +143,8 @@ def forget(
 
     run = api.forget(directory, client, trust_code=trust_code)
     typer.echo(
-        f"What stays: {client}'s name, and all names of classes, also of those that it alone had. From a copy of the "
-        "server's state before, the one after gives its class means by subtraction: delete such copies."
+        f"What stays: {client}'s name, and all names of classes, also of those that it alone had. From a copy of "
+        "the server's state before, the one after gives its class means by subtraction: delete such copies."
     )
     if run is not None:
         typer.echo(
