@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from hostile.bounds import hasty
 from protofed.apps.folder.looking import inspected
 from protofed.config.schema import resolve
 from protofed.data import DataOptions, load, load_pool
@@ -160,6 +161,22 @@ def test_what_is_damaged_is_one_line(table, tmp_path):
     assert "which is not in its folder" in broken("gone", lambda folder: (folder / arrow).unlink())
     assert "expected a list '_data_files'" in broken("none", state(_data_files=[]))
     assert "rows in another order" in broken("indices", state(_indices_data_files=[{"filename": "i.arrow"}]))
+
+    shard = {"filename": arrow}
+    assert "names one of its '_data_files' twice" in broken("twice", state(_data_files=[shard] * 10**5))
+
+    def nested(folder):
+        for _ in range(30):
+            (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["a", "b"]}))
+            (folder / ".next").mkdir()
+            for name in "ab":
+                (folder / name).symlink_to(".next")
+            folder = folder / ".next"
+        for name in ("state.json", arrow):
+            shutil.copy(tmp_path / "good" / name, folder)
+
+    with hasty(20):
+        assert "nested/a/state.json: a link that leads nowhere" in broken("nested", nested)
 
     def linked(folder):
         (folder / arrow).unlink()

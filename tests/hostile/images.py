@@ -37,6 +37,14 @@ def _jpeg() -> bytes:
     return patched(content, content.index(b"\xff\xc0") + 5, ">HH", 65500, 65500)
 
 
+def _scans() -> bytes:
+    """The last scan of a progressive JPEG over and over, each of which goes through all pixels."""
+    buffer = io.BytesIO()
+    Image.new("L", (64, 64)).save(buffer, "JPEG", progressive=True)
+    content = buffer.getvalue()
+    return content[:-2] + content[content.rindex(b"\xff\xda") : -2] * 200 + content[-2:]
+
+
 _ZEROS = zlib.compress(bytes(70_000_000), 1)
 
 IMAGES: dict[str, tuple[bytes, str]] = {
@@ -60,6 +68,7 @@ IMAGES: dict[str, tuple[bytes, str]] = {
     "pixmap bomb": (b"P5 60000 60000 255\n" + bytes(16), "image of more than"),
     "pixmap without end": (b"P5 " + b"9" * 5000, "not a readable image"),
     "JPEG bomb": (_jpeg(), "image of more than"),
+    "JPEG of many scans": (_scans(), "image of more than 100 scans"),
     "GIF bomb": (patched(encoded("GIF"), 6, "<HH", 65535, 65535), "image of more than"),
     "truncated TIFF": (encoded("TIFF", (64, 64))[:200], "not a readable image"),
 }

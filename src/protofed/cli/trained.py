@@ -142,6 +142,10 @@ def forget(
         from protofed.runs.loading import load_run
 
     run = api.forget(directory, client, trust_code=trust_code)
+    typer.echo(
+        f"What stays: {client}'s name, and all names of classes, also of those that it alone had. From a copy of "
+        "the server's state before, the one after gives its class means by subtraction: delete such copies."
+    )
     if run is not None:
         typer.echo(
             f"Forgotten: {client}. The classifier is that of the other {len(run.clients)}. Report: {run.report}"

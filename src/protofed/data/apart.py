@@ -30,26 +30,25 @@ _ADVICE = {
 }
 
 
-def read(form: Form, path: Path, budget: Budget, names: Sequence[str] | None = None) -> Any:
+def read_schema(form: Form, path: Path) -> Any:
+    """Return the ``pyarrow.Schema`` of a file; raises what :func:`read` raises."""
+    return read(form, path, Budget(limits.READER_BYTES / 1e9), schema=True).schema
+
+
+def read(
+    form: Form, path: Path, budget: Budget, names: Sequence[str] | None = None, *, schema: bool = False
+) -> Any:
     """Return a file as a ``pyarrow.Table``.
 
     Args:
         form: ``Arrow`` is a stream, and ``Excel`` the first sheet as texts.
         budget: Memory budget charged for the table.
         names: Columns of a parquet file; None for all columns.
+        schema: Without rows.
 
     Raises:
         DataError: If the file is unreadable, has too many rows or columns, or takes too much memory or time.
     """
-    return _read(form, path, budget, names)
-
-
-def read_schema(form: Form, path: Path) -> Any:
-    """Return the ``pyarrow.Schema`` of a file; raises what :func:`read` raises."""
-    return _read(form, path, Budget(limits.READER_BYTES / 1e9), schema=True).schema
-
-
-def _read(form: Form, path: Path, budget: Budget, names: Sequence[str] | None = None, schema: bool = False) -> Any:
     import pyarrow as pa
 
     try:
@@ -105,8 +104,7 @@ def _answer(asked: dict[str, Any], admit: Callable[[int], None]) -> list[bytes]:
                 if len(head) < FRAME.size:
                     raise TimeoutError if _running[0].wait() == -signal.SIGXCPU else EOFError
                 kind, length = FRAME.unpack(head)
-                if kind == b"T":
-                    admit(length)
+                admit(length)
                 found.append(answers.read(length))
                 head = answers.read(FRAME.size) if kind == b"T" else b""
         finally:

@@ -124,6 +124,8 @@ def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = Fa
                 raise DataError(
                     f"{where}: image of {image.height}×{image.width} pixels: at most {limits.PIXELS} are read"
                 )
+            if image.format == "JPEG" and bytes(encoded).count(b"\xff\xda") > limits.SCANS:
+                raise DataError(f"{where}: image of more than {limits.SCANS} scans: save it anew")
             if mode.startswith(("I", "F")):
                 raise DataError(f"{where}: image with more than 8 bits per channel ({mode}): save it with 8 bits")
             if strict and mode not in _GREY:

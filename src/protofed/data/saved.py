@@ -60,9 +60,13 @@ def saved_schema(folder: Path) -> Any:
 
 def _files(folder: Path) -> list[Path]:
     """Return the Arrow files of a saved data set, by its own list."""
-    if (folder / _SPLITS).exists():
-        named = _listed(folder / _SPLITS, "splits")
-        return [file for name in named for file in _files(_inside(folder, name, folder / _SPLITS))]
+    if not (folder / _SPLITS).exists():
+        return _shards(folder)
+    places = [_inside(folder, name, folder / _SPLITS) for name in _listed(folder / _SPLITS, "splits")]
+    return [file for place in places for file in _shards(place)]
+
+
+def _shards(folder: Path) -> list[Path]:
     path = folder / _STATE
     entries = _listed(path, "_data_files")
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
@@ -78,6 +82,8 @@ def _listed(path: Path, key: str) -> Sequence[Any]:
     found = content.get(key) if isinstance(content, dict) else None
     if not isinstance(found, list) or not found:
         raise DataError(f"{path}: expected a list {key!r}, as save_to_disk writes it")
+    if len({str(entry) for entry in found}) < len(found):
+        raise DataError(f"{path}: names one of its {key!r} twice: save the data set again by save_to_disk")
     if content.get("_indices_data_files"):
         raise DataError(f"{path}: rows in another order than their file's: save the data set with a newer version")
     return found

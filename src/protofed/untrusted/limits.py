@@ -90,6 +90,8 @@ DIMENSIONS = 8
 """Dimensions of an array."""
 PIXELS = 2**26
 """Pixels of one image."""
+SCANS = 100
+"""Scans of one JPEG, each of which goes through all its pixels; progressive ones have about ten."""
 IMAGE_BYTES = 256 * MiB
 """Bytes of one encoded image."""
 FILES = 2**22

@@ -110,6 +110,13 @@ def turn(page, name, key, times, which=0):
         page.keyboard.press(key)
 
 
+def test_requests_without_a_browser_take_no_place(tmp_path):
+    command = Served(["demo"], tmp_path, browser=False)
+    answers = [urllib.request.urlopen(command.address).read() for _ in range(9)]
+    command.stop()
+    assert not any(b"are open already" in answer for answer in answers)
+
+
 def learning(served):
     """Return the processes in which demonstrations learn."""
     # Not by each process's parent: one may end between the listing and the question.

@@ -88,7 +88,8 @@ def show(look: Survey) -> None:
     """Print what was found, as one table."""
     samples = sum(look.sites.values())
     console.print(
-        f"{look.folder.path}: {samples:,} samples ({look.kind}) at {len(look.sites)} sites", highlight=False
+        f"{escape(str(look.folder.path))}: {samples:,} samples ({look.kind}) at {len(look.sites)} sites",
+        highlight=False,
     )
     table = Table("site", "column", "found", "proposal", box=None, pad_edge=False)
     for notice in look.notices:

@@ -19,7 +19,7 @@ from protofed.data.apart import read_schema
 from protofed.data.arrow import choose
 from protofed.data.columns import Columns
 from protofed.data.folders import hidden
-from protofed.data.images import SUFFIXES
+from protofed.data.images import FORMATS, SUFFIXES
 from protofed.data.npz import read_npz
 from protofed.data.pool import Listing, open_dataset
 from protofed.data.saved import is_saved, saved_schema
@@ -52,7 +52,7 @@ def images(folder: DataFolder) -> tuple[list[Notice], Held]:
                 continue
             held.setdefault(site, Counter())[file.parent.name] += 1
             try:
-                with Image.open(file) as picture:
+                with Image.open(file, formats=FORMATS) as picture:
                     sizes[picture.size] += 1
                     grey.setdefault(site, set()).add(picture.mode in GREY)
             except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):

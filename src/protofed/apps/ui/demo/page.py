@@ -45,11 +45,7 @@ def site() -> None:
     async def demonstration(client: Client) -> None:
         with shell.page("See it learn"):
             shell.assets("demo.css", "demo.js")
-            if len(open_now) >= MAX_DEMOS:
-                ui.label(f"{MAX_DEMOS} demonstrations are open already: close one, then reload this page.")
-                return
             demo = Demo(client)
-            open_now.add(demo)
 
             async def leave() -> None:
                 open_now.discard(demo)
@@ -58,10 +54,17 @@ def site() -> None:
             client.on_connect(demo.drawn)  # what said so may have been lost with the connection
             client.on_disconnect(demo.pause)
             client.on_delete(leave)
-            demo.layout.build()
+            with ui.element().style("display: contents") as place:
+                demo.layout.build()
             ui.on("drawn", demo.drawn, args=[])
         await client.connected()
-        await demo.start()
+        if len(open_now) >= MAX_DEMOS:  # requests without a browser do not count
+            place.set_visibility(False)
+            with client.content:
+                ui.label(f"{MAX_DEMOS} demonstrations are open already: close one, then reload this page.")
+        elif not demo.closed:
+            open_now.add(demo)
+            await demo.start()
 
 
 class Demo:
@@ -73,7 +76,7 @@ class Demo:
         self.running = False
         self.layout = DemoLayout(self)
         self._worker: Worker | None = None
-        self._closed = False
+        self.closed = False
         self._newest: dict[str, Any] | None = None
         self._points: list[list[float]] = []
         self._counts: list[list[int]] = []
@@ -91,7 +94,7 @@ class Demo:
 
         self.script("mount", self.layout.charts)
         worker = await asyncio.to_thread(Worker, tell)
-        if self._closed:
+        if self.closed:
             await asyncio.to_thread(worker.close)
             return
         self._worker = worker
@@ -99,7 +102,7 @@ class Demo:
 
     async def close(self) -> None:
         """End the process."""
-        self._closed = True
+        self.closed = True
         worker, self._worker = self._worker, None
         if worker is not None:
             await asyncio.to_thread(worker.close)
@@ -111,7 +114,7 @@ class Demo:
 
     def script(self, function: str, argument: Any) -> None:
         """Call a function of ``static/demo.js``."""
-        if not self._closed:
+        if not self.closed:
             text = json.dumps(argument, separators=(",", ":"))
             self.client.run_javascript(f"protofedDemo.{function}({text})")
 
@@ -140,7 +143,7 @@ class Demo:
         """Stop after this round."""
         self.running = False
         self.send("pause")
-        if not self._closed:
+        if not self.closed:
             with self.client:
                 self.layout.buttons(running=False)
 
@@ -170,7 +173,7 @@ class Demo:
     # Messages of the process.
 
     def _hear(self, message: Message) -> None:
-        if self._closed:
+        if self.closed:
             return
         kind, content = message
         with self.client:
