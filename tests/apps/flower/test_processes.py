@@ -303,7 +303,7 @@ def test_a_superlink_killed_and_started_again_with_its_database(tmp_path):
     with begun(tmp_path, "fedproto", 4, until_round=2) as (d, chosen, out):
         assert status(out).healthy
         d.kill("link")
-        assert not status(out).healthy
+        until(lambda: not status(out).healthy, 20, "a status that notices")
         d.link()  # no node is registered or started again
         d.begin(chosen, out, resume=True)
         d.finish()
