@@ -33,6 +33,8 @@ WIDEST = 512
 """Most inputs with which gradient boosting is tried."""
 TUNED = 2_000_000
 """Most numbers of all samples together for which the strength of logistic regression is chosen."""
+FEWEST = 20
+"""Least samples of a class for that; of fewer, folds choose by chance."""
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 Hits = dict[str, list[NDArray[np.float64]]]
 """Which test samples of each site are classified rightly, ``(n,)`` of 0 and 1, for each seed."""
@@ -246,7 +248,7 @@ def _logistic(x: NDArray[np.float64], y: NDArray[np.int64]) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    tuned = np.unique(y, return_counts=True)[1].min() >= 3 and x.size <= TUNED
+    tuned = np.unique(y, return_counts=True)[1].min() >= FEWEST and x.size <= TUNED
     cv = LogisticRegressionCV(Cs=STRENGTHS, cv=3, scoring="neg_log_loss", max_iter=2000)
     model = cv if tuned else LogisticRegression(max_iter=2000)
     return make_pipeline(StandardScaler(), model).fit(x, y)
