@@ -1,7 +1,7 @@
 """Hostile clients among twenty, with bounds and without: ``python tools/closed_robust.py FILE [--run]``.
 
-``--run`` measures ``quickstart`` and writes FILE, a CSV, from which the table of docs/security.md is printed.
-Forged sums are made with all honest clients' in view.
+``--run`` measures what FILE, a CSV, lacks; the table of docs/security.md is printed from it. Forged sums are made
+with all honest clients' in view.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import csv
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -131,13 +132,12 @@ def measured(method: str, attack: str, clients: int, samples: int, rule: str, se
     )
 
 
-def everything() -> Iterator[Result]:
-    """Yield all results."""
+def cases() -> Iterator[tuple[str, str, int, int, str, int]]:
+    """Yield the arguments of all runs."""
     for method, _, attacks in CASES:
-        for attack, clients, samples in attacks:
-            for rule in ("none", "clip") if "local" not in method else ("none",):
-                for seed in SEEDS:
-                    yield measured(method, attack, clients, samples, rule, seed)
+        for rule, (attack, clients, samples) in product(("none", "clip"), attacks):
+            if rule == "none" or "local" not in method:
+                yield from ((method, attack, clients, samples, rule, seed) for seed in SEEDS)
 
 
 def table(found: Sequence[Result]) -> str:
@@ -171,9 +171,14 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--run", action="store_true")
     given = parser.parse_args()
+    found = read(given.file) if given.file.is_file() else []
     if given.run:
-        save(list(everything()), given.file)
-    print(table(read(given.file)))
+        known = {result[:6] for result in found}
+        for case in cases():
+            if case not in known:
+                found.append(measured(*case))
+                save(found, given.file)
+    print(table(found))
 
 
 if __name__ == "__main__":
