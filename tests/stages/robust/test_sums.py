@@ -228,3 +228,8 @@ def test_stated_numbers_do_little_to_a_shared_network():
     found = tool.measured("beacon", "inner_product", 1, tool.MOST, "clip", 0)
     assert found.own > max(alone, clean.own - 0.03) - 0.03
     assert found.union > clean.union - 0.1
+
+
+def test_the_documentation_has_the_table():
+    saved = tool.read(REPOSITORY / "docs/study/closed/robust.csv")
+    assert tool.table(saved) in (REPOSITORY / "docs/security.md").read_text(encoding="utf-8")
