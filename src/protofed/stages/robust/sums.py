@@ -112,7 +112,7 @@ def expected(part: Sums) -> float:
     return float((free(part) ** 0.5 + part.sums.shape[1] ** 0.5) ** 2)
 
 
-class Rows(NamedTuple):
+class Centres(NamedTuple):
     """Class means of a round in the metric.
 
     Attributes:
@@ -134,7 +134,7 @@ class Rows(NamedTuple):
     alone: list[int]
 
     @classmethod
-    def of(cls, round: Received, metric: Metric, options: RobustOptions) -> Rows:
+    def of(cls, round: Received, metric: Metric, options: RobustOptions) -> Centres:
         """Return those of a round's uploads."""
         K, d = round.method.task.num_classes, round.method.task.feature_dim
         found = [(part.means.rows @ metric.white.mT, part.counts) for part in round.parts()]
@@ -176,7 +176,7 @@ def bounded(
             yield from round.uploads()
             return
         metric = Metric.of(round)
-        rows = Rows.of(round, metric, options)
+        rows = Centres.of(round, metric, options)
         findings.alone = rows.alone
         most = options.norm * metric.widest(round) if method.second else float("inf")
         for upload in round.uploads():
@@ -193,7 +193,7 @@ def bounded(
             yield Upload(upload.client, method.repacked(upload.payload, Sums(part.counts, sums, moment)))
 
 
-def near(part: Sums, rows: Rows, metric: Metric, options: RobustOptions) -> tuple[Tensor, Tensor]:
+def near(part: Sums, rows: Centres, metric: Metric, options: RobustOptions) -> tuple[Tensor, Tensor]:
     """Return class means within their limits, ``(K, d)``, and the factors of their distances, ``(K,)``."""
     means, held = part.means.rows, part.counts > 0
     white = means @ metric.white.mT
