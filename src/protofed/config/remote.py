@@ -160,7 +160,9 @@ def _check_table(value: Mapping[str, Any], option: str, permits: Permits, kind: 
         if any(not settable(field) for field in fields):
             raise _closed(where)
         kinds = {field.metadata.get("of", "") for field in fields} or {kind if name == "name" else ""}
-        most = max((field.metadata["range"].most or limits.OPTION for field in fields), default=limits.OPTION)
+        most = max(
+            (field.metadata["range"].most or limits.INPUT_SIDE for field in fields), default=limits.INPUT_SIDE
+        )
         inner = kind if isinstance(own, Mapping) else min(kinds)
         _check_value(own, where, permits, inner, most, depth + 1)
 

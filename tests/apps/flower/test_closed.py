@@ -363,6 +363,15 @@ def test_the_architecture_follows_from_the_plan_and_a_client_s_own_file_wins(roo
     assert [str(a) for a in builder.summary.architectures] == ["tiny"]
 
 
+def test_a_model_that_does_not_fit_in_memory_is_not_built(root, tmp_path):
+    job = job_of(root)
+    plan = json.loads(job.config)
+    plan["model"]["options"] = {"hidden": [60_000] * 24}
+    left = sent(nodes_of(root, tmp_path / "s")[101], "train", replace(job, config=json.dumps(plan)).to_values())
+    assert b"model.options" in left
+    refused({"model": {"name": "mlp", "options": {"hidden": [10**6]}}})
+
+
 def test_secure_sums_of_unlike_clients_are_refused(root, tmp_path):
     """Raw class means of one client beside dead units of the others would be read from their sum."""
     unlike = {"secure__aggregation": True, "robust__rule": "none"}

@@ -16,6 +16,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from protofed.apps.flower import own
 from protofed.apps.flower.allow import check_model
 from protofed.apps.flower.messages import Description, Expected, Job, VisitOutcome
@@ -26,15 +28,18 @@ from protofed.apps.flower.state import RUNS, ClientFolder, locked
 from protofed.apps.flower.summary import read_summary
 from protofed.apps.flower.visits import Carried, ClientStorage, Kept
 from protofed.compute.imports import importing_only
-from protofed.config.architectures import architecture_of, check_alike
+from protofed.config.architectures import Architecture, architecture_of, check_alike, is_code
 from protofed.config.coverage import withholds_scores
 from protofed.config.schema import Experiment, resolve
-from protofed.errors import ConfigError, PayloadError
-from protofed.experiments.builder import Builder
+from protofed.data.options import memory_gb
+from protofed.errors import ConfigError, PayloadError, refusal
+from protofed.experiments.builder import Builder, build_model
 from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.description import sizes_of
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.stages import secure_stage
+from protofed.models import parameter_bytes
+from protofed.samples import FederatedData
 from protofed.stages.privacy.accounting import epsilon
 from protofed.storage.snapshots import Snapshot
 from protofed.visits.contract import Evaluated, Trained
@@ -44,6 +49,10 @@ from protofed.visits.visit import LocalTrainer
 
 log = logging.getLogger(__name__)
 BFLOAT16 = "bfloat16"
+COPIES = 6
+"""Copies of a model while it is trained: first weights, weights, gradients, two of an optimiser, an upload."""
+SMALL = 1024
+"""Number among an architecture's options up to which its size is not looked at."""
 TOLD = "told"
 """Name of the note that a client has been sent a broadcast in this run."""
 
@@ -297,10 +306,28 @@ def _built(
     architecture = architecture_of(experiment, federated, client, summary.place)
     if "model" not in client.settings:
         check_model(architecture.name, models)
+        _check_memory(experiment, federated, architecture)
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)), secret=True)
     roster = builder.roster(Memory())
     builder.fill(roster)
     return builder, roster, roster.snapshot(name)
+
+
+def _check_memory(experiment: Experiment, federated: FederatedData, architecture: Architecture) -> None:
+    """Refuse a model that a server has made too large to be trained here, before any memory is taken."""
+    numbers = (number for value in architecture.options.values() for number in _numbers(value))
+    if is_code(architecture.name) or max(numbers, default=0) <= SMALL:
+        return
+    with torch.device("meta"):
+        size = parameter_bytes(build_model(experiment, federated, architecture, "shared", pretrained=False))
+    if COPIES * size > 1e9 * memory_gb():
+        told = f"{architecture.name}: a model of {size / 1e9:.3g} GB does not fit in memory {COPIES} times"
+        raise refusal("model", "model.options", told)
+
+
+def _numbers(value: Any) -> list[int]:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in items if isinstance(item, int)]
 
 
 @lru_cache(maxsize=16)
