@@ -15,7 +15,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from protofed.data.text import HASHES, tokenize
 from protofed.errors import ConfigError, ModelError
 from protofed.models import build, groups, parameter_count
-from protofed.models.encoders import EncoderOptions, build_encoder, build_encoders, encoded_width
+from protofed.models.encoders import EncoderOptions, build_encoder, encoded_width
 from protofed.models.text import Bag, Gated
 
 LACKS = "transformers is not installed: pip install transformers"
@@ -180,7 +180,7 @@ def test_encoders_of_texts_and_of_numbers_are_not_mixed_up():
     assert build_encoder(EncoderOptions("auto"), (L,)).body.__class__.__name__ == "Waves"
     for name in ("random", "identity", "scattering", "resnet18"):
         with pytest.raises(ConfigError, match=f"encoder.name={name} is for .*the samples are texts as tokens"):
-            build_encoders(EncoderOptions(name), (L,), texts=texts)
+            build_encoder(EncoderOptions(name), (L,), texts=texts)
     with pytest.raises(
         ConfigError, match=r"encoder.name=hashing is for texts, and the samples are none: .*data.text=C"
     ):
