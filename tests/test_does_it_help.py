@@ -125,7 +125,7 @@ def test_prototypes_are_counted_as_the_findings_say(tool):
     assert (beside["better"], beside["worse"]) == (4, 0)
     assert "it is better in four of [eight scenarios](leaderboard.md)" in page
     fixed = [tool.against(a["fedlda"], a["local_lda"]) for a in pairs]
-    assert min(float(text.split()[0]) for text in fixed) == -8.1
+    assert min(float(text.split()[0]) for text in fixed) == 0.4  # never worse
 
     closed = {}
     for name, arms in studies.items():

@@ -176,6 +176,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         pools = Pools.alone(own) if message is None else self.pools(local, own, message, by)
         choice = choose_at(local, pools, self.options.shrinkages, dtype, by)
         mixed = centring.placed(pools.classifier(choice.mixture, dtype), by)
+        received |= mixed.tensors(dtype) if message is None else {}
         return {**received, **mixed.tensors(dtype, "own_"), "choice": choice.tensor()}
 
     def offset(self, local: Local, means: Prototypes) -> Tensor:

@@ -208,9 +208,9 @@ def near(part: Sums, rows: Centres, metric: Metric, options: RobustOptions) -> t
 
 def narrow(part: Sums, metric: Metric, most: float) -> tuple[Tensor, float]:
     """Return a scatter within its limits, and the least factor of its variances."""
-    limit = most * expected(part)
-    values, vectors = torch.linalg.eigh(metric.scatter(part))
-    if float(values[-1]) <= limit:
+    limit, white = most * expected(part), metric.scatter(part)
+    if float(torch.linalg.eigvalsh(white)[-1]) <= limit:
         return part.scatter, 1.0
+    values, vectors = torch.linalg.eigh(white)
     wide = metric.back @ vectors
     return (wide * values.clamp(max=limit)) @ wide.mT, limit / float(values[-1])
