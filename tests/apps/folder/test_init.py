@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +185,44 @@ def test_a_folder_without_a_label_asks_for_one(tmp_path):
 
 def test_a_label_can_be_named(tmp_path):
     FOLDERS["hospitals"](tmp_path)
-    look = inspected(tmp_path, label="mean_radius")
-    assert look.notices[0].column == "mean_radius"
-    assert "mean_radius" not in combined(look.notices).get("data.drop", [])
+    look = inspected(tmp_path, label="patient_id")
+    assert look.notices[0].column == "patient_id"
+    assert "patient_id" not in combined(look.notices).get("data.drop", [])
     wrong = inspected(tmp_path, label="diagnose")
     (missing,) = [notice for notice in wrong.notices if notice.open]
     assert "did you mean 'diagnosis'?" in missing.proposal
+
+
+@pytest.mark.parametrize(("name", "label"), [("target", ""), ("target", "target"), ("price", ""), ("age", "age")])
+def test_a_quantity_is_no_label(name, label, tmp_path):
+    draw = np.random.default_rng(0)
+    for site in "abc":
+        rows = [
+            ["fm"[i % 2], round(draw.normal(), 3), (25, 345)[i] if i < 2 else int(draw.integers(25, 345))]
+            for i in range(100)
+        ]
+        write(tmp_path / f"{site}.csv", ["sex", "bmi", name], rows)
+    look = inspected(tmp_path, label)
+    (told,) = [notice for notice in look.notices if notice.open]
+    assert told.column == name
+    assert told.found == "is a quantity from 25 to 345; protofed classifies"
+    assert told.proposal == "make classes of it, or name another column: --label sex"
+    with pytest.raises(DataError, match=rf"{tmp_path.name}: {name}: is a quantity from 25 to 345; protofed class"):
+        look.recipe([])
+    assert combined(inspected(tmp_path, "sex").notices)["data.label_column"] == "sex"
+
+
+@pytest.mark.parametrize(("suffix", "told"), [("csv", "a: holds no table of its own"), ("npz", "a: holds no .npz")])
+def test_a_file_for_each_sample_is_told_in_one_line(suffix, told, tmp_path):
+    for site, name in itertools.product("ab", ("yes", "no")):
+        path = tmp_path / site / name / f"rec.{suffix}"
+        path.parent.mkdir(parents=True)
+        if suffix == "csv":
+            path.write_text("t,v\n0,1\n1,2\n")
+        else:
+            np.savez(path, x=np.zeros((3, 4), "float32"), y=np.zeros(3, "int64"))
+    with pytest.raises(DataError, match=rf"{told}.* put samples into one table .*, or series into one \.npz file"):
+        inspected(tmp_path)
 
 
 @pytest.mark.parametrize(

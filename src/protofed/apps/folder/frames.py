@@ -109,10 +109,8 @@ def federation(
             index = " (it is the index: use frame.reset_index())" * (name in frame.index.names)
             raise DataError(f"{WHERE}: {unknown_name(f'{role} column', name, names[:40])}{index}")
     source = {"data.source": "frame", "data.data_dir": str(path.parent), "data.options.frame": path.stem}
-    look = surveyed(DataFolder(path, "tables", {ONE_TABLE: path}, source, first=0), site=site, label=label)
-    for notice in look.notices:
-        if notice.open:
-            raise DataError(f"{WHERE}: {told(notice)}")
+    look = surveyed(DataFolder(Path(WHERE), "tables", {ONE_TABLE: path}, source, first=0), site=site, label=label)
+    look.check()
     text = text_of(look.kind, [notice for notice in look.notices if notice.options], look.source)
     tree = apply_overrides({**parse_toml(text), "recipe": GUESSED}, overrides or {})
     load_data(resolve(tree))  # now, rather than in a first run

@@ -9,7 +9,7 @@ from typing import Any
 
 from protofed.apps.folder import others, tables
 from protofed.apps.folder.notice import Notice, combined
-from protofed.apps.folder.recipe import text_of
+from protofed.apps.folder.recipe import text_of, told
 from protofed.apps.folder.scan import ONE_TABLE, DataFolder, SiteTable, divided, files_of, look, sheets
 from protofed.config.schema import resolve
 from protofed.data import DataOptions
@@ -51,12 +51,19 @@ class Survey:
         """Return a recipe, as TOML, that carries out the proposals of some of the notices.
 
         Raises:
-            ProtofedError: If it does not run: the data are read as a run would read them.
+            ProtofedError: If something is open, or it does not run: the data are read as a run would read them.
         """
+        self.check()
         tokens = combined(taken).get("data.text_as") == "tokens"
         text = text_of("text" if tokens else self.kind, taken, self.source)
         load_data(resolve(parse_toml(text)))
         return text
+
+    def check(self) -> None:
+        """Raise DataError if there is something that no option can mend."""
+        for notice in self.notices:
+            if notice.open:
+                raise DataError(f"{self.folder.path}: {told(notice)}")
 
 
 def inspected(path: Path, label: str = "", site: str = "") -> Survey:
@@ -114,7 +121,7 @@ def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str) 
     held, wrong = sheets(folder, data)
     damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
-        raise DataError("; ".join(why for _, why in wrong[:3]))
+        raise DataError(wrong[0][1] + f"; and {len(wrong) - 1} more" * (len(wrong) > 1))
     if not any(sheet.rows for sheet in held):
         raise DataError(f"{folder.path}: holds no rows: expected one per sample below the header")
     source = dict(folder.options)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from protofed.apps.folder.notice import Notice
-from protofed.apps.folder.scan import DataFolder, files_of
+from protofed.apps.folder.scan import NESTED, DataFolder, files_of
 from protofed.apps.folder.tables import TEST_FRACTION, of_classes, shown_classes
 from protofed.config.schema import apply_overrides
 from protofed.data import DataOptions
@@ -111,7 +111,10 @@ def arrays(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, i
     held: Held = {}
     budget = data.budget()
     for site, path in folder.sites.items():
-        for file in [path] if path.is_file() else sorted(path.glob("*.npz")):
+        files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+        if not files:
+            raise DataError(f"{path}: holds no .npz file {NESTED}")
+        for file in files:
             try:
                 listing = read_npz(file, budget)
             except DataError as error:

@@ -29,6 +29,10 @@ from protofed.untrusted.limits import Budget
 TABLES = (".parquet", *DELIMITED)
 ONE_TABLE = "table"
 """Name of the only table of a folder, before its sites are known."""
+NESTED = (
+    "of its own, only folders: a file per sample is read of images alone; put samples into one "
+    "table with a column of classes, or series into one .npz file (x: samples × channels × length, y: classes)"
+)
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,8 @@ def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list
     budget = data.budget()
     for site, path in folder.sites.items():
         files = files_of(path)
+        if not files:
+            wrong.append((site, f"{path}: holds no table {NESTED}"))
         parts: dict[str, list[str | None]] = {}
         rows, tested = 0, None
         for file in files:

@@ -22,6 +22,8 @@ from protofed.untrusted import limits
 
 MANY_CLASSES = 30
 """Most different values of a column that is taken for the label."""
+FEW_CLASSES = 10
+"""Most different numbers that are taken for classes however few samples there are."""
 FEW_TESTED = 30
 """Test samples below which a difference of a few points is chance."""
 TEST_FRACTION = 0.25
@@ -85,15 +87,41 @@ def label_of(sheets: Sequence[SiteTable], wanted: str = "") -> tuple[str, Notice
             return "", Notice(
                 _few(lacking), wanted, "is not there", unknown_name("label", wanted, common), open=True
             )
+        if quantity := _quantity(sheets, wanted):
+            return "", _no_classes(wanted, quantity, [name for name in common if _score(sheets, name, False)])
         return wanted, Notice("", wanted, _classes(sheets, wanted), "the label", {"data.label_column": wanted})
     scores = {name: _score(sheets, name, name == common[-1]) for name in common}
     ranked = sorted((name for name in common if scores[name]), key=lambda name: -scores[name])
+    best = max(((_meant(name), name == common[-1]) for name in ranked), default=(0.0, False))
+    for name in common:  # what is meant to be predicted may be no class
+        last = not best[0] and name == common[-1]
+        if (_meant(name) > best[0] or (last and not best[1])) and (quantity := _quantity(sheets, name)):
+            return "", _no_classes(name, quantity, ranked)
     if not ranked:
         return "", Notice("", "", "no column looks like a label", f"name it: --label {_few(common)}", open=True)
     others = [name for name in ranked[1:4] if 2 * scores[name] > scores[ranked[0]]]
     proposal = "the label" + f"; it could be {' or '.join(others)}, too (--label)" * bool(others)
     options = {"data.label_column": ranked[0]}
     return ranked[0], Notice("", ranked[0], _classes(sheets, ranked[0]), proposal, options)
+
+
+def _no_classes(name: str, quantity: str, others: Sequence[str]) -> Notice:
+    named = f", or name another column: --label {_few(others)}" * bool(others)
+    return Notice("", name, f"{quantity}; protofed classifies", f"make classes of it{named}", open=True)
+
+
+def _quantity(sheets: Sequence[SiteTable], name: str) -> str:
+    """Return what a column measures, in words; "" if its values may be classes, or identify samples."""
+    columns = [sheet.columns[name] for sheet in sheets if sheet.columns[name].present]
+    if not columns or not all(column.numeric for column in columns):
+        return ""
+    numbers = np.concatenate([column.numbers for column in columns])
+    few = max(FEW_CLASSES, len(numbers) / 5)
+    if (numbers % 1).any():
+        few = min(MANY_CLASSES, few)
+    if len(np.unique(numbers)) <= few or any(identifies(name, column.numbers) for column in columns):
+        return ""
+    return f"is a quantity from {numbers.min():g} to {numbers.max():g}"
 
 
 def _score(sheets: Sequence[SiteTable], name: str, last: bool) -> float:
@@ -105,8 +133,13 @@ def _score(sheets: Sequence[SiteTable], name: str, last: bool) -> float:
     few = 2 <= len(values) <= min(MANY_CLASSES, rows / 5)
     if not few or fractions or sum(column.dates() for column in columns) > rows / 2:
         return 0.0
-    told = 4.0 if name.casefold() in LABEL_NAMES else 3.0 if _LABEL.fullmatch(name.casefold()) else 0.0
-    return told + 1.5 * last + 0.5 * (len(values) == 2) + 0.5 * (not any(c.numeric for c in columns)) + 0.1
+    words = 0.5 * (len(values) == 2) + 0.5 * (not any(c.numeric for c in columns))
+    return _meant(name) + 1.5 * last + words + 0.1
+
+
+def _meant(name: str) -> float:
+    """Return how much the name of a column says that it is the label."""
+    return 4.0 if name.casefold() in LABEL_NAMES else 3.0 if _LABEL.fullmatch(name.casefold()) else 0.0
 
 
 def _classes(sheets: Sequence[SiteTable], name: str) -> str:
