@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
@@ -210,6 +211,102 @@ def test_a_quantity_is_no_label(name, label, tmp_path):
     with pytest.raises(DataError, match=rf"{tmp_path.name}: {name}: is a quantity from 25 to 345; protofed class"):
         look.recipe([])
     assert combined(inspected(tmp_path, "sex").notices)["data.label_column"] == "sex"
+
+
+def _class_folders(path: Path, names: dict[str, tuple[str, str]]) -> None:
+    for site, pair in names.items():
+        for value, name in enumerate(pair):
+            for number in range(12):
+                file = path / site / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(np.full((8, 8), 200 * value + number, np.uint8)).save(file)
+
+
+def test_class_folders_get_the_proposals_that_tables_get(tmp_path, monkeypatch):
+    _class_folders(tmp_path / "sites", {"a": ("One", "two"), "b": ("one", "two"), "c": ("one", "Two")})
+    look = inspected(tmp_path / "sites")
+    assert combined(look.notices)["data.labels"] == {"One": "one", "Two": "two"}
+    assert "2 classes: two (36), one (36)" in {notice.found for notice in look.notices}
+    monkeypatch.chdir(tmp_path)
+    assert "Written" in run("init", "sites", "--yes")
+    assert len(load_data(resolve(load_recipe("protofed.toml"))).class_names) == 2
+
+
+def test_class_folders_of_another_language_are_asked_about_and_settled_in_one_go(tmp_path, monkeypatch):
+    _class_folders(tmp_path / "sites", {"a": ("one", "two"), "b": ("One", "two"), "c": ("eins", "zwei")})
+    monkeypatch.chdir(tmp_path)
+    first = inspected(tmp_path / "sites").notices[0]
+    assert (first.site, first.found, first.open) == ("c", "'eins', 'zwei', elsewhere 'one', 'two'", True)
+    assert "c: 'eins', 'zwei'" in str(CliRunner().invoke(app, ["init", "sites", "--yes"]).exception)
+    run("init", "sites", "data.labels.eins=one", "data.labels.zwei=two", "training.lr=0.2", "--yes")
+    recipe = load_recipe("protofed.toml")
+    assert recipe["data"]["labels"] == {"One": "one", "eins": "one", "zwei": "two"}
+    assert recipe["training"]["lr"] == 0.2
+    assert load_data(resolve(recipe)).class_names == ("one", "two")
+
+
+def _in_german(path: Path) -> None:
+    """Three clinics, of which one alone has its own words for answers, columns and missing values."""
+    for site in ("nord", "ost", "west"):
+        german = site == "west"
+        answers = ("Ja", "Nein") if german else ("Yes", "No")
+        names = ["size", "smoker", "Alter" if german else "age", "ward", "outcome"]
+        rows = [
+            [
+                i * 0.5,
+                answers[i % 2],
+                20 + i % 50,
+                "k.A." if german and not i % 9 else "AB"[i % 2],
+                answers[i % 3 > 0],
+            ]
+            for i in range(90)
+        ]
+        write(path / f"{site}.csv", names, rows)
+
+
+def test_what_one_site_alone_spells_otherwise_is_asked_about_at_the_top(tmp_path):
+    _in_german(tmp_path)
+    look = inspected(tmp_path)
+    top = [(n.site, n.column, n.found) for n in look.notices if n.asks]
+    assert top == [(n.site, n.column, n.found) for n in look.notices[: len(top)]]
+    assert sorted(top) == [
+        ("west", "Alter", "here alone, where others have 'age'"),
+        ("west", "outcome", "'Ja', 'Nein', elsewhere 'No', 'Yes'"),
+        ("west", "smoker", "'Ja', 'Nein', elsewhere 'No', 'Yes'"),
+        ("west", "ward", "'k.A.' here alone"),
+    ]
+    assert combined(look.notices)["data.nothing"] == ["k.A."]
+    same = {"Ja": "Yes", "Nein": "No"}
+    settled = {"data.labels": same, "data.categories.smoker": same, "data.rename.Alter": "age"}
+    again = inspected(tmp_path, overrides=settled)
+    assert [n.column for n in again.notices if n.asks] == ["ward"]
+    data = load_data(resolve(parse_toml(again.recipe(again.notices))))
+    assert data.class_names == ("No", "Yes")
+    assert [column.name for column in data.table.columns] == ["size", "smoker", "age", "ward"]
+    own = inspected(tmp_path, overrides={"data.labels.Ja": "Ja"})
+    assert not [n for n in own.notices if n.open]  # west has classes of its own
+
+
+def test_sites_with_different_classes_are_asked_nothing(tmp_path):
+    for site, names in {"a": "ABC", "b": "DEF", "c": "AD"}.items():
+        write(
+            tmp_path / f"{site}.csv",
+            ["x", "label"],
+            [[i * 0.5, f"kind {names[i % len(names)]}"] for i in range(90)],
+        )
+    assert not [n for n in inspected(tmp_path).notices if n.asks]
+
+
+def test_options_keep_a_recipe_s_comments_and_win_over_proposals(tmp_path):
+    FOLDERS["hospitals"](tmp_path)
+    look = inspected(tmp_path, overrides={"data.missing": "mean", "data.drop": ["mean_area"]})
+    text = look.recipe(look.notices)
+    assert "# scores on the test samples of all sites" in text
+    data = parse_toml(text)["data"]
+    assert (data["missing"], sorted(data["drop"])) == ("mean", ["mean_area", "patient_id"])
+    assert "mean_area" not in {notice.column for notice in look.notices}
+    with pytest.raises(ConfigError, match="did you mean 'drop'"):
+        inspected(tmp_path, overrides={"data.dropp": ["a"]})
 
 
 @pytest.mark.parametrize(("suffix", "told"), [("csv", "a: holds no table of its own"), ("npz", "a: holds no .npz")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,11 @@ class ColumnScan:
     def first_missing(self) -> int:
         """Row of the first value that is not there."""
         return self.rows[self.texts.index(None)]
+
+    def renamed(self, names: Mapping[str, str]) -> ColumnScan:
+        """Return the column with names in place of others."""
+        texts = [None if text is None else names.get(category(text), text) for text in self.texts]
+        return replace(self, texts=texts) if names else self
 
     def dates(self, month_first: bool = False) -> int:
         """Return how many of the values are dates."""
