@@ -75,7 +75,9 @@ def _format(form: str) -> str:
 Format = Annotated[
     str,
     typer.Option(
-        "--format", callback=_format, help="Print the results as csv, markdown or latex: a row per run and rule."
+        "--format",
+        callback=_format,
+        help="Print the results: csv or markdown, by run and rule; latex, means over seeds.",
     ),
 ]
 
