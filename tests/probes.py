@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from protofed.methods.contract import Aggregate, Local, Method, Phase, Round, Statistics, Traits, Update, Upload
+from protofed.options import remote
 from protofed.wire.schema import Field, Schema
 
 
@@ -21,7 +22,7 @@ def weight_of(model) -> torch.Tensor:
 class ProbeOptions:
     """What the probe does."""
 
-    pull: float = 0.1
+    pull: float = remote(0.1, "how much a client is pulled")
 
 
 class Probe(Method):

@@ -54,6 +54,16 @@ def hospitals(path: Path) -> None:
     write(path / "east.csv", names, [row for row in full[480:] if row[-1] == "B"])
 
 
+def skewed(path: Path) -> None:
+    """Four hospitals with one unit of each column, and from nine to one malignant of ten samples."""
+    names, rows = _cells(columns=30)
+    rest = {name: [row for row in rows if row[-1] == name] for name in "MB"}
+    for site, (size, share) in {"a": (110, 0.9), "b": (90, 0.65), "c": (90, 0.35), "d": (110, 0.1)}.items():
+        many = {"M": round(size * share), "B": size - round(size * share)}
+        chosen = [rest[name].pop() for name in "MB" for _ in range(many[name]) if rest[name]]
+        write(path / f"{site}.csv", names, chosen)
+
+
 def excel(path: Path) -> None:
     """Three vineyards with Excel files, in each a bottling day and a tasting day."""
     from openpyxl import Workbook

@@ -304,7 +304,7 @@ def test_a_closed_form_until(htfllib, tmp_path, monkeypatch, capsys):
     ((library, (run,)),) = json.loads(Path("found.json").read_text())["until"][0]["runs"].items()
     assert (library, run["rounds_until"], run["steps_until"]) == ("protofed", 1, 0)
     sent = 4 * (
-        2 * (4 * 64 + 64 * 65 // 2) + 2 * 4 * (2 * 64 + 1)
+        2 * (4 * 64 + 64 * 65 // 2) + 2 * (4 * 64 + 64 * 65)
     )  # float32, two clients with four classes, both ways
     assert sent < run["bytes_until"] < 1.5 * sent
     assert not (tmp_path / "cache").exists()

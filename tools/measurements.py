@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import closed_forms
 import closed_privacy
-import closed_robust
 import domain_shift
 import privacy_table
 import until
@@ -35,7 +34,6 @@ def _budgets(path: Path) -> str:
 MADE: dict[str, Callable[[], str]] = {
     "closed-forms": closed_forms.table,
     "closed-privacy": lambda: closed_privacy.table(closed_privacy.read(STUDY / "closed/privacy.csv")),
-    "closed-robust": lambda: closed_robust.table(closed_robust.read(STUDY / "closed/robust.csv")),
     "domain-shift": lambda: domain_shift.table(domain_shift.read(STUDY / "closed/domain-shift.csv")),
     "until": lambda: until.table(until.read(until.FILES), [float(target) for target in until.TARGETS.split(",")]),
     **{f"epsilon-{path.stem}": partial(_budgets, path) for path in BUDGETS},

@@ -308,3 +308,49 @@ def test_choices_in_words():
         "0.1 of their weight (1), nothing of others (1). Without two samples of any class, and so with the first "
         "choice: cid."
     )
+
+
+@few("normalise", [True, False], 1)
+@few("ridge", [0.01, 1e-4], 1)
+def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge, normalise):
+    from protofed.methods import Task, get
+
+    (x, y), *others = drawn(4, 3, n=12)
+    method = get("fed3r")(get("fed3r").Options(normalise=normalise), Task(3, 4, 1, 0, 1.0, dtype=torch.float64))
+    everything = [np.concatenate(parts) for parts in zip((x, y), *others, strict=True)]
+    gram = method.gathered(
+        [Sums.of(torch.tensor(a), torch.tensor(b), 3, second=True) for a, b in [(x, y), *others]]
+    )
+    held = torch.tensor(sorted(set(y.tolist())))
+    place = torch.searchsorted(held, torch.tensor(y))
+    found = method.left_out(torch.tensor(x), place, held, gram, ridge)
+    for i in range(len(y)):
+        rest = np.arange(len(everything[1])) != i
+        X, targets = everything[0][rest], np.eye(3)[everything[1][rest]]
+        W = np.linalg.solve(X.T @ X + ridge * np.eye(4), X.T @ targets)
+        W = W / np.linalg.norm(W, axis=0) if normalise else W
+        assert found[i].tolist() == pytest.approx((x[i] @ W)[held.numpy()].tolist(), rel=1e-8, abs=1e-8)
+
+
+@few("method", ["fed3r", "fedcof", "local_lda"], 1)
+def test_other_closed_forms_choose_alike(method):
+    """What a client chooses for its head is no choice for all classes."""
+    parts = drawn(2, clients=4, n=30, d=6, apart=2.0)
+    clients = tuple(
+        ClientData(
+            f"c{i}", Samples(torch.tensor(x), torch.tensor(y)), Samples(torch.tensor(x), torch.tensor(y)), None, {}
+        )
+        for i, (x, y) in enumerate(parts)
+    )
+    data = FederatedData(clients, 3, tuple("abc"), (6,))
+    runs = [{"execution__executor": e} for e in ("sequential", "fused")]
+    received = []
+    for options in runs:
+        federation = assemble(experiment(method, **{**EXACT, **options}), data)[0]
+        list(federation.run())
+        received.append({name: client.received for name, client in visited(federation).items()})
+    for name, one in received[0].items():
+        for key, tensor in one.items():
+            torch.testing.assert_close(tensor, received[1][name][key], rtol=1e-6, atol=1e-7)
+        if method != "local_lda":
+            torch.testing.assert_close(one["weights"], federation.server["weights"], rtol=1e-6, atol=1e-7)

@@ -7,25 +7,37 @@ for λ → 0, without the normalisation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch.nn.functional as F
+from functools import reduce
+from typing import Literal
 
 from protofed.methods import register
-from protofed.methods.parts.moments import ClosedForm, Linear, Sums, solve
-from protofed.options import Options, remote
+from protofed.methods.parts.moments import Sums
+from protofed.methods.parts.ridged import Gram, Ridged, RidgeOptions
+from protofed.options import remote
 
 
 @dataclass(frozen=True)
-class Fed3ROptions(Options):
+class Fed3ROptions(RidgeOptions):
     """Hyperparameters."""
 
-    lambda_: float = remote(0.01, "λ of the ridge (at least what rounding needs)", least=0)
+    lambda_: float | Literal["auto"] = remote(
+        "auto",
+        "λ of the ridge (at least what rounding needs), or auto: that of six under which a client's samples, each "
+        "left out in turn, are most likely (for all classes: 0.01)",
+        least=0,
+    )
     normalise: bool = remote(True, "columns of W of unit length, so that frequent classes are not preferred")
+
+    @property
+    def ridge(self) -> float | Literal["auto"]:
+        """λ."""
+        return self.lambda_
 
 
 @register
-class Fed3R(ClosedForm[Fed3ROptions]):
+class Fed3R(Ridged[Fed3ROptions]):
     """``W = (A + λI)⁻¹ b`` with ``A = Σ φφᵀ`` and ``b = Σ φ·onehot(y)ᵀ`` over the samples of all clients."""
 
     name = "fed3r"
@@ -33,10 +45,20 @@ class Fed3R(ClosedForm[Fed3ROptions]):
     reference = "Fanì et al., ICML 2024, arXiv 2406.01116"
     Options = Fed3ROptions
     second = True
+    usual, ridges = 0.01, (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+    taken = True
 
-    def classifier(self, total: Sums) -> Linear:
-        """Solve for W."""
-        square = float(total.moment.diagonal().mean())
-        W = solve(total.moment, total.sums.mT, square, self.task.dtype, self.options.lambda_).mT
-        W = F.normalize(W, dim=-1, eps=1e-300) if self.options.normalise else W
-        return Linear(W, W.new_zeros(len(W)), total.means.present)
+    @property
+    def normalised(self) -> bool:
+        """As the options say."""
+        return self.options.normalise
+
+    def scale(self, gram: Gram) -> float:
+        """Choose in units of the features' sum of squares, of which λ itself knows nothing."""
+        return float(gram.matrix.diagonal().mean())
+
+    def gathered(self, parts: Iterable[Sums]) -> Gram:
+        """Add up."""
+        none = Sums.none(self.task.num_classes, self.task.feature_dim, second=True)
+        total = reduce(Sums.plus, parts, none)
+        return Gram(total, total.moment, 1.0)

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
 from protofed.methods import register
 from protofed.methods.contract import Traits
-from protofed.methods.parts.moments import ClosedForm, Linear, Sums, solve
-from protofed.options import Options, remote
+from protofed.methods.parts.moments import Sums
+from protofed.methods.parts.ridged import Gram, Ridged, RidgeOptions
+from protofed.options import remote
 
 
 @dataclass(frozen=True)
-class FedCOFOptions(Options):
+class FedCOFOptions(RidgeOptions):
     """Hyperparameters."""
 
-    gamma: float = remote(1.0, "γ of Σ̂_k + γI, in units of the features' mean variance within classes", least=0)
+    gamma: float | Literal["auto"] = remote(
+        "auto",
+        "γ of Σ̂_k + γI, in units of the features' mean variance within classes, or auto: that of five under which "
+        "a client's samples, each left out of the means in turn, are most likely (for all classes: 1)",
+        least=0,
+    )
+
+    @property
+    def ridge(self) -> float | Literal["auto"]:
+        """γ."""
+        return self.gamma
 
 
 @register
-class FedCOF(ClosedForm[FedCOFOptions]):
+class FedCOF(Ridged[FedCOFOptions]):
     """``W = (Σ_k (N_k − 1)·(Σ̂_k + γI) + N·μμᵀ)⁻¹ b`` with columns of unit length.
 
     That is ridge regression without what lies between classes; μ is the mean of all samples. ``Σ̂_k = 1/(C_k −
@@ -40,6 +51,8 @@ class FedCOF(ClosedForm[FedCOFOptions]):
     reference = "Goswami et al., NeurIPS 2025, arXiv 2412.14326"
     Options = FedCOFOptions
     released = False
+    usual, ridges = 1.0, (0.01, 0.03, 0.1, 0.3)
+    taken = False
 
     @classmethod
     def traits(cls, options: FedCOFOptions) -> Traits:
@@ -47,8 +60,12 @@ class FedCOF(ClosedForm[FedCOFOptions]):
         more = "its server compares the means of single clients, which noise hides (fedlda takes the sums)"
         return replace(super().traits(options), sums_only=False, beyond_means=more)
 
-    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
-        """Estimate the covariance from the single clients' means, and solve for W."""
+    def gathered(self, parts: Iterable[Sums]) -> Gram:
+        """Estimate the covariance from the single clients' means.
+
+        Without classes that several clients hold, nothing is known of it, and the variance between classes stands
+        in for that within.
+        """
         clients = list(parts)
         counts, sums = (torch.stack([part[n] for part in clients]) for n in (0, 1))
         total = Sums(counts.sum(0), sums.sum(0), clients[0].moment)
@@ -59,28 +76,10 @@ class FedCOF(ClosedForm[FedCOFOptions]):
         beyond = (total.counts - 1).clamp(min=0)
         factors = (counts * (beyond / (holders - 1).clamp(min=1))).sqrt()
         rows = (apart * factors.unsqueeze(-1)).flatten(0, 1)
-        return total, self.solved(total, rows.mT @ rows, float(beyond[holders > 1].sum()))
-
-    def classifier(self, total: Sums) -> Linear:
-        """Without means of several clients nothing is known of the covariance."""
-        return self.solved(total, total.sums.new_zeros(self.task.feature_dim, self.task.feature_dim))
-
-    def solved(self, total: Sums, scatter: torch.Tensor, known: float = 0.0) -> Linear:
-        """Return the classifier.
-
-        Args:
-            scatter: ``Σ_k (N_k − 1)·Σ̂_k``, ``(d, d)``, over the classes that several clients hold; zero without
-                any, where the variance between classes stands in for that within.
-            known: ``Σ_k (N_k − 1)`` over these classes.
-        """
+        scatter, known = rows.mT @ rows, float(beyond[holders > 1].sum())
         N = total.counts.sum().clamp(min=1)
         mean = total.sums.sum(0) / N
         between = (total.counts * (total.means.rows - mean).square().mean(-1)).sum() / N
         # γ·Σ_k (N_k − 1) variances, of which the diagonal of the scatter holds those of the known classes.
         variance = scatter.diagonal().mean() / max(known, 1.0) or between
-        variances = float(variance * (total.counts - 1).clamp(min=0).sum())
-        gram = scatter + N * mean.outer(mean)
-        square = float(gram.diagonal().mean())
-        W = solve(gram, total.sums.mT, square, self.task.dtype, self.options.gamma * variances).mT
-        W = F.normalize(W, dim=-1, eps=1e-300)
-        return Linear(W, W.new_zeros(len(W)), total.means.present)
+        return Gram(total, scatter + N * mean.outer(mean), float(variance * beyond.sum()))

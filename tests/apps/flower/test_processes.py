@@ -23,6 +23,7 @@ from network import contents, own_run, write_folders
 from protofed import load_run, run
 from protofed.apps.flower.identity import fingerprint
 from protofed.apps.flower.keys import certificate_authority, create_keys
+from protofed.apps.flower.status import status
 from protofed.methods import methods
 from support import client, federated, ordinary
 
@@ -300,7 +301,9 @@ def test_a_server_killed_in_round_3_is_resumed_with_the_numbers_of_the_undisturb
 @pytest.mark.slow
 def test_a_superlink_killed_and_started_again_with_its_database(tmp_path):
     with begun(tmp_path, "fedproto", 4, until_round=2) as (d, chosen, out):
+        assert status(out).healthy
         d.kill("link")
+        until(lambda: not status(out).healthy, 20, "a status that notices")
         d.link()  # no node is registered or started again
         d.begin(chosen, out, resume=True)
         d.finish()
@@ -341,7 +344,7 @@ def test_an_expired_certificate_is_refused_and_that_of_another_authority(tmp_pat
     with Deployment(tmp_path, clients_of(data)[:1]) as d:
         end = datetime.now(UTC) - timedelta(days=1)
         authority = certificate_authority(end - timedelta(days=2), datetime.now(UTC) + timedelta(days=2))
-        names = [keys._subject_name(host) for host in keys.HOSTS]
+        names = [keys.subject_name(host) for host in keys.HOSTS]
         server = keys.server_certificate(authority, names, end - timedelta(days=1), end)
         for name, (content, _mode) in {
             **keys._pem_files("ca.crt", "ca.key", authority),

@@ -30,24 +30,28 @@ from support import few
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "hospitals": {
+        "data.standardise": "federated",
         "data.label_column": "diagnosis",
         "data.dates": {"admitted": "day"},
         "data.drop": ["patient_id"],
         "data.missing": "indicator",
     },
     "excel": {
+        "data.standardise": "federated",
         "data.label_column": "cultivar_class",
         "data.labels": {"1": "1", "2": "2", "3": "3"},
         "data.dates": {"born": "tasted", "tasted": "day"},
     },
-    "one_table": {"data.label_column": "diagnosis"},
-    "federation": {"data.label_column": "diagnosis"},
+    "one_table": {"data.standardise": "federated", "data.label_column": "diagnosis"},
+    "federation": {"data.standardise": "federated", "data.label_column": "diagnosis"},
     "spelt": {
+        "data.standardise": "federated",
         "data.label_column": "malignant",
         "data.labels": {"YES": "Yes", "yes": "Yes", "no": "No"},
         "data.categories": {"sex": {"Female": "female", "male": "Male", "F": "female", "M": "Male"}},
     },
     "headers": {
+        "data.standardise": "federated",
         "data.label_column": "diagnosis",
         "data.drop": ["Remark"],
         "data.rename": {
@@ -59,6 +63,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         },
     },
     "placeholders": {
+        "data.standardise": "federated",
         "data.label_column": "diagnosis",
         "data.nothing": ["unknown", "-"],
         "data.drop": ["mean_perimeter"],  # for one value below the limit of detection: this one costs something
@@ -68,11 +73,13 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "pictures": {"data.options.resize": 16},
     "series": {},
     "parquet": {
+        "data.standardise": "federated",
         "data.label_column": "class",
         "data.labels": {"1": "1", "2": "2", "3": "3"},
         "data.unlabelled": "drop",
     },
     "visits": {
+        "data.standardise": "federated",
         "data.label_column": "outcome",
         "data.dates": {"visit_date": "day"},
         "data.month_first": True,

@@ -292,7 +292,7 @@ def described(root: Path, canary: list[Any], **chosen: Any) -> object:
     table(folder, "train", [*ordinary(), canary])
     table(folder, "test", ordinary()[:4])
     private = {"privacy__mode": "sample", "privacy__epsilon": EPSILON, "data__source": "path"}
-    return Folder(folder, "ann").describe(experiment("fedavg", **{**private, **chosen}))
+    return Folder(folder, "ann", names=True).describe(experiment("fedavg", **{**private, **chosen}))
 
 
 @pytest.mark.parametrize("canary", [[WIDE, 0.5, 1], ["", 0.5, 0], [0.1, -WIDE, 2], [1, 1, 3]])

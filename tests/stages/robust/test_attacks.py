@@ -139,7 +139,7 @@ def test_a_description_cannot_make_one_client_the_mean():
     (liar,) = records[-1].attack.clients
     assert records[0].robust.capped == {liar: ["samples"]}
     honest = next(n for n in bound.names if n != liar)
-    assert int(support.stage(bound, Guard).counts[liar].sum()) == 16 * int(
+    assert int(support.stage(bound, Guard).counts[liar].sum()) == 4 * int(
         support.stage(bound, Guard).counts[honest].sum()
     )
     assert int(support.stage(free, Guard).counts[liar].sum()) == 2**30

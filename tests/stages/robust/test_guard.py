@@ -185,7 +185,7 @@ def test_sums_are_compared_per_sample():
     rows = [upload(i, {0: [n, 2.0 * n, 0.0]}) for i, n in enumerate((1.0, 30.0, 2.0))]
     found, _ = screened(g, rows)
     assert same(found, rows)
-    clip = Guard(RobustOptions("clip"), Sums(None, TASK), counts)
+    clip = Guard(RobustOptions("clip", weight=16.0), Sums(None, TASK), counts)
     assert same(screened(clip, rows)[0], rows)
 
 

@@ -206,6 +206,10 @@ def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list
             found += _column(sheets, name, settled.renamed.get(name, {}))
     dropped = {name for notice in found for name in notice.options.get("data.drop", ())}
     found += _missing(sheets, [name for name in shared if name not in dropped])
+    if len(sheets) > 1 and "data.standardise" not in combined(found):
+        told = "no column of numbers looks as if it had another unit at one site"
+        options = {"data.standardise": "federated"}
+        found.append(Notice("", "", told, "standardise numbers over all sites together", options))
     return [*found, *_sites(sheets, label, combined(found).get("data.labels", {}))] if label else found
 
 
@@ -399,7 +403,7 @@ def _numbers(name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Notice]:
             yield Notice(site, name, f"{text!r} in row {row}, among numbers", OUT, {"data.drop": [name]})
             return
     middles = {site: float(np.median(column.numbers)) for site, column in columns.items() if len(column.numbers)}
-    for site, middle in middles.items() if len(middles) > 2 else ():
+    for site, middle in middles.items() if len(middles) > 1 else ():
         others = float(np.median([value for other, value in middles.items() if other != site]))
         ratio = middle / others if others > 0 and middle > 0 else 1.0
         if not 1 / UNIT < ratio < UNIT and _apart(columns, site):

@@ -31,6 +31,11 @@ COMPARED = 4
 """Methods of the recipe that are compared: the closed form and its twin that sends nothing come first."""
 WIDEST = 512
 """Most inputs with which gradient boosting is tried."""
+TUNED = 2_000_000
+"""Most numbers of all samples together for which the strength of logistic regression is chosen."""
+FEWEST = 20
+"""Least samples of a class for that; of fewer, folds choose by chance."""
+STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 Hits = dict[str, list[NDArray[np.float64]]]
 """Which test samples of each site are classified rightly, ``(n,)`` of 0 and 1, for each seed."""
 
@@ -223,18 +228,33 @@ def _answered(runs: Sequence[TrainedRun]) -> Hits:
     return hits
 
 
-def _estimators(width: int) -> dict[str, Callable[[], Any]]:
+Fit = Callable[[NDArray[np.float64], NDArray[np.int64]], Any]
+"""Returns an estimator of scikit-learn that has learned from ``(n, F)`` samples and their ``(n,)`` classes."""
+
+
+def _estimators(width: int) -> dict[str, Fit]:
     """Return scikit-learn's classifiers by name, for samples of so many numbers."""
     from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
 
-    found: dict[str, Callable[[], Any]] = {"logistic regression": lambda: LogisticRegression(max_iter=2000)}
+    found: dict[str, Fit] = {"logistic regression": _logistic}
     if width <= WIDEST:
-        found["gradient boosting"] = lambda: HistGradientBoostingClassifier(random_state=0)
+        found["gradient boosting"] = lambda x, y: HistGradientBoostingClassifier(random_state=0).fit(x, y)
     return found
 
 
-def _learnt(make: Callable[[], Any], held: Sequence[Sequence[ClientData]], pooled: bool) -> Hits:
+def _logistic(x: NDArray[np.float64], y: NDArray[np.int64]) -> Any:
+    """Return logistic regression of standardised samples, its strength chosen by three folds where these can be."""
+    from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    tuned = np.unique(y, return_counts=True)[1].min() >= FEWEST and x.size <= TUNED
+    cv = LogisticRegressionCV(Cs=STRENGTHS, cv=3, scoring="neg_log_loss", max_iter=2000)
+    model = cv if tuned else LogisticRegression(max_iter=2000)
+    return make_pipeline(StandardScaler(), model).fit(x, y)
+
+
+def _learnt(make: Fit, held: Sequence[Sequence[ClientData]], pooled: bool) -> Hits:
     """Return the right answers of a classifier of scikit-learn, of each site's samples or of all."""
     hits: Hits = {}
     for clients in held:
@@ -255,7 +275,7 @@ def _flat(client: ClientData, test: bool = False) -> NDArray[np.float64]:
 
 
 def _fitted(
-    make: Callable[[], Any], x: NDArray[np.float64], y: NDArray[np.int64]
+    make: Fit, x: NDArray[np.float64], y: NDArray[np.int64]
 ) -> Callable[[NDArray[np.float64]], NDArray[np.int64]]:
     """Return a function that classifies samples; of samples of a single class, it always answers that class."""
     classes = np.unique(y)
@@ -264,5 +284,5 @@ def _fitted(
         return lambda samples: np.full(len(samples), only)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a limit of iterations was reached
-        model = make().fit(x, y)
+        model = make(x, y)
     return lambda samples: np.asarray(model.predict(samples))

@@ -227,9 +227,9 @@ def likelihoods(scores: Tensor, y: Tensor) -> Tensor:
         scores: ``(m, n, K)`` log-posteriors up to a constant.
         y: ``(n,)`` their classes.
     """
-    place = y.view(1, -1, 1).expand(len(scores), -1, 1)
-    scores = scores - scores.amax(-1, keepdim=True)
-    found = [(t * scores).log_softmax(-1).gather(-1, place).clamp(min=LEAST).sum((1, 2)) for t in TEMPERATURES]
+    own = scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))
+    scores = scores - own
+    found = [(t * scores).logsumexp(-1).neg().clamp(min=LEAST).sum(-1) for t in TEMPERATURES]
     return torch.stack(found).amax(0)
 
 

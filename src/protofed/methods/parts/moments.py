@@ -463,12 +463,21 @@ class ClosedForm(Method[O]):
         return self.concluded(held, total, classifier)
 
     def parts(self, held: Tensors) -> Iterator[Sums]:
-        """Yield the sums of each upload, in an order that does not depend on when clients sent them."""
-        for payload in _payloads(held):
-            part = self.sums_of(payload)
-            yield (
-                part.possible(ROUNDED) if self.second and self.task.noise is None and not self.task.summed else part
-            )
+        """Return the sums of each upload, in an order that does not depend on when clients sent them."""
+        return map(self.part, _payloads(held))
+
+    def part(self, payload: Payload) -> Sums:
+        """Return the sums that an upload stands for; those of one client, such as samples can have."""
+        single = self.second and self.task.noise is None and not self.task.summed
+        return self.sums_of(payload).possible(ROUNDED) if single else self.sums_of(payload)
+
+    def repacked(self, payload: Payload, sums: Sums) -> Payload:
+        """Return an upload with other class means and another second moment, of as many samples."""
+        means = sums.means.rows[payload["classes"]].to(payload["means"].dtype)
+        if not self.second:
+            return {**payload, "means": means}
+        moment = triangle(sums.moment / payload["samples"].clamp(min=1)).to(payload["moment"].dtype)
+        return {**payload, "means": means, "moment": moment}
 
     def without(self, server: Tensors, client: str) -> Tensors:
         """Return the server's state as it would be had a client never sent anything.

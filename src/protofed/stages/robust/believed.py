@@ -26,8 +26,8 @@ def believed(stated: Counts, options: RobustOptions, withheld: Collection[str] =
     known = {name: int(counts.sum()) for name, counts in stated.items() if name not in withheld}
     numbers = sorted(number for number in known.values() if number)
     limit = max(known.values(), default=0)
-    if options.weight and len(numbers) >= LEAST:
-        limit = int(options.weight * numbers[(len(numbers) - 1) // 2])
+    if options.most and len(numbers) >= LEAST:
+        limit = int(options.most * numbers[(len(numbers) - 1) // 2])
     most = {name: min(number, options.admitted.get(name, limit)) for name, number in known.items()}
     return {name: scaled(c, most[name]) if name in most else c for name, c in stated.items()}
 

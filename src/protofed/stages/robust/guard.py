@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from protofed.errors import ConfigError, unknown_name
+from protofed.methods import ClosedForm
 from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened, Stage
 from protofed.runs.findings import Findings
@@ -13,6 +14,7 @@ from protofed.stages.robust.believed import believed
 from protofed.stages.robust.clipping import Proportions, clip, too_long
 from protofed.stages.robust.options import POOLING, RobustOptions
 from protofed.stages.robust.pooling import hostile, pooled, without_outliers
+from protofed.stages.robust.sums import bounded
 from protofed.stages.robust.vectors import Counts, cap_counts, collect, parts_of
 
 SUSPECT = 20.0
@@ -77,6 +79,9 @@ class Guard(Stage):
         capped = self._capped(uploads, findings)
         if self.options.rule == "none":
             return self._watched(capped, findings)
+        if self.options.rule == "clip" and isinstance(self.method, ClosedForm):
+            measured = Proportions(self.parts, self.counts, None, keep_rows=False)
+            return bounded(capped, self.method, measured, self.options, findings)
         if self.options.rule == "clip":
             return clip(capped, self.parts, self.counts, opened.payload, self.options, findings)
         return iter(self._together(list(capped), findings))

@@ -50,10 +50,10 @@ class RobustOptions(Options):
         "an upload with a vector this many times as long as the median is left out whole (0 = never)",
         least=0,
     )
-    weight: float = remote(
-        16.0,
-        "with every rule: most samples that a client is believed to have, as a multiple of the median over all "
-        "clients (0 = no limit)",
+    weight: float | None = remote(
+        None,
+        "most samples that a client is believed to have, as a multiple of the median over all clients (0 = no "
+        "limit; none = 4 with clip, 16 with any other rule)",
         least=0,
     )
     admitted: dict[str, Any] = option(
@@ -64,11 +64,16 @@ class RobustOptions(Options):
         super().__post_init__()
         if 0 < self.reject <= 1:
             raise ValueError(f"reject must be 0, or greater than 1, not {self.reject}")
-        if 0 < self.weight < 1:
+        if self.weight is not None and 0 < self.weight < 1:
             raise ValueError(f"weight must be 0, or at least 1, not {self.weight}")
         for name in self.admitted:
             claims.client_name(name)
         decoded({"admitted": self.admitted}, _Admitted, error=ValueError)
+
+    @property
+    def most(self) -> float:
+        """The limit on weights as a multiple of the median; 0 for none."""
+        return self.weight if self.weight is not None else 4.0 if self.rule == "clip" else 16.0
 
 
 class _Admitted(TypedDict):
