@@ -67,6 +67,13 @@ def test_a_tracker_is_told_of_every_round_once(tmp_path, monkeypatch):
     assert late.told == tracker.told
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_tracker_of_one_s_own_needs_no_name(several, tmp_path):
+    tracker = Recorded()
+    protofed.run("quickstart", SMALL, out=tmp_path / "run", track=[tracker] if several else tracker)
+    assert [told[0] for told in tracker.told] == ["begin", "log", "log", "end"]
+
+
 def test_numbers_that_are_not_finite_are_left_out():
     record = RoundRecord(
         1,

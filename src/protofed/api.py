@@ -46,7 +46,7 @@ def run(
     resume: bool = False,
     progress: Progress | None = None,
     engine: str = "local",
-    track: Sequence[str] = (),
+    track: str | Progress | Sequence[str | Progress] = (),
 ) -> TrainedRun | Compared:
     """Run a recipe.
 
@@ -59,7 +59,8 @@ def run(
         resume: Continue an existing run.
         progress: Receives progress reports; in a notebook, a bar is shown by default.
         engine: ``local``, or ``flower`` for Flower's simulation engine (one method at a time).
-        track: Trackers that log the rounds: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``.
+        track: Trackers that log the rounds: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or
+            instances of :class:`Progress`.
 
     Returns:
         A :class:`~protofed.analysis.compared.Compared` if the recipe lists methods to compare and neither it nor
@@ -130,7 +131,7 @@ def compare(
     resume: bool = False,
     progress: Progress | None = None,
     jobs: int = 1,
-    track: Sequence[str] = (),
+    track: str | Progress | Sequence[str | Progress] = (),
 ) -> Compared:
     """Run several methods on the same federation, with the same seeds.
 
@@ -331,7 +332,7 @@ def _chosen(tree: Tree, methods: Sequence[str], seeds: Sequence[int], overrides:
     return apply_overrides(tree, {f"compare.{name}": value for name, value in chosen.items()})
 
 
-def _receivers(progress: Progress | None, track: Sequence[str]) -> Progress:
+def _receivers(progress: Progress | None, track: str | Progress | Sequence[str | Progress]) -> Progress:
     """Return the receiver of progress reports: the display, and trackers."""
     if progress is None and "IPython" in sys.modules:
         from protofed.experiments.progress import in_notebook
@@ -341,7 +342,7 @@ def _receivers(progress: Progress | None, track: Sequence[str]) -> Progress:
         return progress or Progress()
     from protofed.experiments.tracking import trackers
 
-    return Several([progress or Progress(), *trackers([track] if isinstance(track, str) else track)])
+    return Several([progress or Progress(), *trackers([track] if isinstance(track, str | Progress) else track)])
 
 
 def figure(name: str, runs: Shown | Sequence[Shown], **options: Any) -> Figure:

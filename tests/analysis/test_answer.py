@@ -296,3 +296,16 @@ def test_two_classes_have_the_metrics_of_a_test(tmp_path):
     low, high = map(float, row[3].note.split(" … "))
     assert 0 <= low <= np.mean([each.auroc for each in found]) <= high <= 1
     assert two_classes(load_runs([make_run(tmp_path / "three", metrics=True)])) is None
+
+
+@pytest.mark.parametrize("rare", [0, 1])
+def test_sensitivity_is_that_of_the_rarer_class(rare, tmp_path):
+    (run,) = load_runs([make_run(tmp_path / "run", "local", classes=2, metrics=True)])
+    whole = run.measured.overall
+    classes = tuple(
+        replace(c, samples=20 if c.label == rare else 80, recall=0.25 + 0.5 * c.label) for c in whole.classes
+    )
+    table = two_classes([replace(run, measured=replace(run.measured, overall=replace(whole, classes=classes)))])
+    names = run.class_names
+    assert table.head[1:3] == [f"Sensitivity ({names[rare]})", f"Specificity ({names[1 - rare]})"]
+    assert [cell.text for cell in table.rows[0][1:3]] == [f"{25 + 50 * rare}.0%", f"{75 - 50 * rare}.0%"]

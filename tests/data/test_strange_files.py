@@ -157,6 +157,11 @@ def test_excel_files_that_are_none(tmp_path):
     book(path, [["age", None, "label"], [1, 2, "y"]])
     with pytest.raises(DataError, match="column 2 of the first sheet has no name"):
         loaded(tmp_path)
+    for above, row, title in ([["Patients 2024"], [None]], 3, r" \('Patients 2024'\)"), ([[None]], 2, ""):
+        book(path, [*above, ["age", "label"], [1, "y"]])
+        told = rf"a\.xlsx: the header is in row {row}, below a title{title}: delete the rows above it$"
+        with pytest.raises(DataError, match=told):
+            loaded(tmp_path)
 
 
 def test_an_excel_file_with_a_long_directory_is_refused_before_it_is_read(tmp_path):

@@ -57,12 +57,49 @@ def test_tables_for_papers():
         "| a_b | 12.35 | True |",
         "| c |  | False |",
     ]
-    latex = written(frame, "latex")
-    assert r"a\_b & 12.35 & True \\" in latex
-    assert r"\begin{tabular}{lrr}" in latex
     assert written(frame, "csv").startswith("method,final,main\n")
     with pytest.raises(ConfigError, match="did you mean 'latex'"):
         written(frame, "latecs")
+
+
+def test_a_table_for_a_paper_has_means_over_seeds_and_the_best_in_bold():
+    rows = [
+        {
+            "method": m,
+            "alpha": a,
+            "seed": s,
+            "rule": r,
+            "main": r == "head",
+            "final": f + s,
+            "union": None,
+            "directory": "/x",
+        }
+        for m, a, f in (("a_b", "0.1", 80.0), ("c", "0.1", 82.0), ("a_b", "1.0", 91.26), ("c", "1.0", 90.0))
+        for s in (0, 2)
+        for r in ("head", "global")
+    ]
+    frame = pd.DataFrame(rows).assign(client_mean=50.0, unseen=float("nan"))
+    assert written(frame, "latex").splitlines() == [
+        r"\begin{tabular}{llrr}",
+        r"\toprule",
+        r"Method & Alpha & Accuracy & Mean of clients \\",
+        r"\midrule",
+        r"a\_b & 0.1 & 81.0 $\pm$ 1.4 & \textbf{50.0 $\pm$ 0.0} \\",
+        r"c & 0.1 & \textbf{83.0 $\pm$ 1.4} & \textbf{50.0 $\pm$ 0.0} \\",
+        r"a\_b & 1.0 & \textbf{92.3 $\pm$ 1.4} & \textbf{50.0 $\pm$ 0.0} \\",
+        r"c & 1.0 & 91.0 $\pm$ 1.4 & \textbf{50.0 $\pm$ 0.0} \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    single = frame[(frame.seed == 0) & (frame.method == "c") & (frame.alpha == "1.0")].drop(columns="alpha")
+    assert r"c & 90.0 & 50.0 \\" in written(single, "latex")
+
+
+def test_the_command_s_table_for_a_paper_has_no_paths(directory):
+    latex = written(protofed.load_comparison(directory).to_frame(), "latex")
+    assert str(directory) not in latex
+    assert [line.split(" & ")[0] for line in latex.splitlines()[4:6]] == ["local", "fedproto"]
+    assert r"\textbf{" in latex
 
 
 def test_a_format_that_is_none_is_refused_before_anything_runs(tmp_path):

@@ -8,10 +8,12 @@ from itertools import pairwise
 import pytest
 
 import protofed
+from protofed.data import DataOptions
+from protofed.data.tables import Column, Table
 from protofed.runs.spent import Spent
 from protofed.text import percent
 from protofed.trained.cards import LONGEST, data_card, model_card
-from protofed.trained.exporting import described
+from protofed.trained.exporting import described, values_meant
 from support import SMALL_RUN
 
 yaml = pytest.importorskip("yaml")
@@ -162,9 +164,37 @@ def test_the_data_card_has_the_samples_of_every_class(run):
         assert "Numbers by class are not disclosed." in data_card(withheld, trained)
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, "Clients: simulated, split by "),
+        ({"data": {"source": "path", "options": {"sites": True}}}, "Clients: the sites of a folder, each with"),
+        ({"partition": {"name": "natural"}}, "Clients: as the data name them, in one process."),
+        (
+            {"partition": {"name": "natural"}, "data": {"options": {"id_column": "hospital"}}},
+            "Clients: as the data name them, in the column hospital, in one process.",
+        ),
+    ],
+)
+def test_real_sites_are_not_called_simulated(run, changed, told):
+    card = card_of(run, config={**run.config, **changed})
+    assert told in card
+    assert ("simulated" in card) == (not changed)
+
+
 def test_hostile_names_stay_text_in_the_data_card(run):
     for name in HOSTILE:
         names = [name, *run.class_names[1:]]
         named = replace(run, federation=replace(run.federation, class_names=names))
         card = data_card(named, run.client(run.names[0]))
         assert "<script>" not in MarkdownIt("commonmark").render(card)
+
+
+def test_a_file_says_what_dates_and_categories_mean():
+    columns = (Column("sex", "category", categories=("f", "m")), Column("born"), Column("admitted"), Column("age"))
+    data = DataOptions(dates={"admitted": "day", "born": "admitted"})
+    assert values_meant(Table("none", columns), data) == {
+        "sex": {0: "f", 1: "m"},
+        "admitted": "days since 2000-01-01",
+        "born": "days from this date to that of 'admitted'",
+    }

@@ -282,6 +282,7 @@ def test_exported_models_of_tables_prepare_them(format, wards, tmp_path):
             facts = json.loads(file.metadata()["protofed"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert (json.loads(facts["input_columns"]), facts["input_type"]) == (["ward", "sex", "pulse"], "float64")
+    assert json.loads(facts["input_values"])["sex"] == {"0": "f", "1": "m", "2": "x"}
     described = json.loads(facts["table"])["columns"]
     raw = np.array(
         [

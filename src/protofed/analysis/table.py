@@ -89,7 +89,7 @@ class TextTable:
             if heading:
                 lines += [r"\midrule"] * (place > 0)
                 lines.append(rf"\multicolumn{{{width}}}{{l}}{{{tex(heading)}}} \\")
-            lines.append(_latex_row([cell.text for cell in row]))
+            lines.append(_latex_row([cell.text for cell in row], [cell.strong for cell in row]))
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def __rich__(self) -> RenderableType:
@@ -122,8 +122,9 @@ def _shown(cell: TextCell) -> str:
     return f"{text}\n[dim]{escape(cell.note)}[/]" if cell.note else text
 
 
-def _latex_row(texts: Sequence[str]) -> str:
-    return " & ".join(map(tex, texts)) + r" \\"
+def _latex_row(texts: Sequence[str], strong: Sequence[bool] = ()) -> str:
+    cells = zip(map(tex, texts), [*strong, *[False] * len(texts)], strict=False)
+    return " & ".join(rf"\textbf{{{text}}}" if bold else text for text, bold in cells) + r" \\"
 
 
 _TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
@@ -165,16 +166,49 @@ def known_format(form: str) -> str:
 
 
 def written(frame: DataFrame, form: str) -> str:
-    """Return a data frame as text in one of :data:`FORMATS`; numbers of tables for papers have four digits."""
+    """Return the frame of a comparison as text in one of :data:`FORMATS`: as it is, or a :func:`paper_table`."""
     if known_format(form) == "csv":
         return str(frame.to_csv(index=False))
+    if form == "latex":
+        return paper_table(frame).latex()
     from pandas.api.types import is_numeric_dtype
 
     words = [not is_numeric_dtype(kind) for kind in frame.dtypes]
     table = TextTable(list(map(str, frame.columns)), text_columns=[*words, False].index(False))
     for row in frame.itertuples(index=False):
         table.add(*map(_written, row))
-    return table.markdown() if form == "markdown" else table.latex()
+    return table.markdown()
+
+
+_PAPER = {"final": "Accuracy", "client_mean": "Mean of clients", "union": "All samples", "unseen": "Unseen"}
+"""Columns of a comparison's frame that a paper's table shows, with their names there; all in percent."""
+
+
+def paper_table(frame: DataFrame) -> TextTable:
+    """Return mean ± standard deviation over seeds, by each method's main rule, the best of every column in bold.
+
+    Args:
+        frame: As :meth:`protofed.experiments.Comparison.to_frame` returns it; the best is among the same values of
+            its axes.
+    """
+    names = list(frame.columns)
+    keys, main = names[: names.index("seed")], frame[frame["main"]]
+    metrics = [name for name in _PAPER if main[name].notna().any()]
+    groups = main.groupby(keys, sort=False, dropna=False)[metrics]
+    means, stds, runs = groups.mean(), groups.std(), groups.size()
+    rounded = means.round(1)
+    best = rounded.groupby(keys[1:], dropna=False).transform("max") if keys[1:] else rounded.max()
+    table = TextTable([*(key.capitalize() for key in keys), *(_PAPER[m] for m in metrics)], text_columns=len(keys))
+    for place, key in enumerate(means.index):
+        cells = []
+        for metric in metrics:
+            mean, std = means[metric].iloc[place], stds[metric].iloc[place]
+            spread = f" ± {std:.1f}" if runs.iloc[place] > 1 and std == std else ""
+            text = f"{mean:.1f}{spread}" if mean == mean else "–"
+            top = best[metric].iloc[place] if keys[1:] else best[metric]
+            cells.append(TextCell(text, strong=bool(len(means) > 1 and rounded[metric].iloc[place] == top)))
+        table.add(*map(str, key if isinstance(key, tuple) else (key,)), *cells)
+    return table
 
 
 def _written(value: object) -> str:

@@ -45,6 +45,10 @@ Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a f
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")
 ]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
+]
 
 signals: list[int] = []
 """Signals that asked this command to stop: SIGINT (Ctrl-C) or SIGTERM."""

@@ -22,6 +22,7 @@ from protofed.cli.common import (
     DataDir,
     Device,
     Jobs,
+    Overrides,
     Quiet,
     Seeds,
     console,
@@ -56,10 +57,6 @@ From = Annotated[
 ]
 Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
 Full = Annotated[bool, typer.Option("--full", help="Print every rule, all traffic and the notes.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
-]
 
 
 def _version(wanted: bool) -> None:
@@ -78,7 +75,9 @@ def _format(form: str) -> str:
 Format = Annotated[
     str,
     typer.Option(
-        "--format", callback=_format, help="Print the results as csv, markdown or latex: a row per run and rule."
+        "--format",
+        callback=_format,
+        help="Print the results: csv or markdown, by run and rule; latex, means over seeds.",
     ),
 ]
 

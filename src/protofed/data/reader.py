@@ -91,6 +91,9 @@ def _excel(file: BinaryIO, names: list[str] | None) -> Iterator[Any]:
     if width >= limits.COLUMNS:
         raise UnusableError(f"has more than {limits.COLUMNS} columns")
     header, *rest = (row[:width] for row in rows)
+    if sum(map(bool, header)) < 2 <= width and (full := next((n for n, row in enumerate(rest, 2) if all(row)), 0)):
+        title = f" ({next(filter(None, header))[:40]!r})" if any(header) else ""
+        raise UnusableError(f"the header is in row {full}, below a title{title}: delete the rows above it")
     if not all(header):
         raise UnusableError(f"column {header.index('') + 1} of the first sheet has no name in the first row")
     columns = [_column([row[place].encode() for row in rest]) for place in range(width)]

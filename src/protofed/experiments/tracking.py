@@ -207,10 +207,13 @@ TRACKERS: dict[str, type[Tracker]] = {
 }
 
 
-def trackers(names: Iterable[str]) -> list[Tracker]:
-    """Return the trackers called ``names``, with their packages installed."""
-    found = []
-    for name in names:
+def trackers(asked: Iterable[str | Progress]) -> list[Progress]:
+    """Return the trackers that are given or named, the latter with their packages installed."""
+    found: list[Progress] = []
+    for name in asked:
+        if isinstance(name, Progress):
+            found.append(name)
+            continue
         if name not in TRACKERS:
             raise ConfigError(unknown_name("tracker", name, TRACKERS))
         kind = TRACKERS[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from protofed.errors import printable
@@ -138,8 +139,15 @@ def _accuracy(run: Run, client: ClientDescription, rule: str) -> Iterable[str]:
 
 
 def _data(run: Run) -> Iterable[str]:
-    partition = dict(run.config.get("partition", {}))
-    split = f"simulated, split by {plain(partition.pop('name', 'unknown'))} ({_options(partition)})"
+    partition, data = dict(run.config.get("partition", {})), run.config.get("data", {})
+    name, options = partition.pop("name", "unknown"), data.get("options", {})
+    split = f"simulated, split by {plain(name)} ({_options(partition)})"
+    place = Path(data.get("path", ""))
+    if data.get("source") == "path" and (options.get("sites") or (place / "clients").is_dir()):
+        split = "the sites of a folder, each with its own file or folder, in one process"
+    elif name == "natural":
+        column = options.get("id_column", "")
+        split = "as the data name them" + f", in the column {plain(column)}" * bool(column) + ", in one process"
     yield f"- Source: {plain(_source(run))}. Licence, consent and origin: {FILL_IN}"
     yield f"- Clients: {'nodes of a network, each with its own data' if run.federation.network else split}."
     yield f"- Classes: {len(run.class_names)}. Personal or sensitive attributes: {FILL_IN}"

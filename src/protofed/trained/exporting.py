@@ -18,6 +18,9 @@ from torch import Tensor, nn
 
 import protofed
 from protofed.compute.seeding import generator
+from protofed.data import DataOptions
+from protofed.data.dates import DAY
+from protofed.data.tables import Table
 from protofed.errors import ConfigError, ModelError, ProtofedError, unknown_name
 from protofed.models import SplitModel
 from protofed.runs.run import Run
@@ -195,9 +198,20 @@ def described(trained: TrainedClient, rule: str) -> dict[str, str]:
             }
         ),
         **({"input_columns": json.dumps([c.name for c in table.columns], ensure_ascii=False)} if table else {}),
+        **({"input_values": json.dumps(values_meant(table, trained.data), ensure_ascii=False)} if table else {}),
         **({"table": json.dumps(table.to_dict(), ensure_ascii=False)} if table else {}),
         "outputs": json.dumps(list(OUTPUTS)),
     }
+
+
+def values_meant(table: Table, data: DataOptions) -> dict[str, str | dict[int, str]]:
+    """Return what the numbers of columns of dates and categories mean."""
+    categories = {c.name: dict(enumerate(c.categories)) for c in table.columns if c.kind == "category"}
+    dates = {
+        name: "days since 2000-01-01" if other == DAY else f"days from this date to that of {other!r}"
+        for name, other in data.dates.items()
+    }
+    return {**categories, **dates}
 
 
 def stored_shape(trained: TrainedClient) -> list[int]:

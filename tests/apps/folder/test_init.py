@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
@@ -191,12 +193,140 @@ def test_a_folder_without_a_label_asks_for_one(tmp_path):
 
 def test_a_label_can_be_named(tmp_path):
     FOLDERS["hospitals"](tmp_path)
-    look = inspected(tmp_path, label="mean_radius")
-    assert look.notices[0].column == "mean_radius"
-    assert "mean_radius" not in combined(look.notices).get("data.drop", [])
+    look = inspected(tmp_path, label="patient_id")
+    assert look.notices[0].column == "patient_id"
+    assert "patient_id" not in combined(look.notices).get("data.drop", [])
     wrong = inspected(tmp_path, label="diagnose")
     (missing,) = [notice for notice in wrong.notices if notice.open]
     assert "did you mean 'diagnosis'?" in missing.proposal
+
+
+@pytest.mark.parametrize(("name", "label"), [("target", ""), ("target", "target"), ("price", ""), ("age", "age")])
+def test_a_quantity_is_no_label(name, label, tmp_path):
+    draw = np.random.default_rng(0)
+    for site in "abc":
+        rows = [
+            ["fm"[i % 2], round(draw.normal(), 3), (25, 345)[i] if i < 2 else int(draw.integers(25, 345))]
+            for i in range(100)
+        ]
+        write(tmp_path / f"{site}.csv", ["sex", "bmi", name], rows)
+    look = inspected(tmp_path, label)
+    (told,) = [notice for notice in look.notices if notice.open]
+    assert told.column == name
+    assert told.found == "is a quantity from 25 to 345; protofed classifies"
+    assert told.proposal == "make classes of it, or name another column: --label sex"
+    with pytest.raises(DataError, match=rf"{tmp_path.name}: {name}: is a quantity from 25 to 345; protofed class"):
+        look.recipe([])
+    assert combined(inspected(tmp_path, "sex").notices)["data.label_column"] == "sex"
+
+
+def _class_folders(path: Path, names: dict[str, tuple[str, str]]) -> None:
+    for site, pair in names.items():
+        for value, name in enumerate(pair):
+            for number in range(12):
+                file = path / site / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(np.full((8, 8), 200 * value + number, np.uint8)).save(file)
+
+
+def test_class_folders_get_the_proposals_that_tables_get(tmp_path, monkeypatch):
+    _class_folders(tmp_path / "sites", {"a": ("One", "two"), "b": ("one", "two"), "c": ("one", "Two")})
+    look = inspected(tmp_path / "sites")
+    assert combined(look.notices)["data.labels"] == {"One": "one", "Two": "two"}
+    assert "2 classes: two (36), one (36)" in {notice.found for notice in look.notices}
+    monkeypatch.chdir(tmp_path)
+    assert "Written" in run("init", "sites", "--yes")
+    assert len(load_data(resolve(load_recipe("protofed.toml"))).class_names) == 2
+
+
+def test_class_folders_of_another_language_are_asked_about_and_settled_in_one_go(tmp_path, monkeypatch):
+    _class_folders(tmp_path / "sites", {"a": ("one", "two"), "b": ("One", "two"), "c": ("eins", "zwei")})
+    monkeypatch.chdir(tmp_path)
+    first = inspected(tmp_path / "sites").notices[0]
+    assert (first.site, first.found, first.open) == ("c", "'eins', 'zwei', elsewhere 'one', 'two'", True)
+    assert "c: 'eins', 'zwei'" in str(CliRunner().invoke(app, ["init", "sites", "--yes"]).exception)
+    run("init", "sites", "data.labels.eins=one", "data.labels.zwei=two", "training.lr=0.2", "--yes")
+    recipe = load_recipe("protofed.toml")
+    assert recipe["data"]["labels"] == {"One": "one", "eins": "one", "zwei": "two"}
+    assert recipe["training"]["lr"] == 0.2
+    assert load_data(resolve(recipe)).class_names == ("one", "two")
+
+
+def _in_german(path: Path) -> None:
+    """Three clinics, of which one alone has its own words for answers, columns and missing values."""
+    for site in ("nord", "ost", "west"):
+        german = site == "west"
+        answers = ("Ja", "Nein") if german else ("Yes", "No")
+        names = ["size", "smoker", "Alter" if german else "age", "ward", "outcome"]
+        rows = [
+            [
+                i * 0.5,
+                answers[i % 2],
+                20 + i % 50,
+                "k.A." if german and not i % 9 else "AB"[i % 2],
+                answers[i % 3 > 0],
+            ]
+            for i in range(90)
+        ]
+        write(path / f"{site}.csv", names, rows)
+
+
+def test_what_one_site_alone_spells_otherwise_is_asked_about_at_the_top(tmp_path):
+    _in_german(tmp_path)
+    look = inspected(tmp_path)
+    top = [(n.site, n.column, n.found) for n in look.notices if n.asks]
+    assert top == [(n.site, n.column, n.found) for n in look.notices[: len(top)]]
+    assert sorted(top) == [
+        ("west", "Alter", "here alone, where others have 'age'"),
+        ("west", "outcome", "'Ja', 'Nein', elsewhere 'No', 'Yes'"),
+        ("west", "smoker", "'Ja', 'Nein', elsewhere 'No', 'Yes'"),
+        ("west", "ward", "'k.A.' here alone"),
+    ]
+    assert combined(look.notices)["data.nothing"] == ["k.A."]
+    same = {"Ja": "Yes", "Nein": "No"}
+    settled = {"data.labels": same, "data.categories.smoker": same, "data.rename.Alter": "age"}
+    again = inspected(tmp_path, overrides=settled)
+    assert [n.column for n in again.notices if n.asks] == ["ward"]
+    data = load_data(resolve(parse_toml(again.recipe(again.notices))))
+    assert data.class_names == ("No", "Yes")
+    assert [column.name for column in data.table.columns] == ["size", "smoker", "age", "ward"]
+    own = inspected(tmp_path, overrides={"data.labels.Ja": "Ja"})
+    assert not [n for n in own.notices if n.open]  # west has classes of its own
+
+
+def test_sites_with_different_classes_are_asked_nothing(tmp_path):
+    for site, names in {"a": "ABC", "b": "DEF", "c": "AD"}.items():
+        write(
+            tmp_path / f"{site}.csv",
+            ["x", "label"],
+            [[i * 0.5, f"kind {names[i % len(names)]}"] for i in range(90)],
+        )
+    assert not [n for n in inspected(tmp_path).notices if n.asks]
+
+
+def test_options_keep_a_recipe_s_comments_and_win_over_proposals(tmp_path):
+    FOLDERS["hospitals"](tmp_path)
+    look = inspected(tmp_path, overrides={"data.missing": "mean", "data.drop": ["mean_area"]})
+    text = look.recipe(look.notices)
+    assert "# scores on the test samples of all sites" in text
+    data = parse_toml(text)["data"]
+    assert (data["missing"], sorted(data["drop"])) == ("mean", ["mean_area", "patient_id"])
+    assert "mean_area" not in {notice.column for notice in look.notices}
+    with pytest.raises(ConfigError, match="did you mean 'drop'"):
+        inspected(tmp_path, overrides={"data.dropp": ["a"]})
+
+
+@pytest.mark.parametrize(("suffix", "told"), [("csv", "a: holds no table of its own"), ("npz", "a: holds no .npz")])
+def test_a_file_for_each_sample_is_told_in_one_line(suffix, told, tmp_path):
+    for site, name in itertools.product("ab", ("yes", "no")):
+        path = tmp_path / site / name / f"rec.{suffix}"
+        path.parent.mkdir(parents=True)
+        if suffix == "csv":
+            path.write_text("t,v\n0,1\n1,2\n")
+        else:
+            np.savez(path, x=np.zeros((3, 4), "float32"), y=np.zeros(3, "int64"))
+    with pytest.raises(DataError, match=rf"{told}.* put samples into one table .*, or series into one \.npz file"):
+        inspected(tmp_path)
 
 
 @pytest.mark.parametrize(

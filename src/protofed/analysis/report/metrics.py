@@ -37,16 +37,22 @@ def methods(runs: Sequence[Run]) -> TextTable | None:
 def two_classes(runs: Sequence[Run]) -> TextTable | None:
     """Return what a test of two classes is judged by, one row per method; None without metrics, or of more classes.
 
-    AUROC has its 95 % interval over seeds and test samples, by Hanley and McNeil (1982).
+    Sensitivity is that of the class with fewer test samples. AUROC has its 95 % interval over seeds and test
+    samples, by Hanley and McNeil (1982).
     """
     groups = by_label(run for run in runs if run.measured)
     if not groups or any(len(run.class_names) != 2 for run in runs):
         return None
-    one, other = runs[0].class_names
-    table = TextTable(["Method", f"Sensitivity ({other})", f"Specificity ({one})", "AUROC", "Calibration error"])
+    tested = [0, 0]
+    for run in runs:
+        for c in run.measured.overall.classes if run.measured else ():
+            tested[c.label] += c.samples
+    rare, names = int(tested[1] <= tested[0]), runs[0].class_names
+    head = f"Sensitivity ({names[rare]})", f"Specificity ({names[1 - rare]})"
+    table = TextTable(["Method", *head, "AUROC", "Calibration error"])
     for label, group in groups.items():
         found = [run.measured.overall for run in group if run.measured]
-        recalls = [[c.recall for m in found for c in m.classes if c.label == k] for k in (1, 0)]
+        recalls = [[c.recall for m in found for c in m.classes if c.label == k] for k in (rare, 1 - rare)]
         areas = [Sampled(m.auroc, _variance(m)) for m in found if m.auroc is not None]
         mean = two_level(areas, same=same_tests(group)) if areas else None
         known = mean and math.isfinite(mean.half)

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.cli.common import Jobs, Quiet, Seeds, console, reported, seeds_of
+from protofed.cli.common import Jobs, Overrides, Quiet, Seeds, console, reported, seeds_of
 from protofed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ Site = Annotated[str, typer.Option(help="Column of a single table that names the
 
 def init(
     folder: Source,
+    overrides: Overrides = None,
     label: Label = "",
     site: Site = "",
     out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("protofed.toml"),
@@ -34,12 +35,13 @@ def init(
     """Survey a folder of data, list everything worth knowing, and write a recipe that runs."""
     from protofed.apps.folder.looking import inspected
     from protofed.apps.folder.recipe import write
+    from protofed.config.schema import parse_overrides
 
     if out.exists() and not force:
         raise ConfigError(f"{out}: is there already: choose another --out, or add --force to replace it")
     if out.suffix != ".toml":
         raise ConfigError(f"--out {out}: a recipe's name ends in .toml")
-    look = inspected(folder, label, site)
+    look = inspected(folder, label, site, parse_overrides(overrides or []))
     show(look)
     proposals = [f for f in look.notices if f.options]
     if not yes and not console.is_terminal:
@@ -55,6 +57,7 @@ def init(
 
 def attempt(
     folder: Source,
+    overrides: Overrides = None,
     label: Label = "",
     site: Site = "",
     seeds: Seeds = "0,1,2",
@@ -66,8 +69,9 @@ def attempt(
     from protofed.apps.folder.looking import inspected
     from protofed.apps.folder.page import write_trial
     from protofed.apps.folder.trying import tried
+    from protofed.config.schema import parse_overrides
 
-    look = inspected(folder, label, site)
+    look = inspected(folder, label, site, parse_overrides(overrides or []))
     taken = [f for f in look.notices if f.options]
     if not quiet:
         show(look)

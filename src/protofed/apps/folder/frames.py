@@ -12,13 +12,12 @@ import tomli_w
 from protofed.apps.folder.looking import Survey, surveyed
 from protofed.apps.folder.notice import Notice
 from protofed.apps.folder.page import write_trial
-from protofed.apps.folder.recipe import text_of, told
+from protofed.apps.folder.recipe import told
 from protofed.apps.folder.scan import ONE_TABLE, DataFolder
 from protofed.apps.folder.trying import FolderTrial, tried
-from protofed.config.schema import Tree, apply_overrides, resolve
+from protofed.config.schema import Tree
 from protofed.data.frames import WHERE, keep
 from protofed.errors import DataError, unknown_name
-from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress
 from protofed.untrusted.reading import parse_toml
 
@@ -95,7 +94,8 @@ def federation(
         site: Column that names the site of each row; by default one that looks like it, or else the samples are
             divided at random.
         label: Column to predict; by default the most likely one.
-        overrides: Values by dotted name, as for :func:`protofed.run`, in place of proposals.
+        overrides: Values by dotted name, as for :func:`protofed.run`: they win over proposals, and what lists and
+            tables hold is added to theirs.
 
     Raises:
         DataError: If the frame cannot be read, or something is found that no option can mend.
@@ -109,11 +109,7 @@ def federation(
             index = " (it is the index: use frame.reset_index())" * (name in frame.index.names)
             raise DataError(f"{WHERE}: {unknown_name(f'{role} column', name, names[:40])}{index}")
     source = {"data.source": "frame", "data.data_dir": str(path.parent), "data.options.frame": path.stem}
-    look = surveyed(DataFolder(path, "tables", {ONE_TABLE: path}, source, first=0), site=site, label=label)
-    for notice in look.notices:
-        if notice.open:
-            raise DataError(f"{WHERE}: {told(notice)}")
-    text = text_of(look.kind, [notice for notice in look.notices if notice.options], look.source)
-    tree = apply_overrides({**parse_toml(text), "recipe": GUESSED}, overrides or {})
-    load_data(resolve(tree))  # now, rather than in a first run
+    folder = DataFolder(Path(WHERE), "tables", {ONE_TABLE: path}, source, first=0)
+    look = surveyed(folder, label, site, overrides)
+    tree = {**parse_toml(look.recipe(look.notices)), "recipe": GUESSED}
     return FrameRecipe(look, tree)

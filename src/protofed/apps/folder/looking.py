@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from protofed.apps.folder import others, tables
 from protofed.apps.folder.notice import Notice, combined
-from protofed.apps.folder.recipe import text_of
+from protofed.apps.folder.recipe import text_of, told
 from protofed.apps.folder.scan import ONE_TABLE, DataFolder, SiteTable, divided, files_of, look, sheets
-from protofed.config.schema import resolve
+from protofed.config.schema import apply_overrides, resolve
 from protofed.data import DataOptions
 from protofed.data.delimited import in_utf8
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
+from protofed.options import build_options
 from protofed.untrusted.reading import parse_toml
 
 NATURAL: dict[str, Any] = {"partition.name": "natural", "partition.names": True, "data.clients": 0}
@@ -39,6 +40,7 @@ class Survey:
         sites: Name and number of samples of each site.
         notices: What was found, in the order in which to read it.
         source: Options by which the data are found, by dotted name.
+        overrides: Options that somebody has set, by dotted name.
     """
 
     folder: DataFolder
@@ -46,46 +48,59 @@ class Survey:
     sites: Mapping[str, int]
     notices: Sequence[Notice]
     source: Mapping[str, Any]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def recipe(self, taken: Sequence[Notice]) -> str:
         """Return a recipe, as TOML, that carries out the proposals of some of the notices.
 
         Raises:
-            ProtofedError: If it does not run: the data are read as a run would read them.
+            ProtofedError: If something is open, or it does not run: the data are read as a run would read them.
         """
+        for notice in self.notices:
+            if notice.open:
+                raise DataError(f"{self.folder.path}: {told(notice)}")
         tokens = combined(taken).get("data.text_as") == "tokens"
-        text = text_of("text" if tokens else self.kind, taken, self.source)
+        text = text_of("text" if tokens else self.kind, taken, self.source, self.overrides)
         load_data(resolve(parse_toml(text)))
         return text
 
 
-def inspected(path: Path, label: str = "", site: str = "") -> Survey:
+def inspected(path: Path, label: str = "", site: str = "", overrides: Mapping[str, Any] | None = None) -> Survey:
     """Look at a folder.
 
     Args:
         path: A folder with a file or folder per site, a federation folder, or one table with a column of sites.
         label: The column to predict; "" to guess it.
         site: The column of a single table that names the sites; "" to guess it.
+        overrides: Options of the recipe by dotted name; what they settle is not asked.
 
     Raises:
         DataError: If there is nothing to learn from, or a named column is not there.
     """
-    return surveyed(look(path), label, site)
+    return surveyed(look(path), label, site, overrides)
 
 
-def surveyed(folder: DataFolder, label: str = "", site: str = "") -> Survey:
+def surveyed(
+    folder: DataFolder, label: str = "", site: str = "", overrides: Mapping[str, Any] | None = None
+) -> Survey:
     """Look at a folder whose sites are known; see :func:`inspected`."""
+    asked = build_options(DataOptions, apply_overrides({}, overrides or {}).get("data", {}), "data")
+    found = _surveyed(folder, label or asked.label_column, site, asked)
+    return replace(found, overrides=overrides or {})
+
+
+def _surveyed(folder: DataFolder, label: str, site: str, asked: DataOptions) -> Survey:
     unread = [Notice(name, "", "is no data", "it is not read") for name in folder.unread]
     if folder.kind == "samples" or (list(folder.sites) == [ONE_TABLE] and others.in_one_column(folder)):
-        return _of_samples(folder, label, site)
+        return _of_samples(folder, label, site, asked)
     if site and (folder.kind != "tables" or list(folder.sites) != [ONE_TABLE]):
         raise DataError(f"{folder.path}: is no single table, so no column names its sites: leave out --site {site}")
     if folder.kind == "tables":
-        return _of_tables(folder, unread, label, site)
+        return _of_tables(folder, unread, label, site, asked)
     if folder.kind == "images":
-        (found, held), kind = others.images(folder), "image"
+        (found, held), kind = others.images(folder, asked.labels), "image"
     else:
-        found, held, dimensions = others.arrays(folder, DataOptions())
+        found, held, dimensions = others.arrays(folder, asked)
         kind = {1: "vector", 2: "series"}.get(dimensions, "image")
     sizes = {name: counts.total() for name, counts in held.items()}
     if len(folder.sites) == 1:
@@ -93,7 +108,7 @@ def surveyed(folder: DataFolder, label: str = "", site: str = "") -> Survey:
     return Survey(folder, kind, sizes, [*unread, *found], folder.options)
 
 
-def _of_samples(folder: DataFolder, label: str, site: str) -> Survey:
+def _of_samples(folder: DataFolder, label: str, site: str, asked: DataOptions) -> Survey:
     """Look at images, series or vectors in a column of one data set."""
     named: dict[str, Any] = {"data.label_column": label} if label else {}
     listing = others.opened({**folder.options, **named})
@@ -103,18 +118,19 @@ def _of_samples(folder: DataFolder, label: str, site: str) -> Survey:
         named |= {**NATURAL, "data.options.id_column": column}
         listing = others.opened({**folder.options, **named})
         told = Notice("", column, "names the site of each sample", "one client each")
-    found, held, kind = others.samples(listing)
+    found, held, kind = others.samples(listing, asked.labels)
     sizes = {name: counts.total() for name, counts in held.items()}
     return Survey(folder, kind, sizes, [told, *found], {**folder.options, **named})
 
 
-def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str) -> Survey:
+def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str, asked: DataOptions) -> Survey:
     coded = [*_coded(folder)]
-    data = DataOptions(encoding=ENCODING if coded else "")
+    coded = [] if asked.encoding else coded
+    data = DataOptions(encoding=ENCODING if coded else asked.encoding, nothing=asked.nothing)
     held, wrong = sheets(folder, data)
     damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
-        raise DataError("; ".join(why for _, why in wrong[:3]))
+        raise DataError(wrong[0][1] + f"; and {len(wrong) - 1} more" * (len(wrong) > 1))
     if not any(sheet.rows for sheet in held):
         raise DataError(f"{folder.path}: holds no rows: expected one per sample below the header")
     source = dict(folder.options)
@@ -122,15 +138,15 @@ def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str) 
         held, more, told = _divided(held[0], site)
         source |= more
         unread += told
-    held, spelt = tables.renamed(held)
-    found, judged = _judged(held, label)
+    held, spelt = tables.renamed(held, asked)
+    found, judged = _judged(held, label, asked)
     if odd := combined(judged).get("data.nothing"):  # what stands for a missing value changes what columns are
-        read, _ = sheets(folder, replace(data, nothing=tuple(odd)))
+        read, _ = sheets(folder, replace(data, nothing=(*asked.nothing, *odd)))
         if list(folder.sites) == [ONE_TABLE]:
             read = _divided(read[0], site)[0]
-        _, again = _judged(tables.renamed(read)[0], label)
+        _, again = _judged(tables.renamed(read, asked)[0], label, asked)
         judged = [f for f in judged if "data.nothing" in f.options] + again
-    notices = [*unread, *damaged, *coded, *spelt, found, *judged]
+    notices = sorted([*unread, *damaged, *coded, *spelt, found, *judged], key=lambda notice: not notice.asks)
     return Survey(folder, "table", {sheet.site: sheet.rows for sheet in held}, notices, source)
 
 
@@ -149,9 +165,9 @@ def _undivided(samples: int) -> Notice:
     return Notice("", "", "nothing names a site", proposal, options)
 
 
-def _judged(held: Sequence[SiteTable], label: str) -> tuple[Notice, list[Notice]]:
-    name, found = tables.label_of(held, label)
-    return found, tables.judge(held, name)
+def _judged(held: Sequence[SiteTable], label: str, asked: DataOptions) -> tuple[Notice, list[Notice]]:
+    name, found = tables.label_of(held, label, asked.labels)
+    return found, tables.judge(held, name, asked)
 
 
 def _divided(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, Any], list[Notice]]:

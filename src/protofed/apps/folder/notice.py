@@ -23,6 +23,7 @@ class Notice:
         proposal: What to do about it; "" if it is only worth knowing.
         options: Values by dotted name that carry out the proposal. Lists and tables add to those of other notices.
         open: Whether no option can mend it: a person has to.
+        asks: Whether a person should look at it first.
     """
 
     site: str
@@ -31,6 +32,7 @@ class Notice:
     proposal: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     open: bool = False
+    asks: bool = False
 
     def __post_init__(self) -> None:
         """Take out of texts of files what would break a line of a terminal or a recipe."""
@@ -42,14 +44,14 @@ def combined(notices: Iterable[Notice]) -> dict[str, Any]:
     """Return the options of all notices together."""
     options: dict[str, Any] = {}
     for notice in notices:
-        options = _both(options, notice.options)
+        options = both(options, notice.options)
     return options
 
 
-def _both(first: Any, second: Any) -> Any:
+def both(first: Any, second: Any) -> Any:
     """Return two values of one option together: tables and lists have the entries of both."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return {**first, **{n: _both(first[n], v) if n in first else v for n, v in second.items()}}
+        return {**first, **{n: both(first[n], v) if n in first else v for n, v in second.items()}}
     if isinstance(first, list) and isinstance(second, list):
         return list(dict.fromkeys([*first, *second]))
     return second

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from protofed.apps.folder.notice import Notice
-from protofed.apps.folder.scan import DataFolder, files_of
-from protofed.apps.folder.tables import TEST_FRACTION, of_classes, shown_classes
+from protofed.apps.folder.notice import Notice, combined
+from protofed.apps.folder.scan import NESTED, DataFolder, files_of
+from protofed.apps.folder.tables import TEST_FRACTION, asked, of_classes, shown_classes, spelt, with_names
 from protofed.config.schema import apply_overrides
 from protofed.data import DataOptions
 from protofed.data.apart import read_schema
@@ -39,7 +39,7 @@ LOOKED = 2000
 """Samples of one data set that are read."""
 
 
-def images(folder: DataFolder) -> tuple[list[Notice], Held]:
+def images(folder: DataFolder, names: Mapping[str, str]) -> tuple[list[Notice], Held]:
     """Return the notices for images in folders by class, by their headers alone, and the samples by class."""
     found: list[Notice] = []
     sizes: Counter[tuple[int, int]] = Counter()
@@ -65,7 +65,7 @@ def images(folder: DataFolder) -> tuple[list[Notice], Held]:
     if {True, False} <= set().union(*grey.values()):
         few = ", ".join(site for site, modes in grey.items() if True in modes)
         found.append(Notice(few, "", "grey images, where others are in colour", "protofed makes them colour"))
-    return [*_classes(held), *found], held
+    return [*_classes(held, names), *found], held
 
 
 def in_one_column(folder: DataFolder) -> bool:
@@ -84,11 +84,10 @@ def opened(source: Mapping[str, Any]) -> Listing:
     return open_dataset(data.source, data, data.options, 0)
 
 
-def samples(listing: Listing) -> tuple[list[Notice], Held, str]:
+def samples(listing: Listing, names: Mapping[str, str]) -> tuple[list[Notice], Held, str]:
     """Return the notices for one data set, its samples by class and site, and the kind of samples."""
     found: list[Notice] = []
-    names = listing.class_names
-    labels = [names[label] if names else str(label) for label in listing.labels.tolist()]
+    labels = _names(listing)
     ids = [str(value) for value in listing.ids.tolist()] if listing.ids is not None else [""] * len(labels)
     held: Held = {}
     for site, label in zip(ids, labels, strict=True):
@@ -101,7 +100,7 @@ def samples(listing: Listing) -> tuple[list[Notice], Held, str]:
             raise
         found.append(Notice("", "", "images of several sizes", f"scale them to {SIDE} pixels", RESIZED))
     kind = {1: "vector", 2: "series"}.get(first.dim() - 1, "image")
-    return [*_classes(held), *found], held, "table" if listing.columns is not None else kind
+    return [*_classes(held, names), *found], held, "table" if listing.columns is not None else kind
 
 
 def arrays(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, int]:
@@ -111,7 +110,10 @@ def arrays(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, i
     held: Held = {}
     budget = data.budget()
     for site, path in folder.sites.items():
-        for file in [path] if path.is_file() else sorted(path.glob("*.npz")):
+        files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+        if not files:
+            raise DataError(f"{path}: holds no .npz file {NESTED}")
+        for file in files:
             try:
                 listing = read_npz(file, budget)
             except DataError as error:
@@ -119,17 +121,30 @@ def arrays(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, i
                 continue
             if len(listing):
                 shapes.setdefault(site, tuple(listing.read(torch.arange(1)).shape[1:]))
-            held.setdefault(site, Counter()).update(map(str, listing.labels.tolist()))
+            held.setdefault(site, Counter()).update(_names(listing))
     usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ()
     for site, shape in shapes.items():
         if shape != usual:
             told = f"samples of {sides(shape)}, elsewhere {sides(usual)}"
             found.append(Notice(site, "", told, "cut or pad them to one shape", open=True))
-    return [*_classes(held), *found], held, len(usual)
+    return [*_classes(held, data.labels), *found], held, len(usual)
 
 
-def _classes(held: Held) -> list[Notice]:
-    """Return what the classes are, and which sites lack some, have a single one, or few test samples."""
-    shown = Notice("", "", shown_classes(sum(held.values(), Counter())))
-    tested = {site: round(TEST_FRACTION * counts.total()) for site, counts in held.items()}
-    return [shown, *(notice for site in held for notice in of_classes(held, site, tested[site]))]
+def _names(listing: Listing) -> list[str]:
+    known = dict(enumerate(listing.class_names or ()))
+    return [str(known.get(label, label)) for label in listing.labels.tolist()]
+
+
+def _classes(held: Held, names: Mapping[str, str]) -> list[Notice]:
+    """Return what the classes are, how sites spell them, and which sites lack some or have few test samples.
+
+    Args:
+        names: Names in place of others, which somebody has given.
+    """
+    given = {site: with_names(counts, names) for site, counts in held.items()}
+    found = [*asked(given, "", "data.labels", names), *spelt(given, "", "data.labels")]
+    meant = {site: with_names(counts, combined(found).get("data.labels", {})) for site, counts in given.items()}
+    found.append(Notice("", "", shown_classes(sum(meant.values(), Counter()))))
+    for site, counts in meant.items():
+        found += of_classes(meant, site, round(TEST_FRACTION * counts.total()))
+    return found

@@ -9,23 +9,37 @@ from typing import Any
 
 import tomli_w
 
-from protofed.apps.folder.notice import Notice, combined
+from protofed.apps.folder.notice import Notice, both, combined
 from protofed.config.schema import apply_overrides
 from protofed.storage.files import write_text
+from protofed.untrusted.reading import parse_toml
 
 
-def text_of(kind: str, notices: Iterable[Notice], source: Mapping[str, Any]) -> str:
+def text_of(
+    kind: str, notices: Iterable[Notice], source: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> str:
     """Return a recipe that runs, as TOML.
 
     Args:
         kind: ``table``, ``text``, ``vector``, ``series`` or ``image``.
         notices: Those whose proposals are carried out.
         source: Options by which the data are found, by dotted name.
+        overrides: Further options by dotted name; lists and tables add to those of notices.
     """
     general = (resources.files(__package__) / "recipes" / f"{kind}.toml").read_text(encoding="utf-8")
-    own = tomli_w.dumps(apply_overrides({}, {**source, **combined(notices)}))
+    usual, own = parse_toml(general), apply_overrides({}, {**source, **combined(notices)})
+    asked = {name: both(_at(own, name), value) for name, value in (overrides or {}).items()}
+    tree = apply_overrides({**usual, **own}, asked)
+    if any(tree.get(name) != value for name, value in usual.items()):
+        return tomli_w.dumps(tree)  # without the comments, which are on what was usual
     head, model, rest = general.partition("\n# ")
-    return f"{head}\n{own}{model}{rest}"
+    return f"{head}\n{tomli_w.dumps({n: v for n, v in tree.items() if n not in usual})}{model}{rest}"
+
+
+def _at(tree: Any, name: str) -> Any:
+    for step in name.split("."):
+        tree = tree.get(step) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def write(path: Path, text: str, notices: Sequence[Notice], refused: Sequence[Notice] = ()) -> None:

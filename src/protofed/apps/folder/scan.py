@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ from protofed.untrusted.limits import Budget
 TABLES = (".parquet", *DELIMITED)
 ONE_TABLE = "table"
 """Name of the only table of a folder, before its sites are known."""
+NESTED = (
+    "of its own, only folders: a file per sample is read of images alone; put samples into one "
+    "table with a column of classes, or series into one .npz file (x: samples × channels × length, y: classes)"
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ class ColumnScan:
     def first_missing(self) -> int:
         """Row of the first value that is not there."""
         return self.rows[self.texts.index(None)]
+
+    def renamed(self, names: Mapping[str, str]) -> ColumnScan:
+        """Return the column with names in place of others."""
+        texts = [None if text is None else names.get(category(text), text) for text in self.texts]
+        return replace(self, texts=texts) if names else self
 
     def dates(self, month_first: bool = False) -> int:
         """Return how many of the values are dates."""
@@ -194,6 +203,8 @@ def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list
     budget = data.budget()
     for site, path in folder.sites.items():
         files = files_of(path)
+        if not files:
+            wrong.append((site, f"{path}: holds no table {NESTED}"))
         parts: dict[str, list[str | None]] = {}
         rows, tested = 0, None
         for file in files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +16,7 @@ from protofed.apps.folder.scan import ColumnScan, SiteTable
 from protofed.data.arrow import LABEL_NAMES
 from protofed.data.comparing import alike, majority
 from protofed.data.dates import DAY, day
+from protofed.data.options import DataOptions
 from protofed.data.tables import category
 from protofed.data.typed import identifies
 from protofed.errors import unknown_name
@@ -22,6 +24,8 @@ from protofed.untrusted import limits
 
 MANY_CLASSES = 30
 """Most different values of a column that is taken for the label."""
+FEW_CLASSES = 10
+"""Most different numbers that are taken for classes however few samples there are."""
 FEW_TESTED = 30
 """Test samples below which a difference of a few points is chance."""
 TEST_FRACTION = 0.25
@@ -42,6 +46,10 @@ _PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 """Texts in place of a value that nobody knows."""
+_WORD = re.compile(r"[+\-±]+|x+|none?|nil|void|empty", re.IGNORECASE)
+"""Those that may be a category."""
+Held = Mapping[str, Mapping[str, int]]
+"""Number of samples of each class or category, by site."""
 _BIRTH = re.compile(r".*(birth|born|dob|geb).*", re.IGNORECASE)
 
 
@@ -56,8 +64,13 @@ def names_site(column: str) -> bool:
     return _SITE.fullmatch(_folded(column)) is not None
 
 
-def renamed(sheets: Sequence[SiteTable]) -> tuple[list[SiteTable], list[Notice]]:
-    """Return tables whose columns have the usual spelling of their name, and what was found."""
+def renamed(sheets: Sequence[SiteTable], asked: DataOptions) -> tuple[list[SiteTable], list[Notice]]:
+    """Return tables whose columns have the usual spelling of their name, and what was found.
+
+    Args:
+        asked: Names of columns and categories in place of others, and columns to leave out.
+    """
+    sheets = [replace(sheet, columns=_meant_columns(sheet, asked)) for sheet in sheets]
     votes = Counter(name for sheet in sheets for name in sheet.columns)
     usual: dict[str, str] = {}
     for name, _ in votes.most_common():
@@ -73,11 +86,18 @@ def renamed(sheets: Sequence[SiteTable]) -> tuple[list[SiteTable], list[Notice]]
     return named, found
 
 
-def label_of(sheets: Sequence[SiteTable], wanted: str = "") -> tuple[str, Notice]:
+def _meant_columns(sheet: SiteTable, asked: DataOptions) -> dict[str, ColumnScan]:
+    names = {n: asked.rename.get(n, n) for n in sheet.columns}
+    kept = {names[n]: column for n, column in sheet.columns.items() if names[n] not in asked.drop}
+    return {n: column.renamed(asked.renamed.get(n, {})) for n, column in kept.items()}
+
+
+def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str]) -> tuple[str, Notice]:
     """Return the column that is most probably the label, or "", and what speaks for it.
 
     Args:
         wanted: The column that somebody has named; "" to guess.
+        names: Names of classes in place of others.
     """
     common = [name for name in sheets[0].columns if all(name in sheet.columns for sheet in sheets)]
     if wanted:
@@ -85,15 +105,43 @@ def label_of(sheets: Sequence[SiteTable], wanted: str = "") -> tuple[str, Notice
             return "", Notice(
                 _few(lacking), wanted, "is not there", unknown_name("label", wanted, common), open=True
             )
-        return wanted, Notice("", wanted, _classes(sheets, wanted), "the label", {"data.label_column": wanted})
+        if quantity := _quantity(sheets, wanted):
+            return "", _no_classes(wanted, quantity, [name for name in common if _score(sheets, name, False)])
+        return wanted, Notice(
+            "", wanted, _classes(sheets, wanted, names), "the label", {"data.label_column": wanted}
+        )
     scores = {name: _score(sheets, name, name == common[-1]) for name in common}
     ranked = sorted((name for name in common if scores[name]), key=lambda name: -scores[name])
+    best = max(((_meant(name), name == common[-1]) for name in ranked), default=(0.0, False))
+    for name in common:  # what is meant to be predicted may be no class
+        last = not best[0] and name == common[-1]
+        if (_meant(name) > best[0] or (last and not best[1])) and (quantity := _quantity(sheets, name)):
+            return "", _no_classes(name, quantity, ranked)
     if not ranked:
         return "", Notice("", "", "no column looks like a label", f"name it: --label {_few(common)}", open=True)
     others = [name for name in ranked[1:4] if 2 * scores[name] > scores[ranked[0]]]
     proposal = "the label" + f"; it could be {' or '.join(others)}, too (--label)" * bool(others)
     options = {"data.label_column": ranked[0]}
-    return ranked[0], Notice("", ranked[0], _classes(sheets, ranked[0]), proposal, options)
+    return ranked[0], Notice("", ranked[0], _classes(sheets, ranked[0], names), proposal, options)
+
+
+def _no_classes(name: str, quantity: str, others: Sequence[str]) -> Notice:
+    named = f", or name another column: --label {_few(others)}" * bool(others)
+    return Notice("", name, f"{quantity}; protofed classifies", f"make classes of it{named}", open=True)
+
+
+def _quantity(sheets: Sequence[SiteTable], name: str) -> str:
+    """Return what a column measures, in words; "" if its values may be classes, or identify samples."""
+    columns = [sheet.columns[name] for sheet in sheets if sheet.columns[name].present]
+    if not columns or not all(column.numeric for column in columns):
+        return ""
+    numbers = np.concatenate([column.numbers for column in columns])
+    few = max(FEW_CLASSES, len(numbers) / 5)
+    if (numbers % 1).any():
+        few = min(MANY_CLASSES, few)
+    if len(np.unique(numbers)) <= few or any(identifies(name, column.numbers) for column in columns):
+        return ""
+    return f"is a quantity from {numbers.min():g} to {numbers.max():g}"
 
 
 def _score(sheets: Sequence[SiteTable], name: str, last: bool) -> float:
@@ -105,15 +153,26 @@ def _score(sheets: Sequence[SiteTable], name: str, last: bool) -> float:
     few = 2 <= len(values) <= min(MANY_CLASSES, rows / 5)
     if not few or fractions or sum(column.dates() for column in columns) > rows / 2:
         return 0.0
-    told = 4.0 if name.casefold() in LABEL_NAMES else 3.0 if _LABEL.fullmatch(name.casefold()) else 0.0
-    return told + 1.5 * last + 0.5 * (len(values) == 2) + 0.5 * (not any(c.numeric for c in columns)) + 0.1
+    words = 0.5 * (len(values) == 2) + 0.5 * (not any(c.numeric for c in columns))
+    return _meant(name) + 1.5 * last + words + 0.1
 
 
-def _classes(sheets: Sequence[SiteTable], name: str) -> str:
-    votes: Counter[str] = Counter()
-    for sheet in sheets:
-        votes.update(sheet.columns[name].distinct)
-    return shown_classes(votes)
+def _meant(name: str) -> float:
+    """Return how much the name of a column says that it is the label."""
+    return 4.0 if name.casefold() in LABEL_NAMES else 3.0 if _LABEL.fullmatch(name.casefold()) else 0.0
+
+
+def _classes(sheets: Sequence[SiteTable], name: str, names: Mapping[str, str]) -> str:
+    held = (with_names(sheet.columns[name].distinct, names) for sheet in sheets)
+    return shown_classes(sum(held, Counter()))
+
+
+def with_names(counts: Mapping[str, int], names: Mapping[str, str]) -> Counter[str]:
+    """Return numbers of samples by class, with names in place of others."""
+    found: Counter[str] = Counter()
+    for value, number in counts.items():
+        found[names.get(value, value)] += number
+    return found
 
 
 def shown_classes(votes: Counter[str]) -> str:
@@ -122,24 +181,29 @@ def shown_classes(votes: Counter[str]) -> str:
     return f"{len(votes)} classes: {shown}" + ", …" * (len(votes) > 6)
 
 
-def judge(sheets: Sequence[SiteTable], label: str) -> list[Notice]:
+def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list[Notice]:
     """Return the notices for all columns and sites, in the order in which a person would read them.
 
     Args:
         label: The column of the label; "" if there is none.
+        settled: What somebody has set.
     """
-    found = [*_labels(sheets, label)] if label else []
+    if label:
+        columns = [{**s.columns, label: s.columns[label].renamed(settled.labels)} for s in sheets]
+        sheets = [replace(sheet, columns=own) for sheet, own in zip(sheets, columns, strict=True)]
+    found = [*_labels(sheets, label, settled.labels)] if label else []
     names = list(dict.fromkeys(name for sheet in sheets for name in sheet.columns if name != label))
     shared = [name for name in names if all(name in sheet.columns for sheet in sheets)]
     for name in names:
         if name not in shared:
+            found += _called(sheets, name)
             lacking = _few([sheet.site for sheet in sheets if name not in sheet.columns])
             found.append(Notice(lacking, name, "is not there", "leave it out at all sites", {"data.drop": [name]}))
     dated = [name for name in shared if _is_date(sheets, name)]
     found += _dates(sheets, dated) if dated else ()
     for name in shared:
         if name not in dated:
-            found += _column(sheets, name)
+            found += _column(sheets, name, settled.renamed.get(name, {}))
     dropped = {name for notice in found for name in notice.options.get("data.drop", ())}
     found += _missing(sheets, [name for name in shared if name not in dropped])
     if len(sheets) > 1 and "data.standardise" not in combined(found):
@@ -149,33 +213,82 @@ def judge(sheets: Sequence[SiteTable], label: str) -> list[Notice]:
     return [*found, *_sites(sheets, label, combined(found).get("data.labels", {}))] if label else found
 
 
-def _labels(sheets: Sequence[SiteTable], label: str) -> Iterator[Notice]:
+def _called(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
+    """Yield the question whether the column that one site alone has is what all others call something else."""
+    (own, *more) = [sheet for sheet in sheets if name in sheet.columns]
+    rest = [sheet for sheet in sheets if sheet is not own]
+    if more or not rest:
+        return
+    common = set.intersection(*(set(sheet.columns) for sheet in rest)) - own.columns.keys()
+    kind = own.columns[name].numeric
+    alike = [n for n in rest[0].columns if n in common and rest[0].columns[n].numeric == kind]
+    if alike:
+        found = f"here alone, where others have {_few(list(map(repr, alike)))}"
+        told = f"the same? data.rename.{name}={alike[0] if len(alike) == 1 else '…'}"
+        yield Notice(own.site, name, found, told, asks=True)
+
+
+def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str]) -> Iterator[Notice]:
+    held = {sheet.site: sheet.columns[label].distinct for sheet in sheets}
+    yield from asked(held, label, "data.labels", settled)
     for sheet in sheets:
         if missing := sheet.columns[label].missing:
             told = f"{missing} rows have none, the first is row {sheet.columns[label].first_missing}"
             yield Notice(sheet.site, label, told, "leave these rows out", {"data.unlabelled": "drop"})
     values = {value for sheet in sheets for value in sheet.columns[label].distinct}
     if not all(re.fullmatch(r"-?\d+", value) for value in values):
-        yield from _spelt(sheets, label, "data.labels", "")
+        yield from spelt(held, label, "data.labels")
     elif {int(value) for value in values} != set(range(len(values))):
         names = {value: value for value in sorted(values, key=int)}
         told = f"is numbered {_few(list(names))}"
         yield Notice("", label, told, "use the numbers as names", {"data.labels": names})
 
 
-def _spelt(sheets: Sequence[SiteTable], name: str, option: str, column: str) -> Iterator[Notice]:
+def asked(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Iterator[Notice]:
+    """Yield what only one site says: words for a missing value, and names that may be those of all others.
+
+    Args:
+        held: Number of samples by class or category, by site.
+        name: The column, for the notice.
+        option: Option for names in place of others.
+        settled: What it already says; a name in place of itself is one of its own.
+    """
+    within = _within(held)
+    held = {site: with_names(counts, within) for site, counts in held.items()}
+    for site, own in held.items():
+        rest = [set(counts) for other, counts in held.items() if other != site and counts]
+        alone = sorted(own.keys() - set().union(*rest) - settled.keys()) if rest else []
+        if blanks := [n for n in alone if _PLACEHOLDER.fullmatch(n) and not _WORD.fullmatch(n)]:
+            options = {"data.nothing": blanks}
+            found = f"{_few(list(map(repr, blanks)))} here alone"
+            yield Notice(site, name, found, "read it as a missing value", options, asks=True)
+        names = [n for n in alone if n not in blanks]
+        usual, plain = sorted(rest[0]) if rest else [], len(own) - len(blanks)
+        if not 2 <= len(names) == plain == len(usual) or any(other != rest[0] for other in rest):
+            continue
+        if (len(rest) == 1 and plain > 2) or any(n.isdecimal() for n in (*names, *usual)):
+            continue  # two sites may have different classes; of numbers and words, see alike
+        first = _few(list(map(repr, usual)))
+        told = f"the same? {' '.join(f'{option}.{n}=…' for n in names[:3])}; or {option}.{names[0]}={names[0]}"
+        only = option == "data.labels"  # of which an answer depends
+        yield Notice(site, name, f"{_few(list(map(repr, names)))}, elsewhere {first}", told, open=only, asks=True)
+
+
+def spelt(held: Held, name: str, option: str, column: str = "") -> Iterator[Notice]:
     """Yield the names of categories or classes that are probably the same.
 
     Args:
+        held: Number of samples by class or category, by site.
+        name: The column, for the notice.
         option: Option for names in place of others.
         column: The column in that option; "" if it is that of the label.
     """
-    within = _within(sheets, name)
+    within = _within(held)
     for odd, usual in within.items():
-        where = _few([sheet.site for sheet in sheets if odd in sheet.columns[name].distinct])
+        where = _few([site for site, counts in held.items() if odd in counts])
         found, proposal = f"{odd!r} beside {usual!r}", f"read {odd!r} as {usual!r}"
         yield Notice(where, name, found, proposal, _renames(option, column, {odd: usual}))
-    sites = [(s.site, tuple(dict.fromkeys(within.get(n, n) for n in s.columns[name].distinct))) for s in sheets]
+    sites = [(site, tuple(dict.fromkeys(within.get(n, n) for n in counts))) for site, counts in held.items()]
     for match in alike(column, sites, {}):
         found = match.problem.split(" has ")[-1].removeprefix("has the classes ")
         if not match.renames:
@@ -191,11 +304,9 @@ def _renames(option: str, column: str, pairs: Mapping[str, str]) -> dict[str, An
     return {option: {column: dict(pairs)} if column else dict(pairs)}
 
 
-def _within(sheets: Sequence[SiteTable], name: str) -> dict[str, str]:
+def _within(held: Held) -> dict[str, str]:
     """Return the most frequent spelling for every other one that differs from it in case and spaces alone."""
-    votes: Counter[str] = Counter()
-    for sheet in sheets:
-        votes.update(sheet.columns[name].distinct)
+    votes = sum(map(Counter, held.values()), Counter[str]())
     usual: dict[str, str] = {}
     for value, _ in votes.most_common():
         usual.setdefault(" ".join(value.casefold().split()), value)
@@ -244,7 +355,7 @@ def _middle(sheets: Sequence[SiteTable], name: str, month_first: bool) -> float:
     return float(np.median([number for number in found if number is not None]))
 
 
-def _column(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
+def _column(sheets: Sequence[SiteTable], name: str, settled: Mapping[str, str]) -> Iterator[Notice]:
     """Yield the notices for a column that all sites have and that holds no dates."""
     columns = {sheet.site: sheet.columns[name] for sheet in sheets if sheet.columns[name].present}
     if not columns:
@@ -252,10 +363,10 @@ def _column(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
     elif majority(column.numeric for column in columns.values()):
         yield from _numbers(name, columns)
     else:
-        yield from _words(sheets, name, columns)
+        yield from _words(name, columns, settled)
 
 
-def _words(sheets: Sequence[SiteTable], name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Notice]:
+def _words(name: str, columns: Mapping[str, ColumnScan], settled: Mapping[str, str]) -> Iterator[Notice]:
     """Yield the notices for a column of texts."""
     texts = [text for column in columns.values() for text in column.present]
     number = len({value for column in columns.values() for value in column.distinct})
@@ -264,7 +375,9 @@ def _words(sheets: Sequence[SiteTable], name: str, columns: Mapping[str, ColumnS
         if odd := [site for site, column in columns.items() if column.numeric]:
             yield Notice(_few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
         else:
-            yield from _spelt(sheets, name, "data.categories", name)
+            held = {site: column.distinct for site, column in columns.items()}
+            yield from asked(held, name, f"data.categories.{name}", settled)
+            yield from spelt(held, name, "data.categories", name)
     elif sum(text.count(" ") for text in texts) >= 3 * len(texts):
         known = find_spec("wordllama") is not None
         use = "use the mean of its words' vectors" if known else "learn from its first words"
@@ -321,10 +434,7 @@ def _sites(sheets: Sequence[SiteTable], label: str, names: Mapping[str, str]) ->
     Args:
         names: Names of classes in place of others.
     """
-    held: dict[str, Counter[str]] = {sheet.site: Counter() for sheet in sheets}
-    for sheet in sheets:
-        for value, number in sheet.columns[label].distinct.items():
-            held[sheet.site][names.get(value, value)] += number
+    held = {sheet.site: with_names(sheet.columns[label].distinct, names) for sheet in sheets}
     for sheet in sheets:
         tested = round(TEST_FRACTION * sheet.rows) if sheet.tested is None else sheet.tested
         yield from of_classes(held, sheet.site, tested)
