@@ -220,6 +220,12 @@ def test_a_quantity_is_no_label(name, label, tmp_path):
     assert combined(inspected(tmp_path, "sex").notices)["data.label_column"] == "sex"
 
 
+def test_numbers_without_gaps_are_classes(tmp_path):
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", ["x", "label"], [[i * 0.5, i % 40] for i in range(80)])
+    assert inspected(tmp_path, "label").notices[0].found.startswith("40 classes: ")
+
+
 def _class_folders(path: Path, names: dict[str, tuple[str, str]]) -> None:
     for site, pair in names.items():
         for value, name in enumerate(pair):
@@ -245,6 +251,11 @@ def test_class_folders_of_another_language_are_asked_about_and_settled_in_one_go
     first = inspected(tmp_path / "sites").notices[0]
     assert (first.site, first.found, first.open) == ("c", "'eins', 'zwei', elsewhere 'one', 'two'", True)
     assert "c: 'eins', 'zwei'" in str(CliRunner().invoke(app, ["init", "sites", "--yes"]).exception)
+    monkeypatch.setattr(
+        "protofed.apps.folder.cli._agreed", lambda notice: pytest.fail("asked before it is settled")
+    )
+    monkeypatch.setattr("protofed.cli.common._Console.is_terminal", True)
+    assert "c: 'eins', 'zwei'" in str(CliRunner().invoke(app, ["init", "sites"]).exception)
     run("init", "sites", "data.labels.eins=one", "data.labels.zwei=two", "training.lr=0.2", "--yes")
     recipe = load_recipe("protofed.toml")
     assert recipe["data"]["labels"] == {"One": "one", "eins": "one", "zwei": "two"}

@@ -47,6 +47,7 @@ def init(
     if not yes and not console.is_terminal:
         console.print("Nothing is written: add --yes to take the proposals.", highlight=False)
         return
+    look.check()  # before anything is asked
     taken = proposals if yes else [f for f in proposals if _agreed(f)]
     text = look.recipe(taken)
     write(out, text, look.notices, [notice for notice in proposals if notice not in taken])

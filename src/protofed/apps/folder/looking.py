@@ -56,13 +56,17 @@ class Survey:
         Raises:
             ProtofedError: If something is open, or it does not run: the data are read as a run would read them.
         """
-        for notice in self.notices:
-            if notice.open:
-                raise DataError(f"{self.folder.path}: {told(notice)}")
+        self.check()
         tokens = combined(taken).get("data.text_as") == "tokens"
         text = text_of("text" if tokens else self.kind, taken, self.source, self.overrides)
         load_data(resolve(parse_toml(text)))
         return text
+
+    def check(self) -> None:
+        """Raise DataError if a person has to settle something first."""
+        for notice in self.notices:
+            if notice.open:
+                raise DataError(f"{self.folder.path}: {told(notice)}")
 
 
 def inspected(path: Path, label: str = "", site: str = "", overrides: Mapping[str, Any] | None = None) -> Survey:

@@ -136,10 +136,12 @@ def _quantity(sheets: Sequence[SiteTable], name: str) -> str:
     if not columns or not all(column.numeric for column in columns):
         return ""
     numbers = np.concatenate([column.numbers for column in columns])
-    few = max(FEW_CLASSES, len(numbers) / 5)
-    if (numbers % 1).any():
+    values, few = np.unique(numbers), max(FEW_CLASSES, len(numbers) / 5)
+    if (values % 1).any():
         few = min(MANY_CLASSES, few)
-    if len(np.unique(numbers)) <= few or any(identifies(name, column.numbers) for column in columns):
+    elif np.ptp(values) < len(values):
+        return ""  # classes that are numbered without gaps
+    if len(values) <= few or any(identifies(name, column.numbers) for column in columns):
         return ""
     return f"is a quantity from {numbers.min():g} to {numbers.max():g}"
 
