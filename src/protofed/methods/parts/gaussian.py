@@ -158,8 +158,9 @@ class Pools(NamedTuple):
         """
         square = self.own.plus(self.others).square
         matrices, factors = [], []
+        covariances = {share: self.covariance(share) for share, _ in kinds}
         for share, shrinkage in kinds:
-            whole, n = self.covariance(share)
+            whole, n = covariances[share]
             s = oracle(whole, n) if shrinkage == "oas" else float(shrinkage)
             rest = max(n - 1, 1.0)
             matrix = (1 - s) * whole * (max(n, 1.0) / rest)
