@@ -32,7 +32,7 @@ def test_the_report_has_epsilon_after_every_round(mode, tmp_path):
     assert shown[0][1] != shown[1][1]
     page = write_report([run.directory], tmp_path / "page.html").read_text()
     assert page.count("Cost of privacy") == 1
-    assert all(f"<td>{row[1]}</td>" in page for row in shown)
+    assert all(f">{row[1]}</td>" in page for row in shown)
 
 
 @given(st.integers(0, 300))
