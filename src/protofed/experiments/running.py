@@ -171,11 +171,7 @@ def run_federation(
 
 
 def summary_of(
-    experiment: Experiment,
-    device: torch.device,
-    rounds: Sequence[RoundRecord],
-    federation: Federation,
-    memory: int,
+    experiment: Experiment, device: torch.device, rounds: Sequence[RoundRecord], federation: Federation, memory: int
 ) -> Summary:
     """Return the summary of a run after its last round, with its peak memory in bytes."""
     return Summary(

@@ -29,8 +29,7 @@ class ImageOptions(Options):
         (), "parts of the backbone that do not start from the file, e.g. conv1,bn1: FedProto's stem", of=""
     )
     mean: tuple[float, ...] = remote(
-        (),
-        "mean of each channel, of 0 … 1 for 8-bit images (none: as the weights require, if there are any)",
+        (), "mean of each channel, of 0 … 1 for 8-bit images (none: as the weights require, if there are any)"
     )
     std: tuple[float, ...] = remote((), "standard deviation of each channel (none: as for mean)", above=0)
     size: int = remote(0, "side in pixels to which images are scaled, bilinearly (0 = as they are)", least=0)
