@@ -15,16 +15,13 @@ class Columns:
 
     Attributes:
         image: Encoded images or features.
-        id: Natural ids.
         channels: 1 for grey, 3 for RGB.
         resize: Side in pixels.
-        drop: Not read.
         keep: Used although they look like identifiers.
         categories: Categories whatever their type, with names in place of others.
         missing: Allow missing values in tables.
         labelled: The samples have labels; otherwise columns that are not read may be absent too.
         ranged: Have a declared range.
-        text: Free text.
         form: What becomes of free text.
         dates: See :func:`protofed.data.dates.converted`, as ``month_first``.
         unlabelled: Leave out rows without a label.

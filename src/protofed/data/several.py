@@ -54,7 +54,6 @@ def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
 
 
 def _named(listing: Listing) -> np.ndarray:
-    """Return the name of each sample's class."""
     known = dict(enumerate(listing.class_names or ()))
     values, inverse = np.unique(listing.labels, return_inverse=True)
     return np.array([str(known.get(value, value)) for value in values.tolist()])[inverse]

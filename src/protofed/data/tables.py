@@ -62,7 +62,6 @@ class Moments(NamedTuple):
     Attributes:
         number: Present values.
         squares: Sum of squared deviations from the mean.
-        missing: Values are missing.
     """
 
     number: int = 0
@@ -106,11 +105,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Preparation of a table: from raw columns to the inputs of a model.
-
-    Attributes:
-        standardise: Source of the numbers: ``none``, ``site`` or ``federated``.
-    """
+    """Preparation of a table: from raw columns to the inputs of a model."""
 
     standardise: Standardise
     columns: Annotated[tuple[Column, ...], Meta(min_length=1, max_length=limits.COLUMNS)]
@@ -341,10 +336,8 @@ class SiteColumn:
     """A network site's statement about one of its columns: names and sums, never a value of a sample.
 
     Attributes:
-        kind: See :class:`RawColumn`.
         missing: Training samples lack values, if that adds an input.
         number: Values, if sums are asked for; see :class:`Moments`.
-        squares: Sum of squared deviations from the mean.
     """
 
     name: ClassName
@@ -409,7 +402,6 @@ def recode(raw: Tensor, own: tuple[RawColumn, ...], agreed: tuple[RawColumn, ...
 
     Args:
         raw: ``(n, C)`` float64.
-        own: Columns of ``raw``.
     """
     if own == agreed or not len(raw):
         return raw

@@ -183,12 +183,7 @@ def _tokenizer(place: str, length: int) -> _Tokenizer:
 
 @dataclass(frozen=True)
 class Form:
-    """What becomes of a column of text.
-
-    Attributes:
-        length: Tokens of a text.
-        tokenizer: See :func:`tokenize`.
-    """
+    """What becomes of a column of text."""
 
     kind: Literal["vectors", "tokens"] = "vectors"
     length: int = 0

@@ -99,7 +99,6 @@ def _strings(column: Any, name: str, files: Files) -> list[Any]:
 
 
 def _at(files: Files, name: str, row: int) -> str:
-    """Return the place of a value in words."""
     number = 0
     while row >= files[number][1]:
         row -= files[number][1]

@@ -93,7 +93,6 @@ def resting_place(experiment: Experiment, size: int) -> Store:
 
 
 def _in_files(size: int) -> Store:
-    """Return a store on disk."""
     check_room(Path(tempfile.gettempdir()), size, "clients", "let TMPDIR name a folder with more room")
     return Files(shared_folder())
 

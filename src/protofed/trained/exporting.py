@@ -73,7 +73,6 @@ class Written(NamedTuple):
     """An exported file.
 
     Attributes:
-        rule: By which it classifies.
         checked: Samples on which it was compared with the client, in words.
         cards: The model card and the card of the data, beside it.
     """
@@ -252,7 +251,6 @@ class _FixedPool(nn.Module):
 
 
 def _traces(trained: TrainedClient, rule: str, samples: Tensor) -> bool:
-    """Return whether a rule can be exported."""
     try:
         _traced(trained, rule, samples)
     except ModelError:

@@ -82,8 +82,6 @@ class Worth:
         missed: Accuracy at all samples by the curve through a half of them and fewer, minus the true one.
         sent: Bytes that a site sends, mean over sites and seeds.
         seconds: Seconds of the run of all sites in one process, without the features, mean over seeds.
-        revealed: Knowledge that the others gain, in one sentence.
-        directory: Of the comparison that was run.
     """
 
     sites: tuple[SiteWorth, ...]

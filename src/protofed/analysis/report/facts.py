@@ -183,7 +183,6 @@ def everybody(runs: Sequence[Run]) -> str:
 
 
 def _scored_on(runs: Sequence[Run]) -> set[str]:
-    """Return the values of ``evaluation.on``."""
     return {str(run.config.get("evaluation", {}).get("on")) for run in runs}
 
 

@@ -105,9 +105,6 @@ class SiteTable:
     """The table of one site, with all its splits.
 
     Attributes:
-        site: Name of the site.
-        file: Its file, or the first of several.
-        columns: Its columns by name.
         tested: Rows of a split for testing; None if none is set aside.
     """
 
@@ -127,11 +124,8 @@ class DataFolder:
     """What a folder holds.
 
     Attributes:
-        path: The folder or file.
         kind: ``tables``; ``images`` or ``arrays`` in files of their own; ``samples`` in columns of one data set.
         sites: Path of each site, a file or folder; one, ``ONE_TABLE``, where the sites are in a column.
-        options: Options by which protofed reads the folder.
-        unread: Files that are not data.
         first: Row of the first sample: in a spreadsheet, the header counts.
     """
 
@@ -193,11 +187,7 @@ def _kind(path: Path, depth: int = 0) -> str:
 
 
 def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list[tuple[str, str]]]:
-    """Return the tables of all sites, and for each file that cannot be read its site and why.
-
-    Args:
-        data: Options by which names and missing values are read.
-    """
+    """Return the tables of all sites, and for each file that cannot be read its site and why."""
     found: list[SiteTable] = []
     wrong: list[tuple[str, str]] = []
     budget = data.budget()
@@ -256,7 +246,6 @@ def divided(sheet: SiteTable, column: str) -> list[SiteTable]:
 
 
 def _texts(file: Path, data: DataOptions, budget: Budget) -> dict[str, list[str | None]]:
-    """Return the columns of a file as texts."""
     asked = Columns.of(data)
     if file.suffix.lower() in DELIMITED:
         table = read_texts(file, asked, budget)
