@@ -11,24 +11,13 @@ from protofed.data.text import Form
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns to read and how to read them; ``""`` and 0 mean "detect".
+    """The columns to read and how to read them, as ``data`` has it; ``""`` and 0 mean "detect".
 
     Attributes:
-        image: Encoded images or features.
-        channels: 1 for grey, 3 for RGB.
-        resize: Side in pixels.
-        keep: Used although they look like identifiers.
         categories: Categories whatever their type, with names in place of others.
-        missing: Allow missing values in tables.
         labelled: The samples have labels; otherwise columns that are not read may be absent too.
         ranged: Have a declared range.
-        form: What becomes of free text.
-        dates: See :func:`protofed.data.dates.converted`, as ``month_first``.
-        unlabelled: Leave out rows without a label.
-        rename: Names in place of those that files have.
-        nothing: Further texts that stand for a missing value.
         anywhere: Columns to drop may be absent, because other sites have them.
-        encoding: Of CSV files that are neither UTF-8 nor UTF-16.
     """
 
     image: str = ""

@@ -44,7 +44,6 @@ def read_columns(
     Args:
         table: ``pyarrow.Table``.
         names: Those to read. One of free text becomes as many columns as its vectors have numbers.
-        files: Name and rows of each file, for messages.
 
     Returns:
         ``(n, C)`` float64 with NaN where values are missing, and the columns.

@@ -204,7 +204,6 @@ def build_model(
 
     Args:
         scope: Determines the random weights together with the seed.
-        pretrained: Read the file of initial weights that the options may name.
     """
     model = models.build(
         architecture.name,

@@ -76,7 +76,6 @@ class Backbone:
     Attributes:
         module: ``x -> (B, width)``.
         map: Own ``(B, width) -> (B, d)``; None to use the map the caller chooses.
-        head_dropout: See :class:`protofed.models.SplitModel`.
         stem: First convolution, whose number of input channels follows the data.
         removed: Modules of the published network that the backbone lacks, such as its classifier.
         normalisation: For published weights.
@@ -115,11 +114,7 @@ architectures: Registry[NamedArchitecture] = Registry("architecture")
 
 
 def architecture(name: str, summary: str, Options: type, *, images: bool = True) -> Callable[[Make], Make]:
-    """Return a decorator that registers a function as an architecture.
-
-    Args:
-        images: Accepts only samples ``(C, H, W)``; any other shape then raises ModelError.
-    """
+    """Return a decorator that registers a function as an architecture."""
 
     def register(make: Make) -> Make:
         def checked(input_shape: tuple[int, ...], d: int, options: Any) -> Backbone:

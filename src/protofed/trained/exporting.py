@@ -103,7 +103,6 @@ def export(
         format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
         rule: As :meth:`TrainedClient.rule` takes it.
         files: Samples to take instead, as :func:`~protofed.trained.inputs.from_files` reads them.
-        trust_code: Import code that the run's data name.
 
     Raises:
         ModelError: If the rule cannot be exported, or the file gives other probabilities or classes.

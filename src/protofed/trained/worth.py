@@ -217,7 +217,6 @@ def interval(
 
     Args:
         differences: ``(n,)`` differences of hits (-1, 0, 1) for the test samples of each seed; may be empty.
-        same: All seeds have the same test samples.
     """
     known = [Sampled.difference(len(d), float(d.sum()), float(np.abs(d).sum())) for d in differences if len(d)]
     if not known:

@@ -23,7 +23,6 @@ def text_of(
     Args:
         kind: ``table``, ``text``, ``vector``, ``series`` or ``image``.
         notices: Those whose proposals are carried out.
-        source: Options by which the data are found, by dotted name.
         overrides: Further options by dotted name; lists and tables add to those of notices.
     """
     general = (resources.files(__package__) / "recipes" / f"{kind}.toml").read_text(encoding="utf-8")

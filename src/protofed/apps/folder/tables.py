@@ -232,8 +232,9 @@ def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str])
     held = {sheet.site: sheet.columns[label].distinct for sheet in sheets}
     yield from asked(held, label, "data.labels", settled)
     for sheet in sheets:
-        if missing := sheet.columns[label].missing:
-            told = f"{missing} rows have none, the first is row {sheet.columns[label].first_missing}"
+        column = sheet.columns[label]
+        if column.missing:
+            told = f"{column.missing} rows have none, the first is row {column.rows[column.texts.index(None)]}"
             yield Notice(sheet.site, label, told, "leave these rows out", {"data.unlabelled": "drop"})
     values = {value for sheet in sheets for value in sheet.columns[label].distinct}
     if not all(re.fullmatch(r"-?\d+", value) for value in values):

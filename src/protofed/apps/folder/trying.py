@@ -47,7 +47,6 @@ class Arm:
     Attributes:
         together: Whether it learns from the samples of all sites.
         federated: Whether nothing but messages leaves a site; otherwise its samples would.
-        same: All seeds have the same test samples.
     """
 
     name: str
