@@ -58,23 +58,13 @@ class Columns:
     @classmethod
     def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
         """Return the columns that the options ask for."""
-        fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
-        ranged = tuple(data.ranges)
+        alike = ("drop", "keep", "text", "form", "dates", "month_first", "rename", "nothing", "encoding")
         return cls(
-            *names,
-            0,
-            resize,
-            data.drop,
-            data.keep,
-            data.renamed,
-            fills,
-            ranged=ranged,
-            text=data.text,
-            form=data.form,
-            dates=data.dates,
-            month_first=data.month_first,
+            *(data.image_column, data.label_column, id),
+            resize=resize,
+            categories=data.renamed,
+            missing=data.missing != "refuse",
+            ranged=tuple(data.ranges),
             unlabelled=data.unlabelled == "drop",
-            rename=data.rename,
-            nothing=data.nothing,
-            encoding=data.encoding,
+            **{name: getattr(data, name) for name in alike},
         )

@@ -171,12 +171,8 @@ class DataOptions(Options):
     @property
     def renamed(self) -> dict[str, dict[str, str]]:
         """Categories in place of others, by each column that holds categories whatever its type."""
-        return {
-            name: {category(old): category(new) for old, new in values.items()}
-            if isinstance(values, Mapping)
-            else {}
-            for name, values in self.categories.items()
-        }
+        given = {name: v if isinstance(v, Mapping) else {} for name, v in self.categories.items()}
+        return {name: {category(old): category(new) for old, new in v.items()} for name, v in given.items()}
 
     @property
     def form(self) -> Form:

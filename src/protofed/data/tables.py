@@ -472,23 +472,15 @@ def fit(
         standardise: ``federated`` for numbers over all sites. With ``site`` each site has its own, see :func:`own`.
         ranges: Samples have no influence on these columns.
     """
-    fitted = []
+    fitted, told = [], missing == "indicator"
     for number, column in enumerate(columns):
         own = [site[number] for site in sites]
         if (within := range_of(column, ranges)) is not None:
-            middle = (within[0] + within[1]) / 2
-            fitted.append(
-                Column(
-                    column.name,
-                    mean=middle,
-                    scale=(within[1] - within[0]) / 2,
-                    fill=middle,
-                    indicator=missing == "indicator",
-                    bounded=True,
-                )
-            )
+            middle, half = (within[0] + within[1]) / 2, (within[1] - within[0]) / 2
+            made = Column(column.name, mean=middle, scale=half, fill=middle, indicator=told, bounded=True)
+            fitted.append(made)
             continue
-        indicator = missing == "indicator" and any(m.missing for m in own)
+        indicator = told and any(m.missing for m in own)
         made = Column(column.name, column.kind, categories=column.categories, indicator=indicator)
         fitted.append(_scaled(made, own, standardise) if standardise == "federated" else made)
     return Table(standardise, tuple(fitted))

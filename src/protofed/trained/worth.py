@@ -133,11 +133,8 @@ def recipe_of(source: Recipe) -> Tree:
 def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the overrides that make a recipe one of the closed form, unless it or the user says otherwise."""
     chosen = {"evaluation.on": "union", "rounds": 1, "method.name": TOGETHER, **given}
-    if not tree.get("encoder", {}).get("name") and not given.keys() & {
-        "encoder.name",
-        "model.name",
-        "model.members",
-    }:
+    named = given.keys() & {"encoder.name", "model.name", "model.members"}
+    if not tree.get("encoder", {}).get("name") and not named:
         chosen["encoder.name"] = "auto"
     experiment = resolve(apply_overrides(tree, chosen))
     encoder = experiment.encoder
