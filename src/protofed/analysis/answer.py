@@ -29,8 +29,6 @@ class PairedScores(NamedTuple):
     """The test samples of a client, and the answers of two methods.
 
     Attributes:
-        ours: How many the one has right.
-        theirs: How many the other has right.
         apart: How many one of both has right and the other wrong.
     """
 
@@ -45,7 +43,6 @@ class MethodResult:
     """A method in a comparison.
 
     Attributes:
-        rule: Its main rule.
         exchanges: One of :data:`~protofed.analysis.exchange.EXCHANGES`; ``""`` if not known.
         accuracy: In percent, of all clients' own test samples after the last round, with its 95 % interval over
             test samples and seeds.

@@ -90,7 +90,6 @@ def rows_of(runs: Sequence[Run], axes: Axes) -> list[GridRow]:
 
 
 def _attackers(run: Run) -> set[str]:
-    """Return the hostile clients at the last evaluation."""
     attack = next(record.attack for record in run.rounds if record.round == run.last_evaluation)
     return set(attack.clients) if attack else set()
 
@@ -107,7 +106,6 @@ def table(rows: Sequence[GridRow], axes: Axes) -> TextTable:
     """Return a comparison along axes: one column per value of the first, losses of more than 3 points emphasised.
 
     Args:
-        rows: See :func:`rows_of`.
         axes: Names of the values along each axis.
     """
     columns, *others = axes
@@ -131,12 +129,7 @@ def _cell(figures: Figures | None) -> TextCell:
 
 
 def frame(rows: Sequence[GridRow], axes: Axes) -> DataFrame:
-    """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds.
-
-    Args:
-        rows: See :func:`rows_of`.
-        axes: Names of the values along each axis.
-    """
+    """Return one line per cell: accuracies and losses in percent, mean and sample standard deviation over seeds."""
     from pandas import DataFrame
 
     first, *others = axes

@@ -65,11 +65,7 @@ class Pivot:
 
 
 def pivot(
-    runs: Sequence[Run],
-    axes: Mapping[str, Sequence[str]],
-    rows: str = "",
-    columns: str = "",
-    metric: str = "final",
+    runs: Sequence[Run], axes: Mapping[str, Sequence[str]], rows: str = "", columns: str = "", metric: str = "final"
 ) -> Pivot:
     """Return a comparison along axes as a table.
 

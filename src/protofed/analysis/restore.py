@@ -38,11 +38,7 @@ class ClientFeatures:
 
 
 def restore_features(
-    run: Run,
-    clients: Sequence[str] | None = None,
-    most: int | None = None,
-    seed: int = 0,
-    trust_code: bool = False,
+    run: Run, clients: Sequence[str] | None = None, most: int | None = None, seed: int = 0, trust_code: bool = False
 ) -> list[ClientFeatures]:
     """Return the features of test samples, from the models the run ended with.
 

@@ -77,7 +77,6 @@ class LineStyle:
 
     Attributes:
         colour: Hexadecimal.
-        marker: For Matplotlib.
         dashes: Lengths of strokes and gaps in line widths; empty for a solid line.
     """
 

@@ -30,8 +30,6 @@ class TextTable:
     """A table.
 
     Attributes:
-        head: Column headings.
-        rows: Entries, text or :class:`TextCell`.
         text_columns: How many leading columns hold words; the others hold numbers.
         groups: Headings above the columns, each with the number of columns it spans.
         sections: Headings above rows, by the row they precede.

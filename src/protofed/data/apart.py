@@ -42,7 +42,6 @@ def read(
 
     Args:
         form: ``Arrow`` is a stream, and ``Excel`` the first sheet as texts.
-        budget: Memory budget charged for the table.
         names: Columns of a parquet file; None for all columns.
         schema: Without rows.
 
@@ -157,7 +156,6 @@ def _begin() -> subprocess.Popen[bytes]:
 
 @atexit.register
 def _end() -> None:
-    """End the process."""
     while _running:
         process = _running.pop()
         process.kill()

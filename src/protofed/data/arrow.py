@@ -282,13 +282,15 @@ def _portions(column: Any, where: str, budget: Budget) -> Iterator[np.ndarray]:
 
 def _numbers(array: Any) -> np.ndarray:
     """Return an Arrow array of numbers or of equally long lists as float32 ``(n, *shape)``."""
+    import pyarrow as pa
+
     if array.null_count:
         raise ValueError
     if not _is_list(array.type):
         with np.errstate(over="ignore"):
             numbers: np.ndarray = array.to_numpy(zero_copy_only=False).astype(np.float32)
         return numbers
-    if not _is_fixed(array.type) and len(array):
+    if not pa.types.is_fixed_size_list(array.type) and len(array):
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
         if len(other := np.flatnonzero(lengths != lengths[0])):
             raise _LengthError(f"the list of row {other[0]} has {lengths[other[0]]} entries, others {lengths[0]}")
@@ -299,16 +301,12 @@ def _numbers(array: Any) -> np.ndarray:
     return inner.reshape(len(array), length, *inner.shape[1:])
 
 
-def _is_fixed(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_fixed_size_list(kind))
-
-
 def _values(column: Any, where: str, name: str, budget: Budget) -> np.ndarray:
     import pyarrow as pa
 
-    _check_complete(column, where, name)
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise DataError(f"{where}: column {name!r} has no value in row {row}")
     if pa.types.is_null(column.type):  # a CSV file without rows
         return np.zeros(0, np.int64)
     if pa.types.is_dictionary(column.type) and len(column):
@@ -324,12 +322,6 @@ def _values(column: Any, where: str, name: str, budget: Budget) -> np.ndarray:
     budget.take(column.nbytes + 64 * len(column) * text, where)
     values: np.ndarray = column.to_numpy()
     return values
-
-
-def _check_complete(column: Any, where: str, name: str) -> None:
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-        raise DataError(f"{where}: column {name!r} has no value in row {row}")
 
 
 def _has(names: list[str], name: str, role: str, where: str) -> None:

@@ -158,7 +158,7 @@ def renamed(listing: Listing, names: Mapping[str, str]) -> Listing:
     """Return a listing with class names in place of those in the data, which may be numbers."""
     if not names:
         return listing
-    old, inverse = _given_names(listing)
+    old, inverse = given_names(listing)
     if not listing.class_names and names.keys().isdisjoint(old):
         return listing
     return replace(listing, labels=np.array([names.get(n, n) for n in old])[inverse], class_names=None)
@@ -173,11 +173,11 @@ def absent(kind: str, asked: Iterable[str], found: Iterable[str]) -> tuple[str, 
 
 def absent_labels(listings: Sequence[Listing], data: DataOptions) -> tuple[str, ...]:
     """Return a note on classes to rename that no sample has."""
-    found = [name for item in listings for name in _given_names(item)[0]] if data.labels else ()
+    found = [name for item in listings for name in given_names(item)[0]] if data.labels else ()
     return absent("data.labels, these classes", data.labels, found)
 
 
-def _given_names(listing: Listing) -> tuple[list[str], np.ndarray]:
+def given_names(listing: Listing) -> tuple[list[str], np.ndarray]:
     """Return the names of the classes that occur, as in the data, and the place among them of every sample's."""
     values, inverse = np.unique(listing.labels, return_inverse=True)
     known = dict(enumerate(listing.class_names or ()))

@@ -11,27 +11,13 @@ from protofed.data.text import Form
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns to read and how to read them; ``""`` and 0 mean "detect".
+    """The columns to read and how to read them, as ``data`` has it; ``""`` and 0 mean "detect".
 
     Attributes:
-        image: Encoded images or features.
-        id: Natural ids.
-        channels: 1 for grey, 3 for RGB.
-        resize: Side in pixels.
-        drop: Not read.
-        keep: Used although they look like identifiers.
         categories: Categories whatever their type, with names in place of others.
-        missing: Allow missing values in tables.
         labelled: The samples have labels; otherwise columns that are not read may be absent too.
         ranged: Have a declared range.
-        text: Free text.
-        form: What becomes of free text.
-        dates: See :func:`protofed.data.dates.converted`, as ``month_first``.
-        unlabelled: Leave out rows without a label.
-        rename: Names in place of those that files have.
-        nothing: Further texts that stand for a missing value.
         anywhere: Columns to drop may be absent, because other sites have them.
-        encoding: Of CSV files that are neither UTF-8 nor UTF-16.
     """
 
     image: str = ""
@@ -72,23 +58,13 @@ class Columns:
     @classmethod
     def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
         """Return the columns that the options ask for."""
-        fills, names = data.missing != "refuse", (data.image_column, data.label_column, id)
-        ranged = tuple(data.ranges)
+        alike = ("drop", "keep", "text", "form", "dates", "month_first", "rename", "nothing", "encoding")
         return cls(
-            *names,
-            0,
-            resize,
-            data.drop,
-            data.keep,
-            data.renamed,
-            fills,
-            ranged=ranged,
-            text=data.text,
-            form=data.form,
-            dates=data.dates,
-            month_first=data.month_first,
+            *(data.image_column, data.label_column, id),
+            resize=resize,
+            categories=data.renamed,
+            missing=data.missing != "refuse",
+            ranged=tuple(data.ranges),
             unlabelled=data.unlabelled == "drop",
-            rename=data.rename,
-            nothing=data.nothing,
-            encoding=data.encoding,
+            **{name: getattr(data, name) for name in alike},
         )

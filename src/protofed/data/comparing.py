@@ -55,7 +55,6 @@ class Mismatch:
 
     Attributes:
         column: "" for the label, or for the table as a whole.
-        values: Concerned values, if any.
         advice: Remedy in words, unless ``renames`` says it or the column is an identifier.
         renames: Proposed names in place of those that the site has.
     """

@@ -16,10 +16,7 @@ _PART = re.compile(r"(?P<split>.+?)-(?P<part>\d+)-of-(?P<parts>\d+)(-[0-9a-f]+)?
 
 def data_dirs(data: DataOptions) -> list[Path]:
     """Return the folders that are searched for local copies."""
-    for label, value in (
-        ("data.data_dir", data.data_dir),
-        ("PROTOFED_DATA", os.environ.get("PROTOFED_DATA")),
-    ):
+    for label, value in (("data.data_dir", data.data_dir), ("PROTOFED_DATA", os.environ.get("PROTOFED_DATA"))):
         if value:
             folder = Path(value).expanduser()
             if not folder.is_dir():

@@ -64,7 +64,6 @@ def days(values: Sequence[Any], at: Callable[[int], str], month_first: bool = Fa
     Args:
         values: Texts, dates, or whole numbers such as 20240531.
         at: Function that gives the place of a value in words.
-        month_first: As for :func:`day`.
 
     Raises:
         DataError: If a value is no date.
@@ -93,7 +92,6 @@ def converted(
         table: Values by name of the column, with at least those of dates.
         dates: ``data.dates``: by column, :data:`DAY` or the column from which days are counted back.
         at: Function that gives the place of a value, by column and row, in words.
-        month_first: As for :func:`day`.
 
     Raises:
         DataError: If a value is no date.

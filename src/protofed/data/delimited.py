@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -44,20 +44,31 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
     """
     import pyarrow as pa
 
-    tables: list[Any] = []
-    for file in files:
+    def read(file: Path) -> tuple[Any, list[str]]:
         table = read_texts(file, columns, budget)
-        if tables and table.column_names != tables[0].column_names:
-            names, first = (", ".join(t.column_names) for t in (table, tables[0]))
+        return table, table.column_names
+
+    tables, _ = read_each(files, read)
+    sources = [(str(file), len(table)) for file, table in zip(files, tables, strict=True)]
+    return from_arrow(_typed(pa.concat_tables(tables), columns.as_texts), columns, where, budget, sources)
+
+
+def read_each(files: Sequence[Path], read: Callable[[Path], tuple[Any, list[str]]]) -> tuple[list[Any], list[str]]:
+    """Return the tables of the files of one data set, and the names of their columns, which have to be the same."""
+    tables: list[Any] = []
+    first: list[str] = []
+    for file in files:
+        table, names = read(file)
+        first = first or names
+        if names != first:
             raise DataError(
-                f"{file}: columns {names}, but {files[0].name} has {first}: files of one data set need the same "
-                "columns"
+                f"{file}: columns {', '.join(names)}, but {files[0].name} has {', '.join(first)}: "
+                "files of one data set need the same columns"
             )
         tables.append(table)
         if sum(map(len, tables)) > limits.SAMPLES:
             raise DataError(f"{file}: more than {limits.SAMPLES} rows in all")
-    sources = [(str(file), len(table)) for file, table in zip(files, tables, strict=True)]
-    return from_arrow(_typed(pa.concat_tables(tables), columns.as_texts), columns, where, budget, sources)
+    return tables, first
 
 
 def parse_csv(path: Path, columns: Columns, texts: Collection[str], budget: Budget) -> Any:

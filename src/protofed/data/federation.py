@@ -110,7 +110,6 @@ def load_client(
 
     Args:
         data: Its ``options`` apply only with ``data.source=path``.
-        classes: Classes of the federation in order; by default the client's own.
         agreed: By default the client's own.
 
     Returns:

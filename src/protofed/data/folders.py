@@ -49,15 +49,19 @@ def read_class_folders(folder: Path, budget: Budget, resize: int = 0, home: Path
 
 
 def read_image_folder(folder: Path, budget: Budget, resize: int = 0) -> Listing:
-    """Return ``folder/<class>/*`` or ``folder/<split>/<class>/*`` (all splits merged) as a listing.
-
-    Args:
-        resize: Side in pixels; 0 keeps the stored size.
-    """
+    """Return ``folder/<class>/*`` or ``folder/<split>/<class>/*`` (all splits merged) as a listing."""
     inner = [p for p in visible(folder) if p.is_dir()]
     has_splits = any(q.is_dir() for p in inner for q in visible(p))
     files = [f for p in inner for f in _images(p)] if has_splits else _images(folder)
     return _listing(files, str(folder), budget, resize)
+
+
+def read_image(path: Path) -> bytes:
+    """Return the encoded bytes of an image."""
+    try:
+        return read_bytes(path, limits.IMAGE_BYTES)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def check_inside(path: Path, home: Path) -> None:
@@ -95,14 +99,9 @@ def _images(folder: Path, home: Path | None = None) -> list[Path]:
 
 
 def _listing(files: list[Path], where: str, budget: Budget, resize: int) -> Listing:
-    def payload(row: int) -> bytes:
-        try:
-            return read_bytes(files[row], limits.IMAGE_BYTES)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{files[row]}: cannot be read ({reason(error)})") from None
-
     def read(rows: Tensor) -> Tensor:
-        return decode(payload, rows, lambda row: str(files[row]), budget, resize=resize, converted=converted)
+        payload, place = (lambda row: read_image(files[row])), (lambda row: str(files[row]))
+        return decode(payload, rows, place, budget, resize=resize, converted=converted)
 
     converted: list[str] = []
     labels = as_labels(np.array([f.parent.name for f in files], dtype=object), where, budget)

@@ -51,10 +51,7 @@ class HubSpec:
 SPECS = (
     HubSpec("mnist", "ylecun/mnist", "70000 handwritten digits, 28x28 grey, 10 classes", channels=1),
     HubSpec(
-        "fashion_mnist",
-        "zalando-datasets/fashion_mnist",
-        "70000 garments, 28x28 grey, 10 classes",
-        channels=1,
+        "fashion_mnist", "zalando-datasets/fashion_mnist", "70000 garments, 28x28 grey, 10 classes", channels=1
     ),
     HubSpec("cifar10", "uoft-cs/cifar10", "60000 photographs, 32x32 RGB, 10 classes", image="img"),
     HubSpec(
@@ -91,11 +88,7 @@ SPECS = (
 def open_hub(spec: HubSpec, data: DataOptions, options: Any) -> Listing:
     """Return all splits of a data set, whose options are ``spec.Options``, as one listing."""
     columns = Columns(
-        data.image_column or spec.image,
-        data.label_column or spec.label,
-        spec.id,
-        spec.channels,
-        options.resize,
+        data.image_column or spec.image, data.label_column or spec.label, spec.id, spec.channels, options.resize
     )
     folders = dict.fromkeys((spec.name, spec.hub.rpartition("/")[2], spec.hub))
     places = [d / folder for d in data_dirs(data) for folder in folders]

@@ -44,7 +44,6 @@ def decode(
 
     Args:
         payload: Returns the encoded bytes of a row (anything with the buffer protocol).
-        where: Describes a row for error messages.
         channels: 1 for grey, 3 for RGB, 0 for grey if all images are grey and RGB otherwise.
         resize: Side in pixels to which images are scaled and centre-cropped; 0 keeps the stored size.
         converted: Receives, with ``channels = 0``, the descriptions of grey images that were converted to colour

@@ -47,8 +47,7 @@ class DataOptions(Options):
     drop: tuple[str, ...] = option((), "columns of a table that are not read, e.g. patient")
     keep: tuple[str, ...] = option((), "columns of a table that are used although they look like identifiers")
     text: tuple[str, ...] = option(
-        (),
-        "columns of a table that hold free text: each becomes 256 numbers, or tokens (see text_as)",
+        (), "columns of a table that hold free text: each becomes 256 numbers, or tokens (see text_as)"
     )
     text_as: Literal["vectors", "tokens"] = option(
         "vectors",
@@ -83,8 +82,7 @@ class DataOptions(Options):
     month_first: bool = option(False, "dates with slashes and the year last begin with the month, as in 5/31/2024")
     unlabelled: Literal["refuse", "drop"] = option("refuse", "rows of a table without a label: an error | left out")
     nothing: tuple[str, ...] = option(
-        (),
-        "texts that stand for a missing value, beside '', ?, NA, NaN, null of CSV and Excel files: unknown, -",
+        (), "texts that stand for a missing value, beside '', ?, NA, NaN, null of CSV and Excel files: unknown, -"
     )
     encoding: str = option("", "encoding of CSV files that are neither UTF-8 nor UTF-16, such as Excel's cp1252")
     missing: Missing = option(
@@ -173,12 +171,8 @@ class DataOptions(Options):
     @property
     def renamed(self) -> dict[str, dict[str, str]]:
         """Categories in place of others, by each column that holds categories whatever its type."""
-        return {
-            name: {category(old): category(new) for old, new in values.items()}
-            if isinstance(values, Mapping)
-            else {}
-            for name, values in self.categories.items()
-        }
+        given = {name: v if isinstance(v, Mapping) else {} for name, v in self.categories.items()}
+        return {name: {category(old): category(new) for old, new in v.items()} for name, v in given.items()}
 
     @property
     def form(self) -> Form:

@@ -10,10 +10,9 @@ from typing import Any
 from protofed.data import apart
 from protofed.data.arrow import choose, from_arrow
 from protofed.data.columns import Columns
-from protofed.data.delimited import with_nothing
+from protofed.data.delimited import read_each, with_nothing
 from protofed.data.pool import Listing
 from protofed.errors import DataError
-from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 
 
@@ -21,23 +20,11 @@ def read_parquet(files: Sequence[Path], columns: Columns, where: str, budget: Bu
     """Return the rows of several files, in order, as one listing."""
     import pyarrow as pa
 
-    tables: list[Any] = []
-    first: list[str] = []
-    for file in files:
-        table, names = parse_parquet(file, columns, budget)
-        first = first or names
-        if names != first:
-            raise DataError(
-                f"{file}: columns {', '.join(names)}, but {files[0].name} has {', '.join(first)}: "
-                "files of one data set need the same columns"
-            )
-        tables.append(table)
-        if sum(map(len, tables)) > limits.SAMPLES:
-            raise DataError(f"{file}: more than {limits.SAMPLES} rows in all")
+    tables, names = read_each(files, lambda file: parse_parquet(file, columns, budget))
     try:
         table = with_nothing(pa.concat_tables(tables), columns)
         listing = from_arrow(table, replace(columns, drop=()), where, budget)
-        return replace(listing, names=tuple(first))
+        return replace(listing, names=tuple(names))
     except pa.ArrowException as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{where}: files of one data set differ in column types ({reason})") from None

@@ -21,7 +21,6 @@ class Request:
         y: ``(n,)`` int64 labels in ``0..K-1``.
         num_classes: ``K``.
         ids: ``(n,)`` int64 natural ids, or None.
-        id_names: Name of each natural id.
         seed: Of the run; partitions derive their own with the scope ``"partition"``.
     """
 

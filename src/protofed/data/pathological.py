@@ -55,13 +55,11 @@ def pathological(request: Request, options: PathologicalOptions) -> list[Share]:
 
 
 def _dealt(request: Request, classes: int) -> list[Tensor]:
-    """Return the classes of each client."""
     deck = Deck(request.y.unique(), generator(request.seed, "partition", "classes"))
     return [deck.deal(classes) for _ in range(request.clients)]
 
 
 def _divided(request: Request, hands: list[list[int]], shares: str) -> list[Share]:
-    """Divide each class among the clients that hold it."""
     parts: list[list[Tensor]] = [[] for _ in hands]
     for c in {c for hand in hands for c in hand}:
         holders = [i for i, hand in enumerate(hands) if c in hand]

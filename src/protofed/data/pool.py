@@ -23,7 +23,6 @@ class Pool:
     Attributes:
         x: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else float32.
         y: ``(n,)`` int64 labels in ``0..K-1``.
-        class_names: ``K`` names.
         ids: ``(n,)`` int64 natural ids, i.e. the origin of each sample (a writer, a hospital).
     """
 

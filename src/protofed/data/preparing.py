@@ -118,10 +118,7 @@ def prepare_alone(
     """Return the data of a single client of a network as models take them.
 
     Args:
-        federated: Raw samples.
-        columns: None to leave the samples as they are.
         agreed: None for the client's own.
-        where: Folder, for messages.
     """
     if agreed is None:
         return prepare(federated, columns, data)
@@ -164,7 +161,6 @@ def _with_table(federated: FederatedData, clients: tuple[ClientData, ...], table
 
 
 def _prepared(client: ClientData, table: Table) -> ClientData:
-    """Return a client with raw samples as models take them."""
     return replace(client.map(lambda s: Samples(table.apply(s.x), s.y)), table=table)
 
 

@@ -38,7 +38,7 @@ def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
     for item in listings:
         if item.columns is not None:
             raise ConfigError(f"data.source=several is for images and vectors, and {item.where} is a table")
-    labels = [_named(item) for item in listings]
+    labels = [np.array(names)[places] for names, places in map(checks.given_names, listings)]
     rows = [
         subset(_codes(y), min(options.samples or len(y), len(y)), generator(seed, "subset", name))
         for name, y in zip(options.names, labels, strict=True)
@@ -51,13 +51,6 @@ def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
     counts = [len(r) for r in rows]
     y = np.concatenate([names[r.numpy()] for names, r in zip(labels, rows, strict=True)])
     return Listing(y, read, " and ".join(options.names), ids=np.repeat(options.names, counts))
-
-
-def _named(listing: Listing) -> np.ndarray:
-    """Return the name of each sample's class."""
-    known = dict(enumerate(listing.class_names or ()))
-    values, inverse = np.unique(listing.labels, return_inverse=True)
-    return np.array([str(known.get(value, value)) for value in values.tolist()])[inverse]
 
 
 def _codes(names: np.ndarray) -> Tensor:

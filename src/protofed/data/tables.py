@@ -62,7 +62,6 @@ class Moments(NamedTuple):
     Attributes:
         number: Present values.
         squares: Sum of squared deviations from the mean.
-        missing: Values are missing.
     """
 
     number: int = 0
@@ -106,11 +105,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Preparation of a table: from raw columns to the inputs of a model.
-
-    Attributes:
-        standardise: Source of the numbers: ``none``, ``site`` or ``federated``.
-    """
+    """Preparation of a table: from raw columns to the inputs of a model."""
 
     standardise: Standardise
     columns: Annotated[tuple[Column, ...], Meta(min_length=1, max_length=limits.COLUMNS)]
@@ -341,10 +336,8 @@ class SiteColumn:
     """A network site's statement about one of its columns: names and sums, never a value of a sample.
 
     Attributes:
-        kind: See :class:`RawColumn`.
         missing: Training samples lack values, if that adds an input.
         number: Values, if sums are asked for; see :class:`Moments`.
-        squares: Sum of squared deviations from the mean.
     """
 
     name: ClassName
@@ -409,7 +402,6 @@ def recode(raw: Tensor, own: tuple[RawColumn, ...], agreed: tuple[RawColumn, ...
 
     Args:
         raw: ``(n, C)`` float64.
-        own: Columns of ``raw``.
     """
     if own == agreed or not len(raw):
         return raw
@@ -480,23 +472,15 @@ def fit(
         standardise: ``federated`` for numbers over all sites. With ``site`` each site has its own, see :func:`own`.
         ranges: Samples have no influence on these columns.
     """
-    fitted = []
+    fitted, told = [], missing == "indicator"
     for number, column in enumerate(columns):
         own = [site[number] for site in sites]
         if (within := range_of(column, ranges)) is not None:
-            middle = (within[0] + within[1]) / 2
-            fitted.append(
-                Column(
-                    column.name,
-                    mean=middle,
-                    scale=(within[1] - within[0]) / 2,
-                    fill=middle,
-                    indicator=missing == "indicator",
-                    bounded=True,
-                )
-            )
+            middle, half = (within[0] + within[1]) / 2, (within[1] - within[0]) / 2
+            made = Column(column.name, mean=middle, scale=half, fill=middle, indicator=told, bounded=True)
+            fitted.append(made)
             continue
-        indicator = missing == "indicator" and any(m.missing for m in own)
+        indicator = told and any(m.missing for m in own)
         made = Column(column.name, column.kind, categories=column.categories, indicator=indicator)
         fitted.append(_scaled(made, own, standardise) if standardise == "federated" else made)
     return Table(standardise, tuple(fitted))

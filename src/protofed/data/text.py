@@ -108,8 +108,6 @@ def tokenize(
 
     Args:
         tokenizer: A file ``tokenizer.json``, or a folder with it, whose tokens take the place of words.
-        at: Describes the place of a text, by its number.
-        empty: Texts may be absent (None, NaN) or empty; their tokens are 0.
 
     Returns:
         ``(n, length)`` float32.
@@ -183,12 +181,7 @@ def _tokenizer(place: str, length: int) -> _Tokenizer:
 
 @dataclass(frozen=True)
 class Form:
-    """What becomes of a column of text.
-
-    Attributes:
-        length: Tokens of a text.
-        tokenizer: See :func:`tokenize`.
-    """
+    """What becomes of a column of text."""
 
     kind: Literal["vectors", "tokens"] = "vectors"
     length: int = 0

@@ -77,8 +77,6 @@ datasets.register("digits")(
 )
 datasets.register("spiral")(
     Dataset(
-        "six interleaved spiral arms in the plane, 5000 points each (ProtoNorm, Sec. 3.2)",
-        spiral,
-        SpiralOptions,
+        "six interleaved spiral arms in the plane, 5000 points each (ProtoNorm, Sec. 3.2)", spiral, SpiralOptions
     )
 )

@@ -44,7 +44,6 @@ def read_columns(
     Args:
         table: ``pyarrow.Table``.
         names: Those to read. One of free text becomes as many columns as its vectors have numbers.
-        files: Name and rows of each file, for messages.
 
     Returns:
         ``(n, C)`` float64 with NaN where values are missing, and the columns.
@@ -99,7 +98,6 @@ def _strings(column: Any, name: str, files: Files) -> list[Any]:
 
 
 def _at(files: Files, name: str, row: int) -> str:
-    """Return the place of a value in words."""
     number = 0
     while row >= files[number][1]:
         row -= files[number][1]

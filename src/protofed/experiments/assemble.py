@@ -47,7 +47,6 @@ def assemble(
     Args:
         bfloat16: Kinds of models that a resumed run computes in bfloat16; measured by default, with
             ``execution.precision=bf16``.
-        pretrained: Read files of initial weights; not necessary where trained ones replace them.
         draws: Seed of draws after the initial weights; the experiment's by default.
     """
     hardware = hardware or Hardware.of(experiment.execution)

@@ -86,7 +86,6 @@ class RunTask:
     """One run, in plain values that can be sent to another process.
 
     Attributes:
-        label: Name in progress reports.
         resume: The directory may contain a part of it.
         measure: Stores metrics, if ``evaluation.metrics`` asks for them; a function of a module.
     """
@@ -103,11 +102,7 @@ class RunTask:
         return (self.directory / "summary.json").is_file()
 
     def run(self, progress: Progress | None = None, deadline: float | None = None) -> Run | None:
-        """Run it; return None if the time is up before its end.
-
-        Args:
-            deadline: Of :func:`time.monotonic`; no further round begins after it.
-        """
+        """Run it; return None if the time is up before its end."""
         if deadline is not None and time.monotonic() >= deadline and not self.finished:
             return None
         watched = _Watch(progress or Progress(), deadline)
@@ -151,11 +146,7 @@ class Runnable(Protocol):
         """Its name in progress reports."""
 
     def run(self, progress: Progress | None = None, deadline: float | None = None) -> Any:
-        """Run it; return None if the time is up before its end.
-
-        Args:
-            deadline: Of :func:`time.monotonic`; no further round begins after it.
-        """
+        """Run it; return None if the time is up before its end."""
 
 
 Outcome = Any
@@ -227,6 +218,5 @@ def _in_processes(
 
 
 def _begin(threads: int) -> None:
-    """Set up a process of the pool."""
     stay_with_parent()
     torch.set_num_threads(threads)

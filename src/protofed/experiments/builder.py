@@ -15,12 +15,7 @@ import torch
 
 from protofed import data, methods, models
 from protofed.compute.seeding import derive, generator, seeded
-from protofed.config.architectures import (
-    Architecture,
-    FederationSummary,
-    common_architecture,
-    fitted,
-)
+from protofed.config.architectures import Architecture, FederationSummary, common_architecture, fitted
 from protofed.config.coverage import check_method, check_steps
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, ModelError
@@ -209,7 +204,6 @@ def build_model(
 
     Args:
         scope: Determines the random weights together with the seed.
-        pretrained: Read the file of initial weights that the options may name.
     """
     model = models.build(
         architecture.name,

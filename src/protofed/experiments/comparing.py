@@ -213,8 +213,6 @@ class Plan:
 
         Args:
             resume: The directory may contain a part of this comparison.
-            progress: With several jobs, hears only of finished runs.
-            jobs: Parallel runs, each in a process of its own.
             budget: Seconds after which no further round begins.
 
         Raises:

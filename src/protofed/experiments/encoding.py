@@ -43,7 +43,6 @@ def encode(
     """Return the data of all clients as vectors, or as they are if there is no encoder.
 
     Args:
-        weights_dir: Files of weights are found here by name; "" for where the options say.
         kept: Read features from the cache, and keep them in it.
     """
     if not options.name:

@@ -74,9 +74,6 @@ class ModelsDescription:
     """A description from :func:`describe_models`.
 
     Attributes:
-        eight_bit: Whether samples are 8-bit images.
-        input_shape: Shape of one sample.
-        architectures: Architecture of each client's model.
         told: What the node of a network was told about all clients; else empty.
         encoding: What the samples were before an encoder made vectors of them, or None.
     """
@@ -119,8 +116,6 @@ class _Models(Struct):
 
 
 class _Described(Struct):
-    """What is read of ``federation.json``."""
-
     models: _Models
     input_shape: Shape
     network: Network | None = None

@@ -47,11 +47,7 @@ def bfloat16_kinds(
 def build_executor(
     experiment: Experiment, hardware: Hardware, builder: Builder, bfloat16: Collection[str] | None
 ) -> Executor:
-    """Build the executor that the experiment selects, with a suitable store.
-
-    Args:
-        bfloat16: Kinds of models found faster in bfloat16 before; None to measure.
-    """
+    """Build the executor that the experiment selects, with a suitable store."""
     execution = experiment.execution
     training = sum(1 for m in builder.members if len(m.train))
     processes = max(1, min(execution.workers or hardware.cores // max(1, execution.threads), training))
@@ -93,7 +89,6 @@ def resting_place(experiment: Experiment, size: int) -> Store:
 
 
 def _in_files(size: int) -> Store:
-    """Return a store on disk."""
     check_room(Path(tempfile.gettempdir()), size, "clients", "let TMPDIR name a folder with more room")
     return Files(shared_folder())
 

@@ -23,9 +23,6 @@ class Hardware:
 
     Attributes:
         devices: Number over which the executor ``fused`` distributes clients.
-        cores: Number of CPU cores that this process may use.
-        precision: ``execution.precision``.
-        memory_format: ``execution.memory_format``.
     """
 
     device: torch.device

@@ -300,7 +300,6 @@ def progress_bar(console: Console, *, quiet: bool, log_format: str = "auto") -> 
     """Yield a progress display: bars in a terminal, and one line per round elsewhere.
 
     Args:
-        quiet: Yield a receiver that shows nothing.
         log_format: ``auto``; ``text`` for lines everywhere, ``json`` for one JSON object per line.
     """
     if log_format not in FORMATS:

@@ -311,11 +311,7 @@ class RunDirectory:
         return read_rounds(path) if path.exists() else []
 
     def add_round(self, record: RoundRecord, federation: Federation, every: int) -> None:
-        """Record a round and, if one is due, write a checkpoint.
-
-        Args:
-            every: Rounds between checkpoints; 0 for none.
-        """
+        """Record a round and, if one is due, write a checkpoint."""
         path = self.path / "rounds.jsonl"
         self._check_present()
         self._go_on()
@@ -457,5 +453,4 @@ def _options(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    """Return a line of ``rounds.jsonl``."""
     return json.dumps(record, allow_nan=False) + "\n"

@@ -100,7 +100,6 @@ def run_experiment(
         directory: A complete run in it is returned if ``resume`` is set.
         resume: ``directory`` may contain a part of this run.
         label: Name for ``progress``; the method's name by default.
-        measure: Stores metrics, if ``evaluation.metrics`` asks for them.
     """
     files = directory if isinstance(directory, RunDirectory) else RunDirectory(directory)
 
@@ -130,7 +129,6 @@ def run_federation(
     """Run a federation, with local or remote clients, from its last checkpoint to its end.
 
     Args:
-        files: A complete run in it is returned if ``resume`` is set.
         begin: Builds the federation and the description of its clients for the hardware of this process.
 
     Raises:
@@ -171,11 +169,7 @@ def run_federation(
 
 
 def summary_of(
-    experiment: Experiment,
-    device: torch.device,
-    rounds: Sequence[RoundRecord],
-    federation: Federation,
-    memory: int,
+    experiment: Experiment, device: torch.device, rounds: Sequence[RoundRecord], federation: Federation, memory: int
 ) -> Summary:
     """Return the summary of a run after its last round, with its peak memory in bytes."""
     return Summary(

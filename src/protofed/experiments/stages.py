@@ -131,11 +131,7 @@ def _hiding(
 def secure_stage(
     experiment: Experiment, trainer: LocalTrainer, ask: Ask | None = None, hiding: ClientPrivacy | None = None
 ) -> SecureSum | None:
-    """Return the stage of secure aggregation; None if the experiment has none.
-
-    Args:
-        ask: Asks clients that hold their own uploads; None for those of this process.
-    """
+    """Return the stage of secure aggregation; None if the experiment has none."""
     if not experiment.secure.aggregation:
         return None
     method, noisy = trainer.method, None

@@ -227,7 +227,6 @@ def tune(
     Args:
         trials: In all.
         jobs: Trials that run at a time.
-        deadline: Of :func:`time.monotonic`; no further round begins after it.
 
     Raises:
         ConfigError: If nothing varies, or there are no validation samples.

@@ -25,9 +25,7 @@ class MlpOptions(Options):
     hidden: tuple[int, ...] = remote((128, 128), "units of each hidden layer before the features", least=1)
     relu_features: bool = remote(False, "ReLU on the features as well")
     categories: tuple[int, ...] = remote(
-        (),
-        "inputs of categories to embed: first and number of each column's; set by model.categories",
-        least=0,
+        (), "inputs of categories to embed: first and number of each column's; set by model.categories", least=0
     )
 
     def __post_init__(self) -> None:

@@ -29,8 +29,7 @@ class ImageOptions(Options):
         (), "parts of the backbone that do not start from the file, e.g. conv1,bn1: FedProto's stem", of=""
     )
     mean: tuple[float, ...] = remote(
-        (),
-        "mean of each channel, of 0 … 1 for 8-bit images (none: as the weights require, if there are any)",
+        (), "mean of each channel, of 0 … 1 for 8-bit images (none: as the weights require, if there are any)"
     )
     std: tuple[float, ...] = remote((), "standard deviation of each channel (none: as for mean)", above=0)
     size: int = remote(0, "side in pixels to which images are scaled, bilinearly (0 = as they are)", least=0)
@@ -77,7 +76,6 @@ class Backbone:
     Attributes:
         module: ``x -> (B, width)``.
         map: Own ``(B, width) -> (B, d)``; None to use the map the caller chooses.
-        head_dropout: See :class:`protofed.models.SplitModel`.
         stem: First convolution, whose number of input channels follows the data.
         removed: Modules of the published network that the backbone lacks, such as its classifier.
         normalisation: For published weights.
@@ -116,11 +114,7 @@ architectures: Registry[NamedArchitecture] = Registry("architecture")
 
 
 def architecture(name: str, summary: str, Options: type, *, images: bool = True) -> Callable[[Make], Make]:
-    """Return a decorator that registers a function as an architecture.
-
-    Args:
-        images: Accepts only samples ``(C, H, W)``; any other shape then raises ModelError.
-    """
+    """Return a decorator that registers a function as an architecture."""
 
     def register(make: Make) -> Make:
         def checked(input_shape: tuple[int, ...], d: int, options: Any) -> Backbone:

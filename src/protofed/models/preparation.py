@@ -70,11 +70,7 @@ class Preparation(nn.Module):
 def prepare(
     normalisation: Normalisation | None, size: int, channels: int, name: str, *, centred: bool = False
 ) -> Preparation | None:
-    """Return the preparation of a model's images; None if there is nothing to do.
-
-    Args:
-        size: Side in pixels; 0 to leave the size.
-    """
+    """Return the preparation of a model's images; None if there is nothing to do."""
     if normalisation is None and not size:
         return None
     chosen = normalisation.of_channels(channels) if normalisation else None

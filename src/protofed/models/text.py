@@ -247,10 +247,7 @@ class TextGruOptions(TableOptions):
 
 
 @architecture(
-    "text_gru",
-    "gated recurrent network (Cho et al., 2014): texts as tokens",
-    TextGruOptions,
-    images=False,
+    "text_gru", "gated recurrent network (Cho et al., 2014): texts as tokens", TextGruOptions, images=False
 )
 def _text_gru(input_shape: tuple[int, ...], d: int, options: TextGruOptions) -> Backbone:
     """One layer in the order of the words."""

@@ -43,7 +43,6 @@ def model_card(run: Run, trained: TrainedClient, file: str, facts: Mapping[str, 
     """Return the card of an exported model.
 
     Args:
-        file: Its name.
         facts: Those that the file carries; ``rule`` is that by which it classifies.
         checked: Comparison of the file with the client, in words.
     """

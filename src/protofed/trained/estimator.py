@@ -156,21 +156,13 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
-        """Return the most probable label of each sample, ``(n,)``.
-
-        Args:
-            groups: As for :meth:`predict_proba`.
-        """
+        """Return the most probable label of each sample, ``(n,)``."""
         chosen = self.predict_proba(X, groups).argmax(1)
         labels: NDArray[Any] = self.classes_[chosen]
         return labels
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
-        """Return the accuracy.
-
-        Args:
-            groups: As for :meth:`predict_proba`.
-        """
+        """Return the accuracy."""
         return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
 
     def _experiment(self) -> Experiment:

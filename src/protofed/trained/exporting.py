@@ -73,7 +73,6 @@ class Written(NamedTuple):
     """An exported file.
 
     Attributes:
-        rule: By which it classifies.
         checked: Samples on which it was compared with the client, in words.
         cards: The model card and the card of the data, beside it.
     """
@@ -104,7 +103,6 @@ def export(
         format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
         rule: As :meth:`TrainedClient.rule` takes it.
         files: Samples to take instead, as :func:`~protofed.trained.inputs.from_files` reads them.
-        trust_code: Import code that the run's data name.
 
     Raises:
         ModelError: If the rule cannot be exported, or the file gives other probabilities or classes.
@@ -252,7 +250,6 @@ class _FixedPool(nn.Module):
 
 
 def _traces(trained: TrainedClient, rule: str, samples: Tensor) -> bool:
-    """Return whether a rule can be exported."""
     try:
         _traced(trained, rule, samples)
     except ModelError:

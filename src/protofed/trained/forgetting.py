@@ -39,9 +39,6 @@ def forget(
     all that the directory holds of it is removed save its name. Killed at any moment, the directory holds either
     the run as it was or the new one, which ``--resume`` or the same call completes.
 
-    Args:
-        trust_code: Import code that the run's configuration names.
-
     Returns:
         The run without the client; None if the others are at the nodes of a network, where the server has yet to
         run the rounds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from protofed.data.columns import Columns
 from protofed.data.dates import converted
 from protofed.data.delimited import SUFFIXES as DELIMITED
 from protofed.data.delimited import parse_csv, with_nothing
-from protofed.data.folders import visible
+from protofed.data.folders import read_image, visible
 from protofed.data.frames import as_arrow
 from protofed.data.images import SUFFIXES, decode
 from protofed.data.npz import read_npz
@@ -29,9 +29,7 @@ from protofed.data.pool import Listing
 from protofed.data.tables import Column, Table
 from protofed.errors import DataError
 from protofed.models import Classifier
-from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
-from protofed.untrusted.reading import read_bytes, reason
 
 if TYPE_CHECKING:
     from protofed.trained.opening import TrainedClient
@@ -75,7 +73,6 @@ def from_files(
 
     Args:
         paths: Images, folders of images, tables (``.csv``, ``.parquet``), ``.npy``, and ``.npz`` as for training.
-        resize: Side in pixels to which images are scaled and centre-cropped; 0 for none.
     """
     budget, classifier = Budget(_BUDGET_GB), trained.classifier
     for path in paths:
@@ -249,44 +246,35 @@ def _from_npy(path: Path) -> Tensor:
 
 
 def _from_image(path: Path, classifier: Classifier, resize: int, budget: Budget) -> Tensor:
-    _check_pictures(classifier, str(path))
-    channels, H, W = classifier.input_shape
-
-    def payload(row: int) -> bytes:
-        try:
-            return read_bytes(path, limits.IMAGE_BYTES)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read ({reason(error)})") from None
-
-    x = decode(payload, torch.zeros(1, dtype=torch.int64), lambda row: str(path), budget, channels, resize)
+    option = " (--resize {})"
+    x = _decoded(lambda row: read_image(path), str(path), classifier, resize, budget, option)
     budget.give_back(x.numel())
-    if tuple(x.shape[-2:]) != (H, W):
-        raise DataError(
-            f"{path}: {x.shape[-2]}×{x.shape[-1]} pixels, but the model takes {H}×{W}: pass resize={H} "
-            f"(--resize {H})"
-        )
     return x
 
 
 def _from_picture(picture: Any, classifier: Classifier, resize: int) -> Tensor:
-    _check_pictures(classifier, "the picture")
-    buffer = io.BytesIO()
-    picture.convert("L" if classifier.input_shape[0] == 1 else "RGB").save(buffer, "PNG")
-    content = buffer.getvalue()
-    where = "the picture"
-    x = decode(
-        lambda row: content,
-        torch.zeros(1, dtype=torch.int64),
-        lambda row: where,
-        Budget(_BUDGET_GB),
-        classifier.input_shape[0],
-        resize,
-    )
-    if tuple(x.shape[1:]) != classifier.input_shape:
-        H, W = classifier.input_shape[1:]
-        raise DataError(
-            f"{where}: {x.shape[-2]}×{x.shape[-1]} pixels, but the model takes {H}×{W}: pass resize={H}"
-        )
+    def payload(row: int) -> bytes:
+        buffer = io.BytesIO()
+        picture.convert("L" if classifier.input_shape[0] == 1 else "RGB").save(buffer, "PNG")
+        return buffer.getvalue()
+
+    return _decoded(payload, "the picture", classifier, resize, Budget(_BUDGET_GB))
+
+
+def _decoded(
+    payload: Callable[[int], bytes],
+    where: str,
+    classifier: Classifier,
+    resize: int,
+    budget: Budget,
+    option: str = "",
+) -> Tensor:
+    _check_pictures(classifier, where)
+    channels, H, W = classifier.input_shape
+    x = decode(payload, torch.zeros(1, dtype=torch.int64), lambda row: where, budget, channels, resize)
+    if tuple(x.shape[-2:]) != (H, W):
+        size = f"{x.shape[-2]}×{x.shape[-1]} pixels"
+        raise DataError(f"{where}: {size}, but the model takes {H}×{W}: pass resize={H}{option.format(H)}")
     return x
 
 

@@ -39,7 +39,6 @@ def compute(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
     Args:
         run: Finished, with data at hand.
         rule: As :meth:`~protofed.trained.opening.TrainedClient.rule` takes it.
-        trust_code: Import code that the run's configuration names.
 
     Raises:
         DataError: If the data are missing or others, or code is not trusted.
@@ -108,9 +107,6 @@ def measure(run: Run) -> Metrics:
 def data_of(run: Run, trust_code: bool = False) -> FederatedData:
     """Return the data of a run, before any encoder.
 
-    Args:
-        trust_code: Import code that the data name.
-
     Raises:
         DataError: If the data are others now, or name code that is not trusted.
     """
@@ -145,8 +141,6 @@ def of_samples(
     """Return the metrics of some samples.
 
     Args:
-        y: ``(n,)`` classes.
-        labels: ``(n,)`` predictions; -1 for none.
         log_probabilities: ``(n, K)``; log-probabilities, because probabilities of 1 that are told apart by nothing
             would be ties.
     """

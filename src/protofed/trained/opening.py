@@ -142,7 +142,6 @@ class TrainedClient:
     Attributes:
         classifier: With the preprocessing, in eval mode.
         received: From the last broadcast.
-        state: The method's.
         main_rule: Of the run's headline numbers.
         validated: The rule that was right most often on its validation samples when it was last scored; ``""``
             without such samples.

@@ -82,8 +82,6 @@ class Worth:
         missed: Accuracy at all samples by the curve through a half of them and fewer, minus the true one.
         sent: Bytes that a site sends, mean over sites and seeds.
         seconds: Seconds of the run of all sites in one process, without the features, mean over seeds.
-        revealed: Knowledge that the others gain, in one sentence.
-        directory: Of the comparison that was run.
     """
 
     sites: tuple[SiteWorth, ...]
@@ -135,11 +133,8 @@ def recipe_of(source: Recipe) -> Tree:
 def overrides_of(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the overrides that make a recipe one of the closed form, unless it or the user says otherwise."""
     chosen = {"evaluation.on": "union", "rounds": 1, "method.name": TOGETHER, **given}
-    if not tree.get("encoder", {}).get("name") and not given.keys() & {
-        "encoder.name",
-        "model.name",
-        "model.members",
-    }:
+    named = given.keys() & {"encoder.name", "model.name", "model.members"}
+    if not tree.get("encoder", {}).get("name") and not named:
         chosen["encoder.name"] = "auto"
     experiment = resolve(apply_overrides(tree, chosen))
     encoder = experiment.encoder
@@ -219,7 +214,6 @@ def interval(
 
     Args:
         differences: ``(n,)`` differences of hits (-1, 0, 1) for the test samples of each seed; may be empty.
-        same: All seeds have the same test samples.
     """
     known = [Sampled.difference(len(d), float(d.sum()), float(np.abs(d).sum())) for d in differences if len(d)]
     if not known:

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "test sample": SAMPLE,
-    "local prototype": LOCAL,
-    "global prototype": GLOBAL,
-}
+KINDS: dict[str, dict[str, Any]] = {"test sample": SAMPLE, "local prototype": LOCAL, "global prototype": GLOBAL}
 """Label → what its points look like; see :class:`Points`."""
 
 

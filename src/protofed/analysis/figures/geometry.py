@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def final_prototypes(run: Run, whose: str) -> Prototypes | None:
-    """Return prototypes that a run ended with; only finite ones count as present.
-
-    Args:
-        whose: ``global``, or ``local.`` and a client's name.
-    """
+    """Return prototypes that a run ended with; only finite ones count as present."""
     from protofed.prototypes.table import Prototypes
 
     tensors = prototypes(run, whose)

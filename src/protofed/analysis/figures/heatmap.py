@@ -36,7 +36,6 @@ class _Sheet:
 
     Attributes:
         subject: Common to all rows, if anything.
-        last_apart: Set the last row apart.
     """
 
     rows: Rows

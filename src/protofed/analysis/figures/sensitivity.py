@@ -91,7 +91,6 @@ def sensitivity(runs: list[Run], option: str | None = None, rule: str | None = N
 
 
 def _varied(runs: Sequence[Run], wanted: str | None) -> str:
-    """Return the option to show."""
     configurations = [flat(run.config, (*NOT_THE_METHODS, "recipe")) for run in runs]
     names = list(dict.fromkeys(name for options in configurations for name in options if name != "method.name"))
     varied = [n for n in names if len({str(options[n]) for options in configurations if n in options}) > 1]

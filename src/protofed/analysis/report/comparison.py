@@ -8,12 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from protofed.analysis.differing import models
 from protofed.analysis.exchange import by_exchange
 from protofed.analysis.report.facts import architectures, bytes_per_round, parameters
-from protofed.analysis.report.tables import (
-    CONVERGED,
-    OutcomeColumn,
-    groups_of,
-    outcome_columns,
-)
+from protofed.analysis.report.tables import CONVERGED, OutcomeColumn, groups_of, outcome_columns
 from protofed.analysis.style import method_styles
 from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.run import Run, by_label, rule_of, rules_of, settled

@@ -115,11 +115,7 @@ def cards(run: Run) -> list[Card]:
     return [
         *_accuracy_cards(run),
         *_privacy_cards(run),
-        Card(
-            "Sent per round",
-            f"↑ {per_round[0]}\n↓ {per_round[1]}",
-            "by all clients, and to them",
-        )
+        Card("Sent per round", f"↑ {per_round[0]}\n↓ {per_round[1]}", "by all clients, and to them")
         if sent
         else Card("Sent per round", "nothing", "every client trains alone"),
         Card("Sent in total", size(sent), f"in {plural(len(run.rounds), 'round')}, both directions"),
@@ -187,7 +183,6 @@ def everybody(runs: Sequence[Run]) -> str:
 
 
 def _scored_on(runs: Sequence[Run]) -> set[str]:
-    """Return the values of ``evaluation.on``."""
     return {str(run.config.get("evaluation", {}).get("on")) for run in runs}
 
 

@@ -30,12 +30,7 @@ GUESSED = "frame"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrameRecipe(Mapping[str, Any]):
-    """The recipe of a data frame, for :func:`protofed.run`, ``compare``, ``sweep``, ``tune`` and ``worth``.
-
-    Attributes:
-        look: What the frame holds.
-        tree: The recipe: what a recipe's file would hold.
-    """
+    """The recipe of a data frame, for :func:`protofed.run`, ``compare``, ``sweep``, ``tune`` and ``worth``."""
 
     look: Survey
     tree: Tree

@@ -35,7 +35,6 @@ class Survey:
     """What a folder holds and what should be done about it.
 
     Attributes:
-        folder: The folder.
         kind: ``table``, ``vector``, ``series`` or ``image``.
         sites: Name and number of samples of each site.
         notices: What was found, in the order in which to read it.

@@ -19,7 +19,6 @@ class Notice:
     Attributes:
         site: Name of the site, or of the file; "" for all sites.
         column: Name of the column; "" for the whole table, or where there is none.
-        found: What was found.
         proposal: What to do about it; "" if it is only worth knowing.
         options: Values by dotted name that carry out the proposal. Lists and tables add to those of other notices.
         open: Whether no option can mend it: a person has to.

@@ -29,8 +29,7 @@ def write_trial(trial: FolderTrial, notices: Sequence[Notice]) -> None:
     settled = [f for f in notices if f.proposal and not f.open]
     template = environment().get_template("try.html")
     write_text(
-        trial.page,
-        template.render(trial=trial, gains=_gains(trial), arms=_arms(trial), plot=plot, settled=settled),
+        trial.page, template.render(trial=trial, gains=_gains(trial), arms=_arms(trial), plot=plot, settled=settled)
     )
 
 

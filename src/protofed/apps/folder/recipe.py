@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -23,10 +24,9 @@ def text_of(
     Args:
         kind: ``table``, ``text``, ``vector``, ``series`` or ``image``.
         notices: Those whose proposals are carried out.
-        source: Options by which the data are found, by dotted name.
         overrides: Further options by dotted name; lists and tables add to those of notices.
     """
-    general = (resources.files(__package__) / "recipes" / f"{kind}.toml").read_text(encoding="utf-8")
+    general = _general(kind)
     usual, own = parse_toml(general), apply_overrides({}, {**source, **combined(notices)})
     asked = {name: both(_at(own, name), value) for name, value in (overrides or {}).items()}
     tree = apply_overrides({**usual, **own}, asked)
@@ -34,6 +34,12 @@ def text_of(
         return tomli_w.dumps(tree)  # without the comments, which are on what was usual
     head, model, rest = general.partition("\n# ")
     return f"{head}\n{tomli_w.dumps({n: v for n, v in tree.items() if n not in usual})}{model}{rest}"
+
+
+def _general(name: str) -> str:
+    """Return a built-in text, with those that it includes by lines such as ``#include run``."""
+    text = (resources.files(__package__) / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    return re.sub(r"^#include (\w+)\n", lambda found: _general(found[1]), text, flags=re.MULTILINE)
 
 
 def _at(tree: Any, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -55,10 +56,7 @@ class ColumnScan:
     @cached_property
     def distinct(self) -> dict[str, int]:
         """Number of each value, in the form that categories have."""
-        found: dict[str, int] = {}
-        for text in self.present:
-            found[category(text)] = found.get(category(text), 0) + 1
-        return found
+        return Counter(map(category, self.present))
 
     @cached_property
     def odd(self) -> dict[str, int]:
@@ -85,10 +83,9 @@ class ColumnScan:
         """Number of values that are not there."""
         return len(self.texts) - len(self.present)
 
-    @property
-    def first_missing(self) -> int:
-        """Row of the first value that is not there."""
-        return self.rows[self.texts.index(None)]
+    def at(self, places: Sequence[int]) -> ColumnScan:
+        """Return the values at some places."""
+        return ColumnScan([self.texts[place] for place in places], [self.rows[place] for place in places])
 
     def renamed(self, names: Mapping[str, str]) -> ColumnScan:
         """Return the column with names in place of others."""
@@ -105,9 +102,6 @@ class SiteTable:
     """The table of one site, with all its splits.
 
     Attributes:
-        site: Name of the site.
-        file: Its file, or the first of several.
-        columns: Its columns by name.
         tested: Rows of a split for testing; None if none is set aside.
     """
 
@@ -127,11 +121,8 @@ class DataFolder:
     """What a folder holds.
 
     Attributes:
-        path: The folder or file.
         kind: ``tables``; ``images`` or ``arrays`` in files of their own; ``samples`` in columns of one data set.
         sites: Path of each site, a file or folder; one, ``ONE_TABLE``, where the sites are in a column.
-        options: Options by which protofed reads the folder.
-        unread: Files that are not data.
         first: Row of the first sample: in a spreadsheet, the header counts.
     """
 
@@ -193,11 +184,7 @@ def _kind(path: Path, depth: int = 0) -> str:
 
 
 def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list[tuple[str, str]]]:
-    """Return the tables of all sites, and for each file that cannot be read its site and why.
-
-    Args:
-        data: Options by which names and missing values are read.
-    """
+    """Return the tables of all sites, and for each file that cannot be read its site and why."""
     found: list[SiteTable] = []
     wrong: list[tuple[str, str]] = []
     budget = data.budget()
@@ -241,22 +228,14 @@ def divided(sheet: SiteTable, column: str) -> list[SiteTable]:
     for row, name in enumerate(sheet.columns[column].texts):
         if name is not None:
             rows.setdefault(category(name), []).append(row)
+    others = {name: scan for name, scan in sheet.columns.items() if name != column}
     return [
-        SiteTable(
-            site,
-            sheet.file,
-            {
-                name: ColumnScan([scan.texts[row] for row in chosen], [scan.rows[row] for row in chosen])
-                for name, scan in sheet.columns.items()
-                if name != column
-            },
-        )
+        replace(sheet, site=site, columns={name: scan.at(chosen) for name, scan in others.items()})
         for site, chosen in sorted(rows.items())
     ]
 
 
 def _texts(file: Path, data: DataOptions, budget: Budget) -> dict[str, list[str | None]]:
-    """Return the columns of a file as texts."""
     asked = Columns.of(data)
     if file.suffix.lower() in DELIMITED:
         table = read_texts(file, asked, budget)

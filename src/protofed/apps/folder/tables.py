@@ -97,7 +97,6 @@ def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str])
 
     Args:
         wanted: The column that somebody has named; "" to guess.
-        names: Names of classes in place of others.
     """
     common = [name for name in sheets[0].columns if all(name in sheet.columns for sheet in sheets)]
     if wanted:
@@ -188,7 +187,6 @@ def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list
 
     Args:
         label: The column of the label; "" if there is none.
-        settled: What somebody has set.
     """
     if label:
         columns = [{**s.columns, label: s.columns[label].renamed(settled.labels)} for s in sheets]
@@ -234,8 +232,9 @@ def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str])
     held = {sheet.site: sheet.columns[label].distinct for sheet in sheets}
     yield from asked(held, label, "data.labels", settled)
     for sheet in sheets:
-        if missing := sheet.columns[label].missing:
-            told = f"{missing} rows have none, the first is row {sheet.columns[label].first_missing}"
+        column = sheet.columns[label]
+        if column.missing:
+            told = f"{column.missing} rows have none, the first is row {column.rows[column.texts.index(None)]}"
             yield Notice(sheet.site, label, told, "leave these rows out", {"data.unlabelled": "drop"})
     values = {value for sheet in sheets for value in sheet.columns[label].distinct}
     if not all(re.fullmatch(r"-?\d+", value) for value in values):
@@ -251,7 +250,6 @@ def asked(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Ite
 
     Args:
         held: Number of samples by class or category, by site.
-        name: The column, for the notice.
         option: Option for names in place of others.
         settled: What it already says; a name in place of itself is one of its own.
     """
@@ -280,9 +278,6 @@ def spelt(held: Held, name: str, option: str, column: str = "") -> Iterator[Noti
     """Yield the names of categories or classes that are probably the same.
 
     Args:
-        held: Number of samples by class or category, by site.
-        name: The column, for the notice.
-        option: Option for names in place of others.
         column: The column in that option; "" if it is that of the label.
     """
     within = _within(held)
@@ -431,11 +426,7 @@ def _missing(sheets: Sequence[SiteTable], names: Sequence[str]) -> Iterator[Noti
 
 
 def _sites(sheets: Sequence[SiteTable], label: str, names: Mapping[str, str]) -> Iterator[Notice]:
-    """Yield sites with a single class, without some classes, or with few test samples.
-
-    Args:
-        names: Names of classes in place of others.
-    """
+    """Yield sites with a single class, without some classes, or with few test samples."""
     held = {sheet.site: with_names(sheet.columns[label].distinct, names) for sheet in sheets}
     for sheet in sheets:
         tested = round(TEST_FRACTION * sheet.rows) if sheet.tested is None else sheet.tested
@@ -443,12 +434,7 @@ def _sites(sheets: Sequence[SiteTable], label: str, names: Mapping[str, str]) ->
 
 
 def of_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) -> Iterator[Notice]:
-    """Yield the notices for the classes and the number of test samples of one site.
-
-    Args:
-        held: Number of samples of each class, by site.
-        tested: Number of the site's test samples.
-    """
+    """Yield the notices for the classes and the number of test samples of one site."""
     own = held[site]
     lacks = sorted({name for counts in held.values() for name in counts} - own.keys())
     if len(own) == 1:

@@ -45,11 +45,8 @@ class Arm:
     """One way of learning.
 
     Attributes:
-        name: What learns.
         together: Whether it learns from the samples of all sites.
         federated: Whether nothing but messages leaves a site; otherwise its samples would.
-        hits: Its right answers.
-        same: All seeds have the same test samples.
     """
 
     name: str
@@ -77,11 +74,8 @@ class FolderTrial:
 
     Attributes:
         sites: Names of the sites that have test samples and more than one class.
-        left_out: Names of the others.
         arms: The ways of learning; the first is the closed form together, the second its twin alone.
-        seeds: Seeds of splits and networks.
         sent: Bytes that a site sends for the closed form.
-        directory: Directory with the runs, the recipe and the page.
     """
 
     sites: tuple[str, ...]

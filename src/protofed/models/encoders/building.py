@@ -107,7 +107,6 @@ def build_encoder(
     """Return an encoder.
 
     Args:
-        weights_dir: Files of weights are found here by name; "" for where the options say.
         pretrained: Read weights; not necessary to know the width.
         texts: Those of samples with tokens.
     """

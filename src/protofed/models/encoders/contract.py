@@ -92,7 +92,6 @@ class NamedEncoder:
     Attributes:
         make: Of ``(input_shape, options, seed)``; returns a module ``(n, *input_shape) -> (n, width)`` with fixed
             numbers, its ``width``, and ``at_once``, the samples best computed together; pixels are in [0, 1].
-        kinds: Of samples.
     """
 
     name: str
@@ -122,11 +121,7 @@ def encoder(
 
 
 def check_kind(name: str, input_shape: tuple[int, ...], kinds: tuple[Kind, ...], texts: Places = ()) -> None:
-    """Check that an encoder suits samples of a shape.
-
-    Args:
-        texts: Those of samples with tokens.
-    """
+    """Check that an encoder suits samples of a shape."""
     if texts and "texts" not in kinds:
         raise ConfigError(
             f"encoder.name={name} is for {' and '.join(kinds)}, and the samples are texts as tokens: use hashing "

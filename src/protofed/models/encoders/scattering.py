@@ -145,11 +145,7 @@ def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant:
 
 
 def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
-    """Return the transform of a Morlet wavelet, which is real: a wave less what gives it a mean of 0.
-
-    Args:
-        scale: ``j``.
-    """
+    """Return the transform of a Morlet wavelet, which is real: a wave less what gives it a mean of 0."""
     sigma, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
     wave, envelope = (gabor(sides, sigma, angle, f, 4 / L) for f in (frequency, 0.0))
     spectrum: Tensor = torch.fft.fft2(wave - wave.sum() / envelope.sum() * envelope)
