@@ -35,6 +35,7 @@ from protofed.storage.files import (
     open_tensors,
     read_json,
     read_tensors,
+    remove_partial,
     write_bytes,
     write_json,
     write_tensors,
@@ -206,6 +207,7 @@ def wipe(folder: Path) -> None:
             shutil.rmtree(each)
         for name in _FOLLOWS:
             (folder / name).unlink(missing_ok=True)
+        remove_partial(folder)
     write_text(folder / "rounds.jsonl", "")
     for path in (folder / "federation.json", folder / "nodes.json"):
         if path.is_file():
