@@ -150,7 +150,7 @@ def test_a_federation_chooses_and_answers_as_loops_do(seed):
         received = visited(federation)[f"c{i}"].received
         others = parts[:i] + parts[i + 1 :]
         mixture = naive_choice(own, others, 3)
-        expected = Selection(mixture, 0.0, int((np.bincount(own[1], minlength=3)[own[1]] > 1).sum()))
+        expected = Selection(mixture, int((np.bincount(own[1], minlength=3)[own[1]] > 1).sum()))
         torch.testing.assert_close(received["choice"], expected.tensor())
         means, whole, n = naive_parts(own, others, mixture)
         s = gaussian.oracle(torch.tensor(whole / n), n) if mixture.shrinkage == "oas" else mixture.shrinkage
@@ -299,7 +299,7 @@ def test_a_report_says_what_was_chosen(tmp_path, monkeypatch, capsys):
 
 def test_choices_in_words():
     def tensor(mixture: Mix, number: int) -> torch.Tensor:
-        return Selection(mixture, 0.0, number).tensor()
+        return Selection(mixture, number).tensor()
 
     choices = {"ann": tensor(Mix(1.0, None, "oas"), 9), "bob": tensor(Mix(0.1, 1.0, 0.03), 9)}
     choices |= {"cid": tensor(Mix(1.0, None, "oas"), 0), "dan": tensor(Mix(0.0, 0.0, 0.1), 9)}

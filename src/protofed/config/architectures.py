@@ -91,7 +91,8 @@ class FederationSummary:
     @classmethod
     def of(cls, experiment: Experiment, federated: FederatedData) -> FederationSummary:
         """Summarise a federation."""
-        architectures = _assign(experiment, federated)
+        architectures = [architecture_of(experiment, federated, c, n) for n, c in enumerate(federated.clients)]
+        _check_same(experiment, federated, architectures)
         stated = {c.name: c.train.counts(federated.num_classes).cpu() for c in federated.clients}
         withheld = [c.name for c in federated.clients if not c.train.exact]
         counts = torch.stack([*believed(stated, experiment.robust, withheld).values()]).sum(0)
@@ -203,13 +204,6 @@ def why_one(experiment: Experiment) -> str:
 def one_architecture(experiment: Experiment) -> bool:
     """Return whether the method needs all clients to have one architecture."""
     return traits_of(experiment).same_architecture
-
-
-def _assign(experiment: Experiment, federated: FederatedData) -> list[Architecture]:
-    """Return each client's architecture, checked against the requirements of the method."""
-    found = [architecture_of(experiment, federated, client, n) for n, client in enumerate(federated.clients)]
-    _check_same(experiment, federated, found)
-    return found
 
 
 def architecture_of(
@@ -327,11 +321,6 @@ def fitted(
     if texts:
         places = tuple(number for text in texts for number in text)
         return replace(architecture, options={**architecture.options, "tokens": places})
-    return _with_embeddings(experiment, architecture, table)
-
-
-def _with_embeddings(experiment: Experiment, architecture: Architecture, table: Table | None) -> Architecture:
-    """Return an architecture with embeddings of categories, if it can have them and they are asked for."""
     if experiment.model.categories != "embedding" or table is None or architecture.name != "mlp":
         return architecture
     places = tuple(number for block in table.blocks for number in block)

@@ -109,12 +109,8 @@ def _check_method(table: Mapping[str, Any], permits: Permits) -> None:
     name = table.get("name")
     if not isinstance(name, str) or not (name in methods.methods() or permits("methods", name)):
         raise _unlisted("method.name")
-    _check_section({n: v for n, v in table.items() if n != "name"}, _method_fields(name), "method", permits)
-
-
-def _method_fields(name: str) -> dict[str, Field[Any]]:
-    """Return the options of a method that the node knows or has named itself."""
-    return option_fields(methods.get(name).Options)
+    fields = option_fields(methods.get(name).Options)
+    _check_section({n: v for n, v in table.items() if n != "name"}, fields, "method", permits)
 
 
 def _check_section(

@@ -92,15 +92,9 @@ def class_order(
             unfit[d.name] = f"{how[d.named]} its classes, but the federation {how[named]} them: use one kind"
     rest = [d for d in descriptions if d.name not in unfit]
     if chosen:
-        order = tuple(chosen)
-        unfit |= _beyond(rest, order)
-    elif named:
-        order, excluded = _union(rest, most)
-        unfit |= excluded
-    else:
-        order, excluded = _longest(rest, most)
-        unfit |= excluded
-    return order, unfit
+        return tuple(chosen), unfit | _beyond(rest, tuple(chosen))
+    order, excluded = (_union if named else _longest)(rest, most)
+    return order, unfit | excluded
 
 
 def _beyond(descriptions: Sequence[Description], order: tuple[str, ...]) -> dict[str, str]:

@@ -134,7 +134,10 @@ def approve(
         if len({name for name, _ in found}) < len(found):
             raise ConfigError("two of the requests are of one site: approve one of them")
         if not requests and (folder / SERVER).exists():
-            files[SERVER] = _renewed_server(folder / SERVER, authority.signer, start, end)
+            old = trust.load_certificate(folder / SERVER)
+            if not trust.issued(old, authority.signer.certificate):
+                raise ConfigError(f"{folder / SERVER}: not of this authority: restore it, or move it away")
+            files[SERVER] = renewed_certificate(authority.signer, old, start, end)
         authority.save(files, start, end)
     return approved, end
 
@@ -220,10 +223,3 @@ def _read_revoked(path: Path) -> dict[str, Revoked]:
         return decoded(read_json(path), dict[str, Revoked], error=ValueError, exact=True)
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({claims.clean(error)}): restore it") from None
-
-
-def _renewed_server(path: Path, authority: Signed, start: datetime, end: datetime) -> bytes:
-    old = trust.load_certificate(path)
-    if not trust.issued(old, authority.certificate):
-        raise ConfigError(f"{path}: not of this authority: restore it, or move it away")
-    return renewed_certificate(authority, old, start, end)

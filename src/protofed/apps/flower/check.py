@@ -243,20 +243,16 @@ class _Node:
 
     def check_key(self) -> str:
         key = _given(self.request.key, "--key").expanduser()
-        text, certificate = trust.check_key(key) + self._admission(), key.with_name(f"{key.name}.crt")
+        text, certificate = trust.check_key(key), key.with_name(f"{key.name}.crt")
+        if self.trusted is not None:  # only the SuperLink, which was reached, knows the keys that it admits
+            text += (
+                "; if the SuperNode ends nevertheless, or logs `Connection attempt failed`, the server does not "
+                "admit this key (not registered, or revoked): ask the federation's authority"
+            )
         if self.request.authority is None or not certificate.exists():
             return text
         until = trust.check_issued(certificate, key, self.request.authority.expanduser())
         return _until(f"{text}; {certificate.name} is the authority's", until)
-
-    def _admission(self) -> str:
-        """Return what it means if a SuperNode ends although the SuperLink was reached; only that knows its keys."""
-        if self.trusted is None:
-            return ""
-        return (
-            "; if the SuperNode ends nevertheless, or logs `Connection attempt failed`, the server does not admit "
-            "this key (not registered, or revoked): ask the federation's authority"
-        )
 
     def check_roster(self) -> str:
         path = _given(self.request.roster, "--roster").expanduser()

@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
@@ -35,6 +35,7 @@ VISITS = 8
 T = TypeVar("T", Trained, Evaluated)
 
 
+@dataclass(eq=False)
 class GridExecutor:
     """Executor that sends visits to nodes.
 
@@ -50,29 +51,19 @@ class GridExecutor:
 
     remote = True
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        run: str,
-        order: int,
-        clients: Roster,
-        state: ServerState,
-        summaries: Mapping[str, str],
-        scored: Mapping[str, Scored],
-        rules: tuple[str, ...],
-        deadline: float,
-        began_anew: Callable[[str, int], None],
-    ) -> None:
-        self.nodes = nodes
-        self.run = run
-        self.orders = itertools.count(order)
-        self.clients = clients
-        self.state = state
-        self.summaries = summaries
-        self.scored = scored
-        self.rules = rules
-        self.deadline = deadline
-        self.began_anew = began_anew
+    nodes: Nodes
+    run: str
+    order: int
+    clients: Roster
+    state: ServerState
+    summaries: Mapping[str, str]
+    scored: Mapping[str, Scored]
+    rules: tuple[str, ...]
+    deadline: float
+    began_anew: Callable[[str, int], None]
+
+    def __post_init__(self) -> None:
+        self.orders = itertools.count(self.order)
         self.round = 0
         self.origins: dict[str, str] = {}
         self.next: frozenset[str] = frozenset()

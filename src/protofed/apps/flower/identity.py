@@ -53,13 +53,11 @@ class Bindings:
         Args:
             key: The node's fingerprint; "" if it shows none.
         """
-        if name not in self.keys:
-            return self._stranger(name, key)
-        if self.by == "key" and self.keys[name] != key:
-            return f"says it is {name}, whose key is {self.keys[name] or 'none'}, not {key or 'none'}"
-        return ""
-
-    def _stranger(self, name: str, key: str) -> str:
+        if name in self.keys:
+            known = self.by == "name" or self.keys[name] == key
+            return (
+                "" if known else f"says it is {name}, whose key is {self.keys[name] or 'none'}, not {key or 'none'}"
+            )
         if self.closed:
             return f"says it is {name}, which the roster does not list"
         same = next((other for other in self.keys if claims.twin(other) == claims.twin(name)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import os
 import re
@@ -23,6 +24,7 @@ from protofed.errors import ConfigError
 from protofed.untrusted.claims import client_name
 
 HOSTS = ("127.0.0.1", "localhost")
+SERVER_NAME = "protofed SuperLink"
 CURVE = ec.SECP384R1
 """Flower accepts NIST's curves and generates its own keys on this one."""
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
@@ -98,17 +100,14 @@ def node_certificate(
     authority: Signed, name: str, key: ec.EllipticCurvePublicKey, start: datetime, end: datetime
 ) -> bytes:
     """Return the certificate of a node for its key, in PEM form."""
-    usage = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    return _pem(
-        _end_certificate(authority, _name(name), key, start, end, usage).sign(authority.key, hashes.SHA256())
-    )
+    return _pem(_certificate(authority, name, key, start, end))
 
 
 def renewed_certificate(authority: Signed, old: x509.Certificate, start: datetime, end: datetime) -> bytes:
     """Return a server's certificate anew, for the same key and hosts, in PEM form."""
     key, san = old.public_key(), old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert isinstance(key, ec.EllipticCurvePublicKey)
-    return _pem(_server_certificate(authority, san, key, start, end))
+    return _pem(_certificate(authority, SERVER_NAME, key, start, end, san))
 
 
 def public_line(key: ec.EllipticCurvePublicKey) -> str:
@@ -121,11 +120,10 @@ def certificate_authority(start: datetime, end: datetime, federation: str = "tri
     key = ec.generate_private_key(CURVE())
     # The number in the name tells the authorities of different trials apart in error messages.
     name = _name(f"protofed {federation} CA {os.urandom(4).hex()}")
-    usage = _usage(key_cert_sign=True, crl_sign=True)
     builder = (
         _builder(name, name, key.public_key(), start, end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
     )
     return Signed(key, builder.sign(key, hashes.SHA256()))
 
@@ -136,38 +134,29 @@ def server_certificate(
     """Create a server's certificate."""
     key = ec.generate_private_key(CURVE())
     san = x509.SubjectAlternativeName(hosts)
-    return Signed(key, _server_certificate(authority, san, key.public_key(), start, end))
+    return Signed(key, _certificate(authority, SERVER_NAME, key.public_key(), start, end, san))
 
 
-def _server_certificate(
+def _certificate(
     authority: Signed,
-    hosts: x509.SubjectAlternativeName,
+    name: str,
     key: ec.EllipticCurvePublicKey,
     start: datetime,
     end: datetime,
+    hosts: x509.SubjectAlternativeName | None = None,
 ) -> x509.Certificate:
-    usage = [ExtendedKeyUsageOID.SERVER_AUTH]
-    builder = _end_certificate(authority, _name("protofed SuperLink"), key, start, end, usage)
-    return builder.add_extension(hosts, critical=False).sign(authority.key, hashes.SHA256())
-
-
-def _end_certificate(
-    authority: Signed,
-    subject: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    start: datetime,
-    end: datetime,
-    usage: Sequence[x509.ObjectIdentifier],
-) -> x509.CertificateBuilder:
-    """Return a certificate of a server or a node, which cannot sign others."""
+    """Return the certificate of a server with its hosts, or of a node, which cannot sign others."""
     own = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
-    return (
-        _builder(subject, authority.certificate.subject, key, start, end)
+    use = ExtendedKeyUsageOID.CLIENT_AUTH if hosts is None else ExtendedKeyUsageOID.SERVER_AUTH
+    builder = (
+        _builder(_name(name), authority.certificate.subject, key, start, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+        .add_extension(_usage("digital_signature"), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
         .add_extension(own, critical=False)
     )
+    builder = builder if hosts is None else builder.add_extension(hosts, critical=False)
+    return builder.sign(authority.key, hashes.SHA256())
 
 
 def subject_name(host: str, option: str = "--host") -> x509.GeneralName:
@@ -204,30 +193,15 @@ def _name(text: str) -> x509.Name:
         ) from None
 
 
-def _usage(
-    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
-) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _usage(*allowed: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{use: use in allowed for use in inspect.signature(x509.KeyUsage).parameters})
 
 
 def _pem_files(certificate: str, key: str, signed: Signed) -> dict[str, tuple[bytes, int]]:
     private = signed.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return {
-        certificate: (_pem(signed.certificate), 0o644),
-        key: (private, 0o600),
-    }
+    return {certificate: (_pem(signed.certificate), 0o644), key: (private, 0o600)}
 
 
 def _node_files(name: str) -> dict[str, tuple[bytes, int]]:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 
 from msgspec import Meta
 
@@ -141,7 +141,21 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Job:
+class _Sent:
+    """A record that is sent as the values of a message, without those that are None."""
+
+    def to_values(self) -> Values:
+        """Return the record as the values of a message."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return a record from the values of a message; the inverse of :meth:`to_values`."""
+        return decoded(dict(values), cls, error=PayloadError)
+
+
+@dataclass(frozen=True)
+class Job(_Sent):
     """A visit that the server requests.
 
     Attributes:
@@ -171,18 +185,9 @@ class Job:
     saved: GenerationName = ""
     state: bytes | None = None
 
-    def to_values(self) -> Values:
-        """Return the job as the values of a message."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Job:
-        """Return a job from the values of a message; the inverse of :meth:`to_values`."""
-        return decoded(dict(values), cls, error=PayloadError)
-
 
 @dataclass(frozen=True)
-class VisitOutcome:
+class VisitOutcome(_Sent):
     """The client's stored state after a visit.
 
     Attributes:
@@ -195,15 +200,6 @@ class VisitOutcome:
     generation: GenerationName = ""
     anew: bool = False
     state: bytes | None = None
-
-    def to_values(self) -> Values:
-        """Return the record as the values of a message."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> VisitOutcome:
-        """Return a record from the values of a message; the inverse of :meth:`to_values`."""
-        return decoded(dict(values), cls, error=PayloadError)
 
 
 def description_values(descriptions: list[Description]) -> Values:
@@ -326,11 +322,10 @@ def evaluated_values(result: Evaluated, counts: str = "exact") -> Values:
             :data:`SHARES`, which hides the numbers.
     """
     (validation, held_out), values = result.validation, {"client": result.client, "seconds": result.seconds}
-    if counts == "exact":
-        shown = result.correct, validation
-    else:
-        shown = _shares(result.correct, result.samples), _shares(validation, held_out)
-    return {**values, "correct": json.dumps(shown[0]), "validation": json.dumps(shown[1])}
+    correct = result.correct
+    if counts != "exact":
+        correct, validation = _shares(correct, result.samples), _shares(validation, held_out)
+    return {**values, "correct": json.dumps(correct), "validation": json.dumps(validation)}
 
 
 def read_evaluated(values: Mapping[str, Any], name: str, scored: Scored, rules: tuple[str, ...]) -> Evaluated:

@@ -37,6 +37,7 @@ from protofed.experiments.builder import Builder, build_model
 from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.description import sizes_of
 from protofed.experiments.hardware import Hardware
+from protofed.experiments.loading import load_data
 from protofed.experiments.stages import secure_stage
 from protofed.models import parameter_bytes
 from protofed.samples import FederatedData
@@ -229,7 +230,7 @@ class Node:
         if self.state is None:
             (client,) = self.source.load(experiment, job.client, read_summary(job.summary)).clients
             chosen = tuple((name, client.settings[name]) for name in ("model", "d") if name in client.settings)
-            builder, roster = _company(self.source.company, config, job.summary, chosen)
+            builder, roster = _company(config, job.summary, chosen)
             with closing(roster.store):
                 yield builder, roster, Carried(job, roster)
             return
@@ -331,17 +332,17 @@ def _numbers(value: Any) -> list[int]:
 
 
 @lru_cache(maxsize=16)
-def _company(source: Source, config: str, text: str, chosen: tuple[tuple[str, Any], ...]) -> tuple[Builder, Roster]:
+def _company(config: str, text: str, chosen: tuple[tuple[str, Any], ...]) -> tuple[Builder, Roster]:
     """Return the builder and roster for the visits of all clients that travel and have one architecture.
 
-    They stay with the process: data and models are loaded once, whichever client comes next.
+    They stay with the process of a simulation, which serves any node: data and models are loaded once.
 
     Args:
         chosen: The clients' own ``model`` and ``d``, if they choose these.
     """
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
-    federated = hardware.place(source.everyone(experiment, summary))
+    federated = hardware.place(load_data(experiment))
     client = replace(federated.clients[0], settings=dict(chosen))
     architecture = architecture_of(experiment, federated, client, summary.place)
     architectures = (architecture,) * len(federated.clients)

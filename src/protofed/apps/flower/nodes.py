@@ -182,7 +182,8 @@ class Nodes:
                     return
                 raise FederationError(
                     f"{len(self.node_of)} clients connected within {seconds:g} s, {number} are needed: "
-                    f"{', '.join(sorted(self.node_of)) or 'none'}{self.complaints()}"
+                    f"{', '.join(sorted(self.node_of)) or 'none'}"
+                    + "".join(f"; without {who}: {why}" for who, why in list(self.left_out.items())[:5])
                 )
             time.sleep(1.0)
             self.refresh()
@@ -196,10 +197,6 @@ class Nodes:
             self.refresh()
             if time.monotonic() > end or (set(self.node_of) <= before and not self.waiting):
                 return
-
-    def complaints(self) -> str:
-        """Return the first exclusions and their reasons, as the end of a sentence."""
-        return "".join(f"; without {who}: {why}" for who, why in list(self.left_out.items())[:5])
 
     def _online(self) -> dict[int, str]:
         """Return the connected nodes with the fingerprints of their keys."""

@@ -45,7 +45,6 @@ from protofed.rounds.loop import Federation
 from protofed.rounds.state import ServerState
 from protofed.runs.records import RoundRecord
 from protofed.runs.run import Run
-from protofed.samples import FederatedData
 from protofed.storage.files import write_json
 from protofed.trained.metrics import measure
 from protofed.untrusted import claims, limits
@@ -144,11 +143,11 @@ def _federation(
             party.anew.append(note)
             write_json(record, party.to_tree())
 
-    federated = (
-        _with_samples(local, hardware, party)
-        if simulated
-        else described_federation(party.clients, party.classes, local.data, local.encoder)
-    )
+    if simulated:  # the server can load the data itself
+        names, everyone = {d.name for d in party.clients}, hardware.place(load_data(local))
+        federated = replace(everyone, clients=tuple(c for c in everyone.clients if c.name in names))
+    else:
+        federated = described_federation(party.clients, party.classes, local.data, local.encoder)
     sizes = {} if simulated else party.sizes
     private = [number for number, d in enumerate(party.clients) if d.name in sizes]
     summary = FederationSummary.of(local, federated).without(local, private)
@@ -161,11 +160,8 @@ def _federation(
     weights = scored(party.clients, None if simulated else local.robust)
     if not simulated and withholds_scores(local, builder.method):
         weights, rules = {n: replace(w, test=0, validation=0) for n, w in weights.items()}, ()
-    late = (
-        {}
-        if simulated or not experiment.participation.after
-        else {"after": experiment.participation.after, "rounds": experiment.rounds}
-    )
+    after = 0 if simulated else experiment.participation.after
+    late = {"after": after, "rounds": experiment.rounds} if after else {}
     executor = (LateExecutor if late else GridExecutor)(
         nodes,
         party.run,
@@ -212,13 +208,6 @@ def _party(nodes: Nodes, experiment: Experiment, files: RunDirectory, gathering:
     party.order = max(party.order + 1, int(time.time()))
     write_json(record, party.to_tree())
     return party
-
-
-def _with_samples(experiment: Experiment, hardware: Hardware, party: Party) -> FederatedData:
-    """Return the data of the clients of a simulation, which the server can load itself."""
-    federated = hardware.place(load_data(experiment))
-    names = {d.name for d in party.clients}
-    return replace(federated, clients=tuple(c for c in federated.clients if c.name in names))
 
 
 def _described(party: Party, description: Tree) -> Tree:

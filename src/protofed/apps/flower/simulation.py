@@ -41,7 +41,6 @@ def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, *
     _check_cluster(address)
     files = RunDirectory(directory)
     clients = len(load_data(experiment).clients)
-    gathering = Gathering(clients)
     results: list[Run] = []
     errors: list[BaseException] = []
     server = ServerApp()
@@ -49,7 +48,9 @@ def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, *
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            results.append(serve(grid, experiment, files, gathering, resume=resume, simulated=True, **more))
+            results.append(
+                serve(grid, experiment, files, Gathering(clients), resume=resume, simulated=True, **more)
+            )
         except BaseException as error:
             errors.append(error)
             raise
@@ -61,11 +62,7 @@ def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, *
     backend: dict[str, dict[str, Any]] = {
         "client_resources": {"num_cpus": max(1, experiment.execution.threads), "num_gpus": 0.0},
         # By default, Ray would join the cluster that was last started on this machine.
-        "init_args": {
-            "address": address,
-            "logging_level": logging.ERROR,
-            "log_to_driver": False,
-        },
+        "init_args": {"address": address, "logging_level": logging.ERROR, "log_to_driver": False},
     }
     try:
         run_simulation(server, app, num_supernodes=min(clients, NODES), backend_config=backend)

@@ -168,15 +168,6 @@ class Folder:
             raise ConfigError(f"{self.name}: its encoder differs from that of the federation (encoder.weights)")
         return federated
 
-    @property
-    def company(self) -> Folder:
-        """This source: nobody else visits."""
-        return self
-
-    def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
-        """Return the samples of the client."""
-        return self.load(experiment, self.name, summary)
-
     def counts(self, experiment: Experiment, name: str) -> str:
         """Return the client's disclosure of its numbers of samples."""
         return self.withhold or client_settings(self.path).get("counts", "exact")
@@ -233,15 +224,6 @@ class SimulatedShare:
         for client in clients:
             check_trusted(experiment, name, client.settings.get("model", ""))
         return replace(federated, clients=clients)
-
-    @property
-    def company(self) -> SimulatedShare:
-        """The whole federation: a process of a simulation serves any node."""
-        return SimulatedShare(0, 1)
-
-    def everyone(self, experiment: Experiment, summary: FederationSummary) -> FederatedData:
-        """Return the samples of all clients of the experiment."""
-        return load_data(experiment)
 
     def counts(self, experiment: Experiment, name: str) -> str:
         """Return a client's disclosure of its numbers of samples."""

@@ -89,10 +89,8 @@ def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certi
             "--ssl-ca-certfile, or correct the port"
         ) from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = (
-        False,
-        ssl.CERT_NONE,
-    )  # only to read the certificate; no data are sent
+    context.check_hostname = False  # only to read the certificate; no data are sent
+    context.verify_mode = ssl.CERT_NONE
     try:
         shown = _shown(host, port, context)
     except OSError:

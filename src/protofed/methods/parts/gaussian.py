@@ -83,18 +83,14 @@ class Pools(NamedTuple):
         places = [(1.0, None), *itertools.product(KAPPAS, SHARES), (0.0, 0.0)]
         return [Mix(kappa, share, s) for kappa, share in places for s in shrinkages]
 
-    def covariance(self, share: float | None, taken: int = 0) -> tuple[Tensor, float]:
-        """Return the covariance within classes of a mixture, and its number of samples.
-
-        Args:
-            taken: Subtracted from the number by which the scatter is divided.
-        """
+    def covariance(self, share: float | None) -> tuple[Tensor, float]:
+        """Return the covariance within classes of a mixture, and its number of samples."""
         n, more = float(self.own.counts.sum()), float(self.others.counts.sum())
         if share is None:
             scatter, n = self.own.plus(self.others).scatter, n + more
         else:
             scatter, n = self.own.scatter + share * self.within, n + share * more
-        return scatter / max(n - taken, 1.0), n
+        return scatter / max(n, 1.0), n
 
     def classifier(self, mixture: Mix, dtype: torch.dtype) -> Linear:
         """Return the discriminant of a mixture.
@@ -176,12 +172,10 @@ class Selection(NamedTuple):
     """A client's choice.
 
     Attributes:
-        likelihood: Sum of the log-likelihoods of its samples, each left out in turn.
-        voters: Number of these samples; 0 if it has no second one of any class.
+        voters: Number of its samples that were left out in turn; 0 if it has no second one of any class.
     """
 
     mixture: Mix
-    likelihood: float
     voters: int
 
     def tensor(self) -> Tensor:
@@ -247,7 +241,7 @@ def choose(
     mixtures = pools.mixtures(shrinkages)
     some = voters(labels, pools.own.counts)
     if not len(some) or len(mixtures) == 1:
-        return Selection(mixtures[0], 0.0, 0)
+        return Selection(mixtures[0], 0)
     y = torch.searchsorted(pools.own.counts.nonzero().squeeze(-1), labels[some])
     found: dict[Mix, float] = {}
     for chosen, scores in pools.left_out(features[some], labels[some], mixtures, dtype):
@@ -255,7 +249,7 @@ def choose(
         found |= zip(chosen, sums.tolist(), strict=True)
     values = {m: found[m] - PREFERENCE * (m.share is not None) for m in mixtures}
     best = next(m for m in mixtures if values[m] >= max(values.values()) - TIE)
-    return Selection(best, found[best], len(some))
+    return Selection(best, len(some))
 
 
 def discriminant(

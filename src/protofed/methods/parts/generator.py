@@ -163,6 +163,7 @@ Objective = Callable[[Heads, Tensor, Tensor, Tensor], Tensor]
 """``objective(heads, noise, labels, features)``: the scalar that the server minimises over the generator."""
 
 
+@dataclass(eq=False)
 class FeatureGenerator:
     """The generator of one method: its first weights, features drawn from it, and its training on the server.
 
@@ -173,11 +174,10 @@ class FeatureGenerator:
         label_prior: How ``prior`` follows from the clients' samples.
     """
 
-    def __init__(self, options: GeneratorOptions, task: Task, hidden: int, label_prior: LabelPrior) -> None:
-        self.options = options
-        self.task = task
-        self.hidden = hidden
-        self.label_prior = label_prior
+    options: GeneratorOptions
+    task: Task
+    hidden: int
+    label_prior: LabelPrior
 
     @cached_property
     def first(self) -> Tensors:

@@ -316,11 +316,9 @@ class ClosedForm(Method[O]):
     @cached_property
     def broadcast_schema(self) -> Schema | None:
         """The classifier."""
-        return (
-            None
-            if self.alone
-            else self.schema({**self.rows("weights", limit=LARGEST**2), "bias": Field(("k",), limit=LARGEST**2)})
-        )
+        if self.alone:
+            return None
+        return self.schema({**self.rows("weights", limit=LARGEST**2), "bias": Field(("k",), limit=LARGEST**2)})
 
     def rows(self, name: str, limit: float = LARGEST, weight: str = "") -> dict[str, Field]:
         """Return the fields of ``k`` classes with one row of ``d`` numbers each."""
@@ -390,10 +388,6 @@ class ClosedForm(Method[O]):
         """Return the fields of an upload that hold the second moment."""
         samples = sums.counts.sum()
         return {"samples": samples.long(), "moment": triangle(sums.moment) / samples.clamp(min=1)}
-
-    def unpacked(self, sent: Tensors) -> Tensor:
-        """Return the mean second moment ``(d, d)`` of an upload, in float64."""
-        return symmetric(sent["moment"].double(), self.task.feature_dim)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Unpack the classifier; before there is one, make it of the client's own samples."""
@@ -516,16 +510,15 @@ class ClosedForm(Method[O]):
     def sums_of(self, payload: Payload) -> Sums:
         """Return the sums that an upload stands for."""
         K, d = self.task.num_classes, self.task.feature_dim
+        none = torch.zeros(0, 0, dtype=torch.float64)
+        second = symmetric(payload["moment"].double(), d) if self.second else none
         if self.task.noise is not None:
             counts, sums = (payload[name].double() / self.declared.vector[name] for name in ("counts", "sums"))
-            moment = (
-                isometric(symmetric(payload["moment"].double(), d), -1) if self.second else sums.new_zeros(0, 0)
-            )
-            return Sums(counts, sums, moment)
+            return Sums(counts, sums, isometric(second, -1))
         classes, counts = payload["classes"], payload["counts"].double()
         sums = torch.zeros(K, d, dtype=torch.float64)
         sums[classes] = payload["means"].double() * counts.unsqueeze(-1)
-        moment = self.unpacked(payload) * float(payload["samples"]) if self.second else sums.new_zeros(0, 0)
+        moment = second * float(payload["samples"]) if self.second else second
         return Sums(torch.zeros(K, dtype=torch.float64).index_copy(0, classes, counts), sums, moment)
 
 

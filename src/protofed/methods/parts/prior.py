@@ -120,7 +120,4 @@ def head_scores(logits: Tensor, state: Tensors) -> Tensors:
     if "prior" not in state:
         return {"head": logits}
     own = state["own"] | ~state["own"].any()
-    return {
-        "head": over(logits + state["prior"], own),
-        "all_classes": over(logits, own),
-    }
+    return {"head": over(logits + state["prior"], own), "all_classes": over(logits, own)}
