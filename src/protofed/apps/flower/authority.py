@@ -212,14 +212,10 @@ def _opened(folder: Path) -> Iterator[Authority]:
         if not lock(file.fileno()):
             raise ConfigError(f"{folder}: another process is changing the roster: wait for its end")
         roster = read_dated(folder / ROSTER, folder / CERTIFICATE)
-        keys = {name: public_line(public) for name, public in roster.keys.items()}
-        yield Authority(folder, Signed(key, certificate), roster.federation, keys, _read_revoked(folder / REVOKED))
-
-
-def _read_revoked(path: Path) -> dict[str, Revoked]:
-    if not path.exists():
-        return {}
-    try:
-        return decoded(read_json(path), dict[str, Revoked], error=ValueError, exact=True)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: damaged ({claims.clean(error)}): restore it") from None
+        keys, path = {name: public_line(public) for name, public in roster.keys.items()}, folder / REVOKED
+        try:
+            record = read_json(path) if path.exists() else {}
+            revoked = decoded(record, dict[str, Revoked], error=ValueError, exact=True)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: damaged ({claims.clean(error)}): restore it") from None
+        yield Authority(folder, Signed(key, certificate), roster.federation, keys, revoked)

@@ -105,11 +105,11 @@ def describe(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> tuple[str,
     return "state", "confirmation that the client's state is here"
 
 
+@dataclass(frozen=True)
 class NodeLedger:
     """The ledger of a node, which its processes share."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def record(
         self, request: Mapping[str, Any], values: Mapping[str, Any], more: Mapping[str, Any] = MappingProxyType({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from protofed.apps.flower.messages import Job, VisitOutcome
 from protofed.apps.flower.state import ClientFolder, Generation, digest
@@ -13,12 +14,12 @@ from protofed.visits.contract import Trained
 from protofed.visits.roster import Roster
 
 
+@dataclass(eq=False)
 class Carried:
     """A client that travels with the message and returns with the answer."""
 
-    def __init__(self, job: Job, roster: Roster) -> None:
-        self.job = job
-        self.roster = roster
+    job: Job
+    roster: Roster
 
     def answered(self) -> None:
         """Return None: the server has all earlier answers."""
@@ -64,16 +65,13 @@ class Kept:
     """
 
     def __init__(self, job: Job, roster: Roster, folder: ClientFolder, instead: str) -> None:
-        self.job = job
-        self.roster = roster
-        self.folder = folder
+        self.job, self.roster, self.folder = job, roster, folder
         if job.order < folder.order:
             raise CheckpointError(
                 f"{job.client}: a later request of the server has been carried out already", code="later"
             )
         held = folder.held(job.after, instead)
-        self.anew = held is None
-        self.held = held or []
+        self.anew, self.held = held is None, held or []
         self.start: Generation | None = None
 
     def answered(self) -> tuple[Trained, VisitOutcome] | None:

@@ -134,8 +134,7 @@ class Teachers:
     """The heads and sample counts of this round's clients, seen one after the other."""
 
     def __init__(self, num_classes: int, dtype: torch.dtype) -> None:
-        self.num_classes = num_classes
-        self.dtype = dtype
+        self.num_classes, self.dtype = num_classes, dtype
         self.weights: list[Tensor] = []
         self.biases: list[Tensor] = []
         self.sizes: list[Tensor] = []

@@ -393,13 +393,10 @@ class ClosedForm(Method[O]):
         """Unpack the classifier; before there is one, make it of the client's own samples."""
         if message is None:
             return self.classifier(self.own_sums(local)).tensors(self.task.dtype)
-        return self.table(message, "weights", "bias").tensors(self.task.dtype)
-
-    def table(self, message: Payload, weights: str, bias: str) -> Linear:
-        """Return a classifier of all ``K`` classes from the rows of a message."""
-        K, classes = self.task.num_classes, message["classes"]
-        rows = Prototypes.received(message[weights], classes, K)
-        return Linear(rows.rows, message[bias].new_zeros(K).index_copy(0, classes, message[bias]), rows.present)
+        K, classes, bias = self.task.num_classes, message["classes"], message["bias"]
+        weights = Prototypes.received(message["weights"], classes, K)
+        found = Linear(weights.rows, bias.new_zeros(K).index_copy(0, classes, bias), weights.present)
+        return found.tensors(self.task.dtype)
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Scores of the classifier over the client's own classes and over all."""

@@ -124,11 +124,9 @@ class SeenUploads(Iterable[Upload]):
     """
 
     def __init__(self, uploads: Iterable[Upload], num_classes: int) -> None:
-        self.uploads = uploads
-        self.num_classes = num_classes
+        self.uploads, self.num_classes = uploads, num_classes
         self.classes: Tensors = {}
-        self.total = 0.0
-        self.rows = 0
+        self.total, self.rows = 0.0, 0
 
     def __iter__(self) -> Iterator[Upload]:
         for upload in self.uploads:

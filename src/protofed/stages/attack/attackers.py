@@ -33,9 +33,7 @@ class Attackers(Stage):
     """The hostile clients of a simulation."""
 
     def __init__(self, options: AttackOptions, trainer: LocalTrainer, clients: Roster) -> None:
-        self.options = options
-        self.trainer = trainer
-        self.clients = clients
+        self.options, self.trainer, self.clients = options, trainer, clients
         self.names = self._chosen([n for n, m in clients.items() if len(m.train)])
         schema = trainer.method.upload_schema
         if (
@@ -44,8 +42,11 @@ class Attackers(Stage):
             and not any(f.kind == "count" or (f.sums and options.samples) for f in schema.fields.values())
         ):
             raise ConfigError(f"attack.kind=counts: {trainer.method.name} sends no sample counts: choose another")
-        if options.kind == "backdoor":
-            self._check_backdoor()
+        if options.kind == "backdoor" and not clients.rests_here:
+            raise ConfigError("attack.kind=backdoor needs the clients on this machine: use --engine local")
+        classes = trainer.method.task.num_classes
+        if options.kind == "backdoor" and options.target >= classes:
+            raise ConfigError(f"attack.target={options.target}, but classes are 0 to {classes - 1}")
 
     def _chosen(self, trainable: Sequence[str]) -> list[str]:
         wanted = self.options.clients
@@ -62,13 +63,6 @@ class Attackers(Stage):
                 f"attack.clients={wanted}, but only {len(trainable)} clients train: leave at least one honest"
             )
         return names
-
-    def _check_backdoor(self) -> None:
-        if not self.clients.rests_here:
-            raise ConfigError("attack.kind=backdoor needs the clients on this machine: use --engine local")
-        classes = self.trainer.method.task.num_classes
-        if self.options.target >= classes:
-            raise ConfigError(f"attack.target={self.options.target}, but classes are 0 to {classes - 1}")
 
     def described(self, counts: Counts) -> dict[str, Tensor]:
         """Return the samples per class ``(K,)`` that each client says it has."""

@@ -126,9 +126,8 @@ def _train(client: Member, model: SplitModel, trigger: Tensor, target: int) -> N
             continue
         x = torch.cat([batch.x, triggered(batch.x, trigger)])
         loss = F.cross_entropy(model(x).logits, torch.cat([batch.y, torch.full_like(batch.y, target)]))
-        for parameter, gradient in zip(
-            parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
-        ):
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         optimizer.step()
 

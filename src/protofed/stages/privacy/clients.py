@@ -154,13 +154,9 @@ class ClientPrivacy(Budgeted):
         source: Source,
         shared: bool = False,
     ) -> None:
-        self.options = options
-        self.rates = rates
-        self.expected = expected
-        self.source = source
-        self.shared = shared
+        self.options, self.rates, self.expected = options, rates, expected
+        self.source, self.shared, self.dtype = source, shared, method.task.dtype
         self.ledger = Ledger()
-        self.dtype = method.task.dtype
         self.layout = layout_of(method, options)
         self.noise = noise_of(options, rates)
         first = next((round for round, rate in enumerate(rates, start=1) if rate), len(rates))

@@ -50,10 +50,7 @@ class Proportions:
     def __init__(
         self, parts: list[Part], counts: Counts, reference: Payload | None, *, keep_rows: bool = True
     ) -> None:
-        self.parts = parts
-        self.counts = counts
-        self.reference = reference or {}
-        self.keep_rows = keep_rows
+        self.parts, self.counts, self.reference, self.keep_rows = parts, counts, reference or {}, keep_rows
         self.names: list[str] = []
         self._lengths: dict[str, list[Tensor]] = {part.name: [] for part in parts}
         self._updates: dict[str, list[Tensor]] = {part.name: [] for part in parts}
@@ -64,7 +61,7 @@ class Proportions:
         self.names.append(upload.client)
         for part in self.parts:
             vectors = collect(part, [upload], self.counts)
-            self._lengths[part.name].append(vectors.lengths())
+            self._lengths[part.name].append(vectors.values.norm(dim=1))
             distances = (vectors.values - self.origin(part, vectors.values)).norm(dim=1)
             self._updates[part.name].append(distances if vectors.values.shape[1] else distances[:0])
             if self.keep_rows and part.per_class and part.distinct and not part.field.exact:

@@ -85,11 +85,6 @@ class Vectors:
     places: Tensor
     scales: Tensor
 
-    def lengths(self) -> Tensor:
-        """Return the Euclidean length ``(R,)`` of each vector."""
-        result: Tensor = self.values.norm(dim=1)
-        return result
-
     def by_class(self) -> Iterator[tuple[int, Tensor]]:
         """Yield each class with the positions ``(n,)`` of its vectors."""
         for label in self.classes.unique().tolist():

@@ -196,9 +196,8 @@ class SecureSum(Stage):
                 record.refuse(name, error)
         names = list(messages if self.ask else clients)
         # Of those asked: clients that fall silent while they train do not lower it.
-        absent = {a.client: a.reason for a in record.missing} | {
-            r.client: f"{r.field}: {r.reason}" for r in record.refused
-        }
+        absent = {a.client: a.reason for a in record.missing}
+        absent |= {r.client: f"{r.field}: {r.reason}" for r in record.refused}
         server = SecureServer(names, self.threshold(len(record.participants)), self.length, absent)
         try:
             total = conduct(server, self._counted(self.ask or here(clients), record))
