@@ -71,6 +71,7 @@ class Node:
         runs: Runs of which it keeps a client.
         policy: Required of a run.
         settings: All settings of the node, by name.
+        known: Experiments of plans that were checked, by their text.
         entered: What the ledger says of the answer besides its values: ``shapes`` of arrays, ``epsilon``.
     """
 
@@ -83,6 +84,7 @@ class Node:
     policy: Policy = ANY
     settings: Mapping[str, Any] = field(default_factory=dict)
     entered: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, Experiment] = field(default_factory=dict)
 
     def describe(self, config: str, expected: Expected = NOTHING_EXPECTED) -> list[Description]:
         """Return descriptions of the node's clients, given what the server sends of the experiment as JSON."""
@@ -194,10 +196,14 @@ class Node:
             return result, left
 
     def _experiment(self, config: str) -> Experiment:
+        if config in self.known:  # a message asks for it several times
+            return self.known[config]
         experiment = self.source.experiment(config, self.policy.permits)
         folder = self.weights or experiment.execution.weights_dir
         execution = replace(experiment.execution, device=self.device, weights_dir=folder)
-        return replace(experiment, data=experiment.data.within(folder), execution=execution)
+        found = replace(experiment, data=experiment.data.within(folder), execution=execution)
+        self.known[config] = found
+        return found
 
     def _instead(self, job: Job) -> str:
         """Return what else than to restore a lost client may be done, or must not; "" if it may start afresh."""

@@ -127,9 +127,9 @@ class Folder:
             if not expected.classes:
                 raise
             found = read_client(self.path, experiment.data, experiment.seed).federated.class_names
-            self._refuse("classes", (name for name in found if name not in expected.classes))
+            self._refuse("classes", "classes", (name for name in found if name not in expected.classes))
         if raw.named and not expected.classes and not self.names:
-            self._refuse("classes", ())
+            self._refuse("classes", "classes")
         return raw
 
     def _agreed(
@@ -139,18 +139,17 @@ class Folder:
         wanted = tuple(column.raw for column in expected.columns)
         if not wanted:
             if not self.names and columns != tuple(RawColumn(str(number)) for number in range(len(columns))):
-                self._refuse("columns", ())
+                self._refuse("columns", "data.columns")
             return columns, x
         given = replace(data, categories={c.name: c.categories for c in wanted if c.categories})
         sites = [Site("the federation", columns=wanted), Site(self.name, columns=columns)]
         if found := compare(sites, given):
             log.warning("%s", told(found))
-            self._refuse("columns", {c.name for c in columns} ^ {c.name for c in wanted})
+            self._refuse("columns", "data.columns", {c.name for c in columns} ^ {c.name for c in wanted})
         agreed = merged(sites, given)
         return agreed, recode(x, columns, agreed)
 
-    def _refuse(self, code: str, names: Iterable[str]) -> NoReturn:
-        option = {"classes": "classes", "columns": "data.columns"}[code]
+    def _refuse(self, code: str, option: str, names: Iterable[str] = ()) -> NoReturn:
         raise refusal(code, option, names=sorted(names)[:8] if self.names else ())
 
     def load(self, experiment: Experiment, name: str, summary: FederationSummary) -> FederatedData:
