@@ -129,7 +129,7 @@ def test_pages_for_github_name_files_that_exist():
 def test_metadata_agree():
     meta = json.loads((REPOSITORY / "codemeta.json").read_text())
     citation = load(REPOSITORY / "CITATION.cff")
-    for key in ("name", "description", "version", "keywords"):
+    for key in ("name", "description", "keywords"):
         assert meta[key] == PROJECT[key]
     assert meta["softwareRequirements"] == PROJECT["dependencies"]
     assert meta["license"].rpartition("/")[2] == PROJECT["license"] == citation["license"]
