@@ -41,7 +41,8 @@ def methods_to_test(files: Iterable[str] | None, every: dict[str, type], conform
     """
     if conformance and (files is None or any(name.startswith(SHARED) for name in files)):
         return set(every)
-    modules = {name.removeprefix("src/").removesuffix(".py").replace("/", ".") for name in files or ()}
+    own = [name for name in files or () if not name.startswith(SHARED)]
+    modules = {name.removeprefix("src/").removesuffix(".py").replace("/", ".") for name in own}
     return KINDS | {n for n, kind in every.items() if modules & {base.__module__ for base in kind.__mro__}}
 
 
