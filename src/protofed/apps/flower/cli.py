@@ -285,7 +285,6 @@ def ledger(
 ) -> None:
     """Print what has left a node, and verify the ledger; exit status 1 if something is wrong."""
     from protofed.apps.flower import ledger as records
-    from protofed.experiments.ending import RECEIVED
     from protofed.text import size
 
     path = file / records.NAME if file.is_dir() else file
@@ -305,7 +304,7 @@ def ledger(
             )
             console.print(text, markup=False, highlight=False, soft_wrap=True)
     if against is not None:
-        problems += records.compare(known, against / RECEIVED if against.is_dir() else against)
+        problems += records.compare(known, against / records.RECEIVED if against.is_dir() else against)
     for problem in problems:
         console.print(Text(f"{path}: {problem}", style="bold red"), soft_wrap=True)
     beside = ", and has all that the server received" if against is not None else ""

@@ -45,7 +45,7 @@ def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Pat
         name = f"{paper.name}/claim{claim.number}"
         verdict = scope.shown(judgement.verdict)
         claims.add(name, TextCell(claim.text, claim.origin), verdict, judgement.why or judgement.tally)
-    template = environment().get_template("reproduction.html")
+    template = environment("protofed.apps.reproduction").get_template("reproduction.html")
     text = template.render(sections=sections, figures=figures, claims=claims, command=command)
     write_text(path, text)
     return path
