@@ -180,7 +180,7 @@ def test_every_reference_is_cited_and_known_elsewhere_in_the_project():
     cited = set(re.findall(r"@(\w+)", PAPER.split("---\n")[2]))
     assert cited == set(entries)
     known = [about.reference for _, about in methods().items()]
-    papers = [p.read_text() for p in (REPOSITORY / "src/protofed/apps/reproduction/papers").glob("*.toml")]
+    papers = [p.read_text() for p in (REPOSITORY / "papers/src/protofed_papers/papers").glob("*.toml")]
     pages = [(REPOSITORY / page).read_text() for page in ("docs/deployment.md", "docs/performance.md")]
     everything = "\n".join([*known, *papers, *pages])
     for key, entry in entries.items():

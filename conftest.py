@@ -19,7 +19,7 @@ from protofed.compute import numerics
 
 numerics.prepare()  # before torch computes
 os.environ["PROTOFED_CACHE"] = ""  # features of one test are no matter of the next
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parent
 
 sys.dont_write_bytecode = False  # tests start many processes, each of which would compile the package again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
