@@ -106,7 +106,7 @@ def test_the_table_of_the_baseline_is_the_committed_results():
     assert tool.replaced(page, "baseline", "\n".join(tool.baseline(paper))) == page
 
     found: dict[str, dict[int, list[float]]] = {}
-    with (REPOSITORY / "src/protofed/apps/reproduction/results/full.csv").open() as file:
+    with (REPOSITORY / "papers/src/protofed_papers/results/full.csv").open() as file:
         for row in csv.DictReader(file):
             if row["recipe"] in ("fedproto-mnist", "fedproto-mnist-mh") and row["state"] == "done":
                 found.setdefault(row["method"], {}).setdefault(int(row["seed"]), []).append(

@@ -17,8 +17,7 @@ from typer import Exit
 from network import FakeGrid, nodes_of, over, wanted
 from protofed.apps.flower import ledger
 from protofed.apps.flower.cli import ledger as command
-from protofed.apps.flower.ledger import LedgerEntry, NodeLedger, compare, read_ledger
-from protofed.experiments.ending import RECEIVED
+from protofed.apps.flower.ledger import RECEIVED, LedgerEntry, NodeLedger, compare, read_ledger
 
 VALUES = {"client": "ann", "losses": "{}", "seconds": 0.5, "message": b"\x01\x02"}
 REQUEST = {"client": "ann", "run": "abc", "round": 3}

@@ -5,33 +5,26 @@ from __future__ import annotations
 import importlib.util
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperGroup
 
+from protofed.cli.common import commands_beside
 from protofed.errors import ConfigError
 
 GONE = {
-    "example": "write the data as step 1 of docs/deployment.md does",
-    "warm": "start flower-supernode itself, with FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1 in its environment",
+    "example": "deploy example is gone: write the data as step 1 of docs/deployment.md does",
+    "warm": "deploy warm is gone: start flower-supernode itself, with FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1 in its "
+    "environment",
 }
 """What to do in place of commands that earlier versions had."""
 
 
-class _Commands(TyperGroup):
-    """The commands, and what to do in place of those that are gone."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by its name."""
-        if cmd_name in GONE:
-            raise ConfigError(f"deploy {cmd_name} is gone: {GONE[cmd_name]}")
-        return super().get_command(ctx, cmd_name)
-
-
-deploy = typer.Typer(cls=_Commands, no_args_is_help=True, help="Help for operators of a federation over Flower.")
+deploy = typer.Typer(
+    cls=commands_beside(GONE), no_args_is_help=True, help="Help for operators of a federation over Flower."
+)
 console = Console()
 
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red", "skipped": "dim"}
@@ -285,7 +278,6 @@ def ledger(
 ) -> None:
     """Print what has left a node, and verify the ledger; exit status 1 if something is wrong."""
     from protofed.apps.flower import ledger as records
-    from protofed.experiments.ending import RECEIVED
     from protofed.text import size
 
     path = file / records.NAME if file.is_dir() else file
@@ -305,7 +297,7 @@ def ledger(
             )
             console.print(text, markup=False, highlight=False, soft_wrap=True)
     if against is not None:
-        problems += records.compare(known, against / RECEIVED if against.is_dir() else against)
+        problems += records.compare(known, against / records.RECEIVED if against.is_dir() else against)
     for problem in problems:
         console.print(Text(f"{path}: {problem}", style="bold red"), soft_wrap=True)
     beside = ", and has all that the server received" if against is not None else ""

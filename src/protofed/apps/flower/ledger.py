@@ -24,13 +24,17 @@ from msgspec import Meta
 
 from protofed.apps.flower.folder import make_private
 from protofed.errors import CheckpointError, OutputError, writing
-from protofed.experiments.ending import RECEIVED
-from protofed.storage.files import lock
+from protofed.experiments.ending import without_clients
+from protofed.storage.files import lock, read_json, write_bytes, write_json
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Count, Line, Round, decoded, line
 from protofed.untrusted.reading import lines, open_ordinary, parse_json, reason
 
 NAME = "ledger.jsonl"
+RECEIVED = "received.jsonl"
+"""File of the run directory in which the server records what it received."""
+NODES = "nodes.json"
+"""File of the run directory that records the clients, so that a restarted server knows those that are absent."""
 LINE = 100_000
 """Most bytes of a line."""
 BEGINNING = "0" * 64
@@ -242,6 +246,30 @@ def read_receipts(path: Path) -> Iterator[Receipt]:
                     yield decoded(parse_json(raw), Receipt, f"line {number}", ValueError, exact=True)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def forget(run: Path, gone: Mapping[str, str]) -> None:
+    """Remove forgotten clients from what the server of a deployment recorded in its run directory.
+
+    Raises:
+        CheckpointError: A record cannot be read.
+    """
+    if (path := run / NODES).is_file():
+        write_json(path, without_clients(read_json(path), gone))
+    if (path := run / RECEIVED).is_file():
+        write_bytes(path, b"".join(_of_others(path, gone)))
+
+
+def _of_others(path: Path, gone: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield the lines of a record of answers that are not of forgotten clients."""
+    try:
+        with open_ordinary(path) as file:
+            for raw in lines(file, LINE):
+                entry = parse_json(raw)
+                if isinstance(entry, dict) and entry.get("client") not in gone:
+                    yield raw
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)}): move it away") from None
 
 
 def compare(entries: Mapping[str, LedgerEntry], path: Path) -> Iterator[str]:

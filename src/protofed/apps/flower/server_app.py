@@ -21,7 +21,7 @@ from protofed.analysis.report import write_report
 from protofed.apps.flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed.apps.flower.grid import GridExecutor, Nodes
 from protofed.apps.flower.late import LateExecutor
-from protofed.apps.flower.ledger import Receipts
+from protofed.apps.flower.ledger import NODES, Receipts
 from protofed.apps.flower.logs import format_as_asked
 from protofed.apps.flower.messages import Expected
 from protofed.apps.flower.node import experiment_key
@@ -51,8 +51,6 @@ from protofed.untrusted import claims, limits
 from protofed.visits.roster import Memory
 
 log = logging.getLogger("protofed")
-NODES = "nodes.json"
-"""File in the run directory that records the clients, so that a restarted server knows those that are absent."""
 
 
 def serve(

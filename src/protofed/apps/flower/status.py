@@ -17,9 +17,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from protofed.apps.flower.ledger import NAME, LedgerEntry, read_ledger, read_receipts
+from protofed.apps.flower.ledger import NAME, RECEIVED, LedgerEntry, read_ledger, read_receipts
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
-from protofed.experiments.ending import RECEIVED
 from protofed.experiments.rundir import in_use
 from protofed.runs.loading import load_run
 from protofed.runs.run import Run

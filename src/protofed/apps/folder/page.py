@@ -27,7 +27,7 @@ def write_trial(trial: FolderTrial, notices: Sequence[Notice]) -> None:
     drawn = draw_sites(both, "alone", "together") if len(both) <= MOST else None
     plot = PageFigure(Markup(inline_svg(drawn, "t", told)) if drawn else None, "too many sites")
     settled = [f for f in notices if f.proposal and not f.open]
-    template = environment().get_template("try.html")
+    template = environment("protofed.apps.folder").get_template("try.html")
     write_text(
         trial.page, template.render(trial=trial, gains=_gains(trial), arms=_arms(trial), plot=plot, settled=settled)
     )

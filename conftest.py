@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,39 +14,28 @@ from typing import Any
 import hypothesis
 import pytest
 
+import choosing
 from protofed.compute import numerics
 
 numerics.prepare()  # before torch computes
 os.environ["PROTOFED_CACHE"] = ""  # features of one test are no matter of the next
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parent
 
 sys.dont_write_bytecode = False  # tests start many processes, each of which would compile the package again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-KINDS = {"local", "fedproto", "gfpl", "beacon", "fedavg", "fedlda"}
-"""A method of each kind. Tests of every method are run for these, and for all others with ``-m slow``."""
 
-
-def spare_methods(items: list[pytest.Item]) -> None:
-    """Mark tests of every method as slow for the methods that others stand for."""
-    from protofed.methods import methods
-
-    every = set(methods())
-    tests: dict[tuple[Path, str], list[tuple[pytest.Item, set[str]]]] = defaultdict(list)
-    for item in items:
-        values = getattr(getattr(item, "callspec", None), "params", {}).values()
-        if named := {value for value in values if isinstance(value, str)} & every:
-            tests[item.path, item.originalname].append((item, named))  # type: ignore[attr-defined]
-    for cases in tests.values():
-        if len(set().union(*(named for _, named in cases))) > len(every) // 2:
-            for item, named in cases:
-                if not named & KINDS:
-                    item.add_marker("slow")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the slow tests be run a part at a time."""
+    parser.addoption(
+        "--shard", help="of the slow tests run only those of this shard, such as 0/8; with -m '' or -m slow"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave slow cases out of fast tests; try more generated examples where slow ones are run, too."""
-    ordinary = config.option.markexpr == "not slow" or config.option.markexpr.startswith("fast")
+    marks = config.option.markexpr
+    ordinary = marks == "not slow" or marks.startswith("fast") or (not marks and config.option.shard)
     if not config.getoption("hypothesis_profile", None):
         hypothesis.settings.register_profile("tests", max_examples=25 if ordinary else 100, deadline=None)
         hypothesis.settings.load_profile("tests")
@@ -77,9 +65,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Begin with files that wait for others, which a process of pytest-xdist takes whole."""
-    spare_methods(items)
+    choosing.spare_methods(items)
+    if config.option.shard:
+        left = choosing.shard(items, config.option.shard)
+        config.hook.pytest_deselected(items=left)
+        out = set(left)
+        items[:] = [item for item in items if item not in out]
     yield
     waiting = {item.path for item in items if item.get_closest_marker("waits")}
     items.sort(key=lambda item: item.path not in waiting)

@@ -9,13 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protofed.apps.reproduction.cells import figure_runs
-from protofed.apps.reproduction.drawing import draw
-from protofed.apps.reproduction.judging import judged
-from protofed.apps.reproduction.layout import Find, Only, Scope, Sheet, formula_runs
-from protofed.apps.reproduction.papers import Claim, Figure, Paper, PaperTable, find_paper, papers
-from protofed.apps.reproduction.results import Result, committed, read_results, result_of, write_results
-from protofed.apps.reproduction.verdicts import NOT_RUN, Judgement
 from protofed.config.schema import Experiment, apply_overrides, check_method_options, resolve
 from protofed.errors import CheckpointError, ConfigError, DataError, OutputError, ProtofedError, unknown_name
 from protofed.experiments.batch import RunTask, claim, folder, run_tasks
@@ -23,6 +16,13 @@ from protofed.experiments.loading import load_data
 from protofed.experiments.running import Progress
 from protofed.runs.loading import load_run, load_runs
 from protofed.trained.metrics import measure
+from protofed_papers.cells import figure_runs
+from protofed_papers.drawing import draw
+from protofed_papers.judging import judged
+from protofed_papers.layout import Find, Only, Scope, Sheet, formula_runs
+from protofed_papers.papers import Claim, Figure, Paper, PaperTable, find_paper, papers
+from protofed_papers.results import Result, committed, read_results, result_of, write_results
+from protofed_papers.verdicts import NOT_RUN, Judgement
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from protofed.apps.reproduction.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
-from protofed.apps.reproduction.papers import ACCURACY, CODED, Paper, PaperTable, Printed
-from protofed.apps.reproduction.results import FOLDER, Result, committed
-from protofed.apps.reproduction.verdicts import (
+from protofed.config.schema import Experiment, apply_overrides, identity, load_recipe, resolve
+from protofed.runs.labels import flat
+from protofed.trained.paired import POINT, interval
+from protofed_papers.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
+from protofed_papers.papers import ACCURACY, CODED, Paper, PaperTable, Printed
+from protofed_papers.results import FOLDER, Result, committed
+from protofed_papers.verdicts import (
     AGREES,
     FAILED,
     NO_DATA,
@@ -22,9 +25,6 @@ from protofed.apps.reproduction.verdicts import (
     UNTESTABLE,
     number_verdict,
 )
-from protofed.config.schema import Experiment, apply_overrides, identity, load_recipe, resolve
-from protofed.runs.labels import flat
-from protofed.trained.paired import POINT, interval
 
 Find = Callable[[str], "Result | None"]
 """Returns the result of a configuration by its key."""
@@ -469,7 +469,7 @@ def formulas(paper: Paper, table: PaperTable, scope: Scope, find: Find) -> list[
 @cache
 def hyperparameters(name: str, number: int) -> tuple[Hyperparameter, ...]:
     """Return a table of hyperparameters with the values of the recipes."""
-    from protofed.apps.reproduction.papers import find_paper
+    from protofed_papers.papers import find_paper
 
     paper = find_paper(name)
     table = paper.table(number)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from protofed.apps.reproduction import judging, running, showing
-from protofed.apps.reproduction.cells import figure_cells
-from protofed.apps.reproduction.judging import judged
-from protofed.apps.reproduction.layout import Scope, Sheet, committed_scopes
-from protofed.apps.reproduction.papers import papers
-from protofed.apps.reproduction.results import FOLDER, Result, committed, read_results, write_results
-from protofed.apps.reproduction.running import Reproduction, ResultLibrary, parts_of, reproduce
 from protofed.errors import CheckpointError, ConfigError, DataError
+from protofed_papers import judging, running, showing
+from protofed_papers.cells import figure_cells
+from protofed_papers.judging import judged
+from protofed_papers.layout import Scope, Sheet, committed_scopes
+from protofed_papers.papers import papers
+from protofed_papers.results import FOLDER, Result, committed, read_results, write_results
+from protofed_papers.running import Reproduction, ResultLibrary, parts_of, reproduce
 from support import few
 
 SMOKE = Scope("smoke", (7,))

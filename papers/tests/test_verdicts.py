@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from conftest import REPOSITORY
-from protofed.apps.reproduction.verdicts import Contrast, judge, number_verdict
 from protofed.trained.paired import agreement, difference, holm, interval, p_value, relation
+from protofed_papers.verdicts import Contrast, judge, number_verdict
 from support import few, script
 
 RATES = script(REPOSITORY / "tools/verdict_rates.py")

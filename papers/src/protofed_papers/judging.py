@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from protofed.apps.reproduction.cells import figure_cells
-from protofed.apps.reproduction.layout import Entry, Find, Scope, Sheet, measured
-from protofed.apps.reproduction.papers import ACCURACY, Claim, Paper, Printed, papers
-from protofed.apps.reproduction.verdicts import CONTRADICTED, UNTESTABLE, Contrast, Judgement, judge
 from protofed.trained.paired import POINT
+from protofed_papers.cells import figure_cells
+from protofed_papers.layout import Entry, Find, Scope, Sheet, measured
+from protofed_papers.papers import ACCURACY, Claim, Paper, Printed, papers
+from protofed_papers.verdicts import CONTRADICTED, UNTESTABLE, Contrast, Judgement, judge
 
 Cells = dict[str, list[dict[int, float]]]
 """Differences by seed, for every cell of every comparison."""

@@ -57,9 +57,9 @@ def reproduce(
 ) -> None:
     """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
     with uncollected():
-        from protofed.apps.reproduction import running, showing
-        from protofed.apps.reproduction.output import FORMATS
         from protofed.experiments.batch import seconds
+        from protofed_papers import running, showing
+        from protofed_papers.output import FORMATS
 
     if "=" in target:
         raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")

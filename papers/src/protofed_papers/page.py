@@ -8,11 +8,11 @@ from typing import Any
 
 from protofed.analysis.report.page import environment
 from protofed.analysis.table import TextCell, TextTable
-from protofed.apps.reproduction.layout import Filled, Scope, formulas, hyperparameters
-from protofed.apps.reproduction.output import cell_lines, facts_of, table_of, title_of
-from protofed.apps.reproduction.running import Reproduced
 from protofed.storage.files import write_text
 from protofed.text import number as counted
+from protofed_papers.layout import Filled, Scope, formulas, hyperparameters
+from protofed_papers.output import cell_lines, facts_of, table_of, title_of
+from protofed_papers.running import Reproduced
 
 
 def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Path:
@@ -45,7 +45,7 @@ def write_page(path: Path, found: Reproduced, scope: Scope, command: str) -> Pat
         name = f"{paper.name}/claim{claim.number}"
         verdict = scope.shown(judgement.verdict)
         claims.add(name, TextCell(claim.text, claim.origin), verdict, judgement.why or judgement.tally)
-    template = environment().get_template("reproduction.html")
+    template = environment("protofed_papers").get_template("reproduction.html")
     text = template.render(sections=sections, figures=figures, claims=claims, command=command)
     write_text(path, text)
     return path

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from protofed.analysis.table import tex
-from protofed.apps.reproduction.cells import CONTROLS, experiment_of, figure_cells, figure_runs
-from protofed.apps.reproduction.layout import Scope, Sheet, committed_scopes, formula_runs, hyperparameters, layout
-from protofed.apps.reproduction.output import (
+from protofed.config.schema import Experiment
+from protofed_papers.cells import CONTROLS, experiment_of, figure_cells, figure_runs
+from protofed_papers.layout import Scope, Sheet, committed_scopes, formula_runs, hyperparameters, layout
+from protofed_papers.output import (
     as_csv,
     as_latex,
     as_markdown,
@@ -25,17 +26,16 @@ from protofed.apps.reproduction.output import (
     formula_lines,
     hyperparameter_lines,
 )
-from protofed.apps.reproduction.papers import ACCURACY
-from protofed.apps.reproduction.papers import papers as all_papers
-from protofed.apps.reproduction.results import Result, committed
-from protofed.config.schema import Experiment
+from protofed_papers.papers import ACCURACY
+from protofed_papers.papers import papers as all_papers
+from protofed_papers.results import Result, committed
 from support import few
 
 PAPERS = all_papers()
 TABLES = [(paper, table) for paper in PAPERS.values() for table in paper.tables]
 RUNS = [(paper, table) for paper, table in TABLES if table.kind == "runs"]
 NAMES = [f"{paper.name}-{table.number}" for paper, table in RUNS]
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache

@@ -10,10 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protofed.apps.reproduction.cells import SCALES
-from protofed.apps.reproduction.judging import judged
-from protofed.apps.reproduction.layout import Scope, Sheet, formula_runs, formulas, hyperparameters
-from protofed.apps.reproduction.output import (
+from protofed.config.schema import check_number
+from protofed.errors import ConfigError, unknown_name
+from protofed.experiments.batch import claim
+from protofed.runs.rules import KNOWN_RULES
+from protofed.storage.files import write_text
+from protofed_papers.cells import SCALES
+from protofed_papers.judging import judged
+from protofed_papers.layout import Scope, Sheet, formula_runs, formulas, hyperparameters
+from protofed_papers.output import (
     FORMATS,
     WIDTH,
     claim_lines,
@@ -21,14 +26,9 @@ from protofed.apps.reproduction.output import (
     formula_lines,
     hyperparameter_lines,
 )
-from protofed.apps.reproduction.page import write_page
-from protofed.apps.reproduction.papers import papers
-from protofed.apps.reproduction.running import Reproduced, Reproduction, ResultLibrary
-from protofed.config.schema import check_number
-from protofed.errors import ConfigError, unknown_name
-from protofed.experiments.batch import claim
-from protofed.runs.rules import KNOWN_RULES
-from protofed.storage.files import write_text
+from protofed_papers.page import write_page
+from protofed_papers.papers import papers
+from protofed_papers.running import Reproduced, Reproduction, ResultLibrary
 
 Write = Callable[[str], None]
 

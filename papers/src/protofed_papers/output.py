@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from protofed.analysis.report.facts import plural
 from protofed.analysis.table import TextCell, TextTable, tex
-from protofed.apps.reproduction.layout import Filled, Formula, Hyperparameter, Row, Scope, Sheet, hyperparameters
-from protofed.apps.reproduction.papers import ACCURACY, Claim, Paper, PaperTable
-from protofed.apps.reproduction.verdicts import NOT_RUN, Judgement
+from protofed_papers.layout import Filled, Formula, Hyperparameter, Row, Scope, Sheet, hyperparameters
+from protofed_papers.papers import ACCURACY, Claim, Paper, PaperTable
+from protofed_papers.verdicts import NOT_RUN, Judgement
 
 WIDTH = 80
 SHORT = {

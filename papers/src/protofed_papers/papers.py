@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from protofed.errors import ConfigError, unknown_name
 from protofed.untrusted.reading import read_toml
 
-FOLDER = Path(str(resources.files("protofed.apps.reproduction") / "papers"))
+FOLDER = Path(str(resources.files("protofed_papers") / "papers"))
 NAMES = ("fedproto", "tinyproto", "protonorm", "gfpl")
 ACCURACY = "accuracy_percent"
 CODED = "-coded"

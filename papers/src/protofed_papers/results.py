@@ -15,16 +15,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from protofed.apps.reproduction.cells import SCALES
 from protofed.errors import CheckpointError, unknown_name
 from protofed.runs.run import Run
 from protofed.runs.trouble import diverged
 from protofed.storage.files import write_text
 from protofed.untrusted import claims
 from protofed.untrusted.reading import read_text, reason
+from protofed_papers.cells import SCALES
 
 RESULTS_BYTES = 64 * 1024 * 1024
-FOLDER = Path(str(resources.files("protofed.apps.reproduction") / "results"))
+FOLDER = Path(str(resources.files("protofed_papers") / "results"))
 """Results that come with the library."""
 BY_RULE = ("final", "best", "client_mean", "best_client_mean", "client_std", "converged", "moved")
 """Numbers that depend on how test samples are classified; accuracies in fractions."""

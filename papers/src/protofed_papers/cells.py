@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from protofed.apps.reproduction.papers import CODED, Figure, Paper, PaperTable
 from protofed.config.schema import Experiment, Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.sweeping import grid
+from protofed_papers.papers import CODED, Figure, Paper, PaperTable
 
 SCALES = ("full", "tenth", "smoke")
 """full: as the paper; tenth: a tenth of the images; smoke: seconds, on other data, to see that everything runs."""

@@ -20,15 +20,15 @@ from protofed.analysis.figures.base import (
 from protofed.analysis.figures.classes import class_styles
 from protofed.analysis.figures.lines import band, recorded
 from protofed.analysis.style import GREY, PALETTE, method_styles
-from protofed.apps.reproduction.cells import combinations, scaled
-from protofed.apps.reproduction.layout import Find, Scope, Sheet
-from protofed.apps.reproduction.papers import ACCURACY, Figure, Paper
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
 from protofed.runs.labels import flat
 from protofed.runs.run import Run, by_label, settled
 from protofed.trained.paired import interval
+from protofed_papers.cells import combinations, scaled
+from protofed_papers.layout import Find, Scope, Sheet
+from protofed_papers.papers import ACCURACY, Figure, Paper
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
