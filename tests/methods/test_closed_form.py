@@ -280,6 +280,26 @@ def test_one_round_unless_asked_otherwise():
     assert resolve(held, method="fedlda").rounds == 1
 
 
+@pytest.mark.parametrize("method", [*CLOSED, "fedpft"])
+def test_a_closed_form_has_an_encoder_unless_a_network_is_asked_for(method):
+    """A recipe's network, which nobody would train, is no reason to take its features."""
+    tree = {"model": {"name": "cnn4", "d": 16}, "transforms": {"mean": [0.5], "std": [0.5]}}
+    found = resolve(tree, method=method)
+    assert (found.encoder.name, found.encoder.dim, found.model.name) == ("auto", 128, "identity")
+    assert not found.transforms.mean
+    assert resolve(found.to_tree()) == found
+    assert resolve({**tree, "encoder": {"dim": 32}}, method=method).encoder.dim == 32
+    asked = resolve(apply_overrides(tree, {"encoder.name": "none"}), method=method)
+    assert (asked.encoder.name, asked.model.name) == ("", "cnn4")
+    assert asked.to_tree()["encoder"]["name"] == "none"
+    assert resolve(asked.to_tree()) == asked != found
+    assert asked.key != found.key
+    trained = resolve(tree, method="fedproto")
+    assert (trained.encoder.name, trained.model.name) == ("", "cnn4")
+    assert resolve(trained.to_tree(), method=method).encoder == found.encoder  # it asked for nothing
+    assert resolve(apply_overrides(tree, {"encoder.name": "none"}), method="fedproto") == trained
+
+
 @pytest.mark.parametrize(
     ("options", "rounds", "message"),
     [

@@ -44,6 +44,8 @@ NAMED = 5
 """Most clients without a choice whose names are given."""
 VOTERS = 500
 """Most samples of a client that are left out."""
+MOST = 2**20
+"""Most scores that are computed together."""
 
 
 class Mix(NamedTuple):
@@ -113,36 +115,48 @@ class Pools(NamedTuple):
             y: ``(n,)`` their classes, which have further samples of it.
 
         Yields:
-            Mixtures with one κ, and ``(mixtures, n, K')`` over the client's own K' classes, in order.
+            Some of the mixtures, and ``(mixtures, n, K')`` over the client's own K' classes, in order.
         """
         held = self.own.counts.nonzero().squeeze(-1)
         place = torch.searchsorted(held, y)
         n_own, n_others = self.own.counts[held], self.others.counts[held]
         origin = x.mean(0)
-        means = [part.means.rows[held] - origin for part in (self.own, self.others)]
+        own, others = (part.means.rows[held] - origin for part in (self.own, self.others))
         kinds = list(dict.fromkeys((m.share, m.shrinkage) for m in mixtures))
         lower, factors = self._factors(kinds, dtype)
-        rows = torch.cat([x - origin, *means]).mT.expand(len(kinds), -1, -1)
+        rows = torch.cat([x - origin - own[place], own, others]).mT.expand(len(kinds), -1, -1)
         white = torch.linalg.solve_triangular(lower, rows, upper=False).mT
-        x_, own, others = white.split([len(x), len(held), len(held)], 1)
+        # All else follows from products of these: u = x - m_y with the client's mean m, and of others' means o.
+        u, means = white.split([len(x), 2 * len(held)], 1)
+        u_u, (u_m, u_o) = u.square().sum(-1, keepdim=True), (u @ means.mT).split(len(held), -1)
+        (m_m, m_o), (_, o_o) = (part.split(len(held), -1) for part in (means @ means.mT).split(len(held), 1))
         single = torch.nn.functional.one_hot(place, len(held)).to(x)
         prior = (n_own + RHO - single).log()
-        for kappa in dict.fromkeys(m.kappa for m in mixtures):
-            chosen = [m for m in mixtures if m.kappa == kappa]
+        at_once = max(1, MOST // max(1, prior.numel()))
+        for first in range(0, len(mixtures), at_once):
+            chosen = list(mixtures[first : first + at_once])
             at = torch.tensor([kinds.index((m.share, m.shrinkage)) for m in chosen])
-            n = n_own + kappa * n_others
-            mu = (n_own / n).unsqueeze(-1) * own[at] + (kappa * n_others / n).unsqueeze(-1) * others[at]
-            # The scatter of all samples together is about these means, any other about the client's own.
-            whole = torch.tensor([m.share is None for m in chosen]).unsqueeze(-1)
-            w = x_[at] - torch.where(whole.unsqueeze(-1), mu, own[at])[:, place]
-            number = torch.where(whole, n, n_own)
-            c = factors[at].unsqueeze(-1) * (number / (number - 1))[:, place]
-            less = (1 - c * w.square().sum(-1)).clamp(min=1e-12)
-            cross = (w * x_[at]).sum(-1, keepdim=True) - w @ mu.mT
-            apart = torch.cdist(x_[at], mu, compute_mode="donot_use_mm_for_euclid_dist").square()
-            ratio = torch.where(single > 0, (n / (n - 1))[place].unsqueeze(-1), 1.0)
-            distance = ratio.square() * (apart + (c / less).unsqueeze(-1) * cross.square())
-            yield chosen, prior - 0.5 * distance
+            whole = torch.tensor([m.share is None for m in chosen]).view(-1, 1, 1)
+            n = n_own + torch.tensor([m.kappa for m in chosen], dtype=x.dtype).unsqueeze(-1) * n_others
+            a = (n_own / n).unsqueeze(1)  # μ = a·m + (1 - a)·o
+            m_mu = a * m_m[at] + (1 - a) * m_o[at]
+            mu_mu = a.mT * m_mu + (1 - a.mT) * (a * m_o[at].mT + (1 - a) * o_o[at])
+            own_ = place.expand(len(at), -1).unsqueeze(-1)
+            apart = u_m[at].gather(-1, own_) - a * u_m[at] - (1 - a) * u_o[at]
+            squares = m_m[at].diagonal(dim1=1, dim2=2)
+            cross = u_u[at] + apart
+            between = squares.unsqueeze(-1) - 2 * m_mu + mu_mu.diagonal(dim1=1, dim2=2).unsqueeze(1)
+            distance = cross + apart + between[:, place]
+            # The scatter of all samples together is about the means μ, any other about the client's own.
+            w_w = torch.where(whole, distance.gather(-1, own_), u_u[at])
+            about = squares.unsqueeze(-1) - m_mu - m_mu.diagonal(dim1=1, dim2=2).unsqueeze(-1) + mu_mu
+            cross = torch.where(whole, cross + apart.gather(-1, own_) + about[:, place], cross)
+            number = torch.where(whole, n.unsqueeze(-1), n_own.unsqueeze(-1))
+            c = factors[at].view(-1, 1, 1) * (number / (number - 1))[:, place]
+            distance = distance + c / (1 - c * w_w).clamp(min=1e-12) * cross.square()
+            ratio = 1 + single / (n - 1)[:, place].unsqueeze(-1)
+            scores: Tensor = prior - 0.5 * ratio.square() * distance
+            yield chosen, scores
 
     def _factors(
         self, kinds: Sequence[tuple[float | None, Shrinkage]], dtype: torch.dtype
@@ -153,19 +167,21 @@ class Pools(NamedTuple):
             Also the factors ``(m,)`` with which a sample's ``r·wwᵀ`` is part of each.
         """
         square = self.own.plus(self.others).square
-        matrices, factors = [], []
-        covariances = {share: self.covariance(share) for share, _ in kinds}
+        covariances = {share: self.covariance(share) for share in dict.fromkeys(share for share, _ in kinds)}
+        first = {share: oracle(*covariance) for share, covariance in covariances.items()}
+        values = []
         for share, shrinkage in kinds:
             whole, n = covariances[share]
-            s = oracle(whole, n) if shrinkage == "oas" else float(shrinkage)
-            rest = max(n - 1, 1.0)
-            matrix = (1 - s) * whole * (max(n, 1.0) / rest)
-            matrix.diagonal().add_(s * whole.diagonal().mean().clamp(min=0) + floor(square, dtype))
-            matrices.append(matrix)
-            factors.append((1 - s) / rest)
-        lower, failed = torch.linalg.cholesky_ex(torch.stack(matrices))
+            s, rest = first[share] if shrinkage == "oas" else float(shrinkage), max(n - 1, 1.0)
+            values.append(((1 - s) * max(n, 1.0) / rest, s, (1 - s) / rest))
+        of, mixed, factors = (torch.tensor(column, dtype=torch.float64) for column in zip(*values, strict=True))
+        whole = torch.stack([covariances[share][0] for share, _ in kinds])
+        diagonal = mixed * whole.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=0) + floor(square, dtype)
+        matrices = of.view(-1, 1, 1) * whole
+        matrices.diagonal(dim1=1, dim2=2).add_(diagonal.unsqueeze(-1))
+        lower, failed = torch.linalg.cholesky_ex(matrices)
         lower[failed > 0] = float("nan")  # sums of clients that lie need not have a covariance
-        return lower, lower.new_tensor(factors)
+        return lower, factors
 
 
 class Selection(NamedTuple):
@@ -222,10 +238,10 @@ def likelihoods(scores: Tensor, y: Tensor) -> Tensor:
         scores: ``(m, n, K)`` log-posteriors up to a constant.
         y: ``(n,)`` their classes.
     """
-    own = scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))
-    scores = scores - own
-    found = [(t * scores).logsumexp(-1).neg().clamp(min=LEAST).sum(-1) for t in TEMPERATURES]
-    return torch.stack(found).amax(0)
+    scores = scores - scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))
+    least = -5 * LEAST  # from there on nothing but the bound counts, and nothing overflows
+    sums = [(t * scores).clamp_(max=least).exp_().sum(-1).log_() for t in TEMPERATURES]
+    return torch.stack([part.neg_().clamp_(min=LEAST).sum(-1) for part in sums]).amax(0)
 
 
 def choose(
