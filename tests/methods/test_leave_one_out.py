@@ -310,13 +310,14 @@ def test_choices_in_words():
     )
 
 
-@few("normalise", [True, False], 1)
+@few(("normalise", "constant"), [(True, True), (False, False), (True, False), (False, True)], 2)
 @few("ridge", [0.01, 1e-4], 1)
-def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge, normalise):
+def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge, normalise, constant):
     from protofed.methods import Task, get
 
     (x, y), *others = drawn(4, 3, n=12)
-    method = get("fed3r")(get("fed3r").Options(normalise=normalise), Task(3, 4, 1, 0, 1.0, dtype=torch.float64))
+    options = get("fed3r").Options(normalise=normalise, constant=constant)
+    method = get("fed3r")(options, Task(3, 4, 1, 0, 1.0, dtype=torch.float64))
     everything = [np.concatenate(parts) for parts in zip((x, y), *others, strict=True)]
     gram = method.gathered(
         [Sums.of(torch.tensor(a), torch.tensor(b), 3, second=True) for a, b in [(x, y), *others]]
@@ -324,10 +325,12 @@ def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge,
     held = torch.tensor(sorted(set(y.tolist())))
     place = torch.searchsorted(held, torch.tensor(y))
     found = method.left_out(torch.tensor(x), place, held, gram, ridge)
+    everything[0] = np.concatenate([everything[0], np.ones((len(everything[0]), int(constant)))], 1)
+    x = everything[0][: len(x)]
     for i in range(len(y)):
         rest = np.arange(len(everything[1])) != i
         X, targets = everything[0][rest], np.eye(3)[everything[1][rest]]
-        W = np.linalg.solve(X.T @ X + ridge * np.eye(4), X.T @ targets)
+        W = np.linalg.solve(X.T @ X + ridge * np.eye(X.shape[1]), X.T @ targets)
         W = W / np.linalg.norm(W, axis=0) if normalise else W
         assert found[i].tolist() == pytest.approx((x[i] @ W)[held.numpy()].tolist(), rel=1e-8, abs=1e-8)
 
