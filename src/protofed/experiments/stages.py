@@ -143,6 +143,6 @@ def secure_stage(
     seed = None if trainer.secret else trainer.seed
     noise = NO_NOISE
     if method.task.noise:
-        unit = math.hypot(*method.declared.vector.values()) * 2.0**experiment.secure.fraction_bits
+        unit = math.hypot(*method.protection.dp_statistics.values()) * 2.0**experiment.secure.fraction_bits
         noise = OwnNoise(multiplier(experiment.privacy) * unit, experiment.privacy.colluders)
     return SecureSum(experiment.secure, method, trainer.codec, ask, noisy, seed, noise, hiding)

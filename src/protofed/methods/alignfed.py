@@ -94,5 +94,5 @@ def over_samples(logits: Tensor, batch: Batch) -> Tensor:
     weight = torch.ones_like(logits[:, 0]) if batch.weight is None else batch.weight.to(logits.dtype)
     real = (weight > 0).unsqueeze(-1)
     shares = logits - logits.masked_fill(~real, -torch.inf).logsumexp(0)
-    own = F.one_hot(batch.y, logits.shape[1]).to(logits.dtype) * weight.unsqueeze(-1)
+    own = (batch.y.unsqueeze(-1) == torch.arange(logits.shape[1], device=logits.device)) * weight.unsqueeze(-1)
     return -((own * shares).sum(0) / own.sum(0).clamp(min=1)).mean()

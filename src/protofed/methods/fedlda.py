@@ -110,7 +110,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             down="K·d + d·(d+1)" if options.personal else "K·(2·d + 1)",
             rules=(*found.rules, NEAREST),
             sums_only=not options.centre,
-            kept=(*found.kept, "sent"),
+            protection=replace(found.protection, local_only=(*found.protection.local_only, "sent")),
         )
 
     # What crosses the network.

@@ -24,7 +24,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Aggregate, Method, Round, Statistics, Traits, Upload
 from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.prior import over, own_classes
-from protofed.methods.traits import GLOBAL_MODEL, HEAD
+from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.means import class_sums
 from protofed.prototypes.table import Prototypes
@@ -256,9 +256,13 @@ class ClosedForm(Method[O]):
     @classmethod
     def traits(cls, options: O) -> Traits:
         """A control exchanges nothing; in sums, the features of all clients must mean the same."""
-        kept = ("own", "prior")
+        protection = Protection(
+            "its server needs n_ik, which no noise hides",
+            {n: w for n, w in RELEASE.items() if cls.released and (cls.second or n != "moment")},
+            local_only=("own", "prior"),
+        )
         if cls.alone:
-            return Traits(kept=kept, rounds=1)
+            return Traits(protection=Protection(local_only=protection.local_only), rounds=1)
         return Traits(
             "prototypes",
             "K_i·d + d·(d+1)/2" if cls.second else "K_i·d",
@@ -267,9 +271,7 @@ class ClosedForm(Method[O]):
             same_architecture=True,
             same_feature_dim=True,
             counts=True,
-            beyond_means="its server needs n_ik, which no noise hides",
-            vector={n: w for n, w in RELEASE.items() if cls.released and (cls.second or n != "moment")},
-            kept=kept,
+            protection=protection,
             rounds=1,
         )
 
@@ -300,7 +302,7 @@ class ClosedForm(Method[O]):
         d, K = self.task.feature_dim, self.task.num_classes
         if self.task.noise is not None:
             sizes = {"counts": (K,), "sums": (K, d), "moment": (d * (d + 1) // 2,)}
-            return Schema({name: Field(sizes[name], limit=LARGEST) for name in self.declared.vector}, K)
+            return Schema({name: Field(sizes[name], limit=LARGEST) for name in self.protection.dp_statistics}, K)
         fields = {**self.rows("means", weight="counts"), "counts": Field(("k",), "count", parameter=False)}
         if self.second:
             fields |= self.moment_fields(d * (d + 1) // 2)
@@ -372,7 +374,9 @@ class ClosedForm(Method[O]):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``μ_ik`` and ``n_ik``, and the mean second moment of the samples of reported classes."""
         if self.task.noise is not None:
-            released = {name: statistics[name].cpu() * factor for name, factor in self.declared.vector.items()}
+            released = {
+                name: statistics[name].cpu() * factor for name, factor in self.protection.dp_statistics.items()
+            }
             if self.second:  # noise that differs on either side of the diagonal is halved
                 moment = released["moment"]
                 released["moment"] = triangle(isometric((moment + moment.mT) / 2))
@@ -501,7 +505,9 @@ class ClosedForm(Method[O]):
             for all_of_them, own in zip(total, part, strict=True):
                 all_of_them += own
         if self.task.noise:
-            total = total.denoised(self.task.noise * math.hypot(*self.declared.vector.values()) * number**0.5)
+            total = total.denoised(
+                self.task.noise * math.hypot(*self.protection.dp_statistics.values()) * number**0.5
+            )
         return total, self.classifier(total)
 
     def sums_of(self, payload: Payload) -> Sums:
@@ -510,7 +516,9 @@ class ClosedForm(Method[O]):
         none = torch.zeros(0, 0, dtype=torch.float64)
         second = symmetric(payload["moment"].double(), d) if self.second else none
         if self.task.noise is not None:
-            counts, sums = (payload[name].double() / self.declared.vector[name] for name in ("counts", "sums"))
+            counts, sums = (
+                payload[name].double() / self.protection.dp_statistics[name] for name in ("counts", "sums")
+            )
             return Sums(counts, sums, isometric(second, -1))
         classes, counts = payload["classes"], payload["counts"].double()
         sums = torch.zeros(K, d, dtype=torch.float64)
