@@ -259,8 +259,8 @@ def test_a_recipes_own_variant_replaces_the_built_in_one():
 
 def test_a_misspelt_built_in_variant_gets_a_suggestion():
     for place in ({}, {"variants": {"local-tuned": {"method": {"name": "local"}}}}):
-        with pytest.raises(ConfigError, match="'beacon-int4': did you mean 'beacon-int8'") as caught:
-            resolve(place, method="beacon-int4")
+        with pytest.raises(ConfigError, match="'local-balance': did you mean 'local-balanced'") as caught:
+            resolve(place, method="local-balance")
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="must name its method"):
         resolve({"variants": {"a": {"method": {"name": "unshared"}}}}, method="local")
