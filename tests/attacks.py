@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from protofed.stages.secure.protocol import STAGES, SecureClient, SecureServer, Stage, Values, Vector, conduct
+from protofed.apps.flower.protocol import STAGES, SecureClient, SecureServer, Stage, Values, Vector, conduct
 
 Ask = Callable[[Stage, Mapping[str, Values]], Iterable[tuple[str, Values]]]
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -364,10 +365,17 @@ def identity(tree: Mapping[str, Any]) -> Tree:
 _WITHOUT_EFFECT = {"data": ("data_dir", "max_gb"), "evaluation": ("metrics",)}
 
 
+@cache
+def _collections() -> tuple[Path, ...]:
+    """Return the folders with ``recipes/`` and ``variants.toml``: the own one, and those of other distributions."""
+    others = (entry.load() for entry in entry_points(group="protofed.recipes"))
+    return tuple(Path(str(resources.files(package))) for package in ("protofed.config", *others))
+
+
 def recipes() -> dict[str, Path]:
-    """Return the built-in recipes by name."""
-    folder = resources.files("protofed.config") / "recipes"
-    return {Path(str(f)).stem: Path(str(f)) for f in sorted(folder.iterdir(), key=str) if f.name.endswith(".toml")}
+    """Return the recipes of what is installed by name."""
+    found = {path.stem: path for folder in _collections() for path in (folder / "recipes").glob("*.toml")}
+    return dict(sorted(found.items()))
 
 
 def load_recipe(recipe: Recipe) -> Tree:
@@ -381,7 +389,10 @@ def load_recipe(recipe: Recipe) -> Tree:
         if str(recipe) not in builtin and path.is_dir():
             raise ConfigError(f"{recipe}: a folder, and no recipe: protofed try {recipe}")
         if str(recipe) not in builtin:
-            raise ConfigError(unknown_name("recipe", str(recipe), builtin) + ", or a path ending in .toml")
+            raise ConfigError(
+                unknown_name("recipe", str(recipe), builtin)
+                + ", or a path ending in .toml; those of papers and studies come with a checkout: uv run protofed"
+            )
         path = builtin[str(recipe)]
     try:
         tree = read_toml(path)
@@ -559,8 +570,8 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
 
 @cache
 def variants() -> Tree:
-    """Return the built-in variants by name."""
-    return read_toml(Path(str(resources.files("protofed.config") / "variants.toml")))
+    """Return the variants of what is installed by name."""
+    return {k: v for folder in _collections() for k, v in read_toml(folder / "variants.toml").items()}
 
 
 def _variants_of(tree: Mapping[str, Any]) -> Tree:

@@ -19,10 +19,10 @@ from deployment import write_trial
 from protofed.apps.flower.held import peers_of
 from protofed.apps.flower.identity import fingerprint, read_roster
 from protofed.apps.flower.keys import create_keys
+from protofed.apps.flower.peers import TRUSTING, KnownPeers
 from protofed.apps.flower.roster import read_signed, sign_roster
 from protofed.cli import main as cli
 from protofed.errors import ConfigError
-from protofed.stages.secure.peers import TRUSTING, KnownPeers
 from support import few
 
 CLIENTS = ("north", "south", "west")

@@ -15,11 +15,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from network import FakeGrid, apart, dying, enrolled, forget, locally, nodes_of, over, wanted
 from protofed.apps.flower import held
 from protofed.apps.flower.messages import Job
+from protofed.apps.flower.peers import TRUSTING, Peers
+from protofed.apps.flower.protocol import STAGES, SecureClient, SecureServer, conduct
 from protofed.errors import CheckpointError, FederationError, OutputError, PayloadError
 from protofed.stages.privacy.noise import NO_NOISE
 from protofed.stages.secure import sums as secure_sums
-from protofed.stages.secure.peers import TRUSTING, Peers
-from protofed.stages.secure.protocol import STAGES, SecureClient, SecureServer, conduct
 from protofed.stages.secure.stage import Offer
 from protofed.storage.files import read_tensors
 from support import few

@@ -33,9 +33,9 @@ from protofed.apps.flower.grid import GridExecutor
 from protofed.apps.flower.ledger import NAME, read_ledger
 from protofed.apps.flower.messages import Job
 from protofed.apps.flower.nodes import RECORD
+from protofed.apps.flower.peers import TRUSTING
+from protofed.apps.flower.protocol import STAGES, SecureServer, conduct
 from protofed.errors import FederationError, PayloadError
-from protofed.stages.secure.peers import TRUSTING
-from protofed.stages.secure.protocol import STAGES, SecureServer, conduct
 from support import few
 
 SECURE = {"secure__aggregation": True, "rounds": 1, "participation__attempts": 1}

@@ -22,7 +22,7 @@ from protofed.visits.contract import Evaluated, Messages, Missing, Trained
 from protofed.visits.roster import Roster
 
 if TYPE_CHECKING:
-    from protofed.stages.secure.protocol import Stage
+    from protofed.apps.flower.protocol import Stage
 
 __all__ = ["EVALUATE", "QUERY", "RECORD", "TRAIN", "GridExecutor", "Nodes"]
 

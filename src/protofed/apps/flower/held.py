@@ -17,17 +17,17 @@ from msgspec import Meta, Struct
 
 from protofed.apps.flower import trust
 from protofed.apps.flower.messages import Job, Values
+from protofed.apps.flower.peers import TRUSTING, KnownPeers, Peers, digest
 from protofed.apps.flower.roster import read_signed
 from protofed.apps.flower.state import reveal, revealed
 from protofed.errors import ConfigError, PayloadError, refusal
 from protofed.stages.secure.options import FEWEST
-from protofed.stages.secure.peers import TRUSTING, KnownPeers, Peers, digest
 from protofed.stages.secure.stage import Offer
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import decoded, parsed
 
 if TYPE_CHECKING:
-    from protofed.stages.secure.protocol import Stage
+    from protofed.apps.flower.protocol import Stage
 
 SETTINGS = ("roster", "authority", "key")
 """Files that a node needs for secure aggregation, in ``--node-config``."""
@@ -105,7 +105,7 @@ def keep(state: RecordDict, job: Job, offer: bytes, architecture: str) -> bytes:
     Args:
         architecture: That the server assigned; "own" if the client's own file names it.
     """
-    from protofed.stages.secure.protocol import SecureClient
+    from protofed.apps.flower.protocol import SecureClient
 
     begun = SecureClient(job.client, *Offer.of(offer), _visit(job, architecture)).state
     state[_place(job.client)] = ConfigRecord({**begun, "run": job.run, "round": job.round})
@@ -123,7 +123,7 @@ def answer(
     Raises:
         OutputError: If the node cannot remember that the upload is added up.
     """
-    from protofed.stages.secure.protocol import STAGES, SecureClient
+    from protofed.apps.flower.protocol import STAGES, SecureClient
 
     name, wanted = request.get("client"), request.get("stage")
     found = state.get(_place(name)) if isinstance(name, str) else None

@@ -25,6 +25,7 @@ from protofed.apps.flower.ledger import NODES, Receipts
 from protofed.apps.flower.logs import format_as_asked
 from protofed.apps.flower.messages import Expected
 from protofed.apps.flower.node import experiment_key
+from protofed.apps.flower.protocol import over
 from protofed.apps.flower.sources import plan_text
 from protofed.apps.flower.summary import client_summaries, described_federation, scored
 from protofed.config.architectures import FederationSummary
@@ -176,7 +177,7 @@ def _federation(
     try:
         if simulated:
             builder.fill(roster)
-        federation = build_federation(local, builder.trainer, executor, state, executor.ask)
+        federation = build_federation(local, builder.trainer, executor, state, over(executor.ask))
         described = describe_clients(federation, federated, sizes)
         described |= {"models": describe_models(local, federated)} if simulated else {"network": {"run": party.run}}
 

@@ -10,9 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from attacks import asking, invent, split, until
+from protofed.apps.flower.peers import TRUSTING, KnownPeers, Peers, digest
+from protofed.apps.flower.protocol import STAGES, SecureClient, SecureServer, conduct, here
 from protofed.errors import PayloadError
-from protofed.stages.secure.peers import TRUSTING, KnownPeers, Peers, digest
-from protofed.stages.secure.protocol import STAGES, SecureClient, SecureServer, conduct, here
 from support import few
 
 NAMES = ("ann", "bob", "cid", "dan", "eve")

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofed.errors import PayloadError
-from protofed.stages.secure.peers import TRUSTING
-from protofed.stages.secure.protocol import (
+from protofed.apps.flower.peers import TRUSTING
+from protofed.apps.flower.protocol import (
     STAGES,
     SecureAggregationError,
     SecureClient,
@@ -17,9 +16,13 @@ from protofed.stages.secure.protocol import (
     conduct,
     here,
     mask,
+    over,
     size_of,
 )
-from support import few
+from protofed.errors import PayloadError
+from protofed.stages.privacy.noise import COARSEST, FINEST, OwnNoise
+from protofed.stages.secure.stage import SecureSum
+from support import build, few, same
 
 NAMES = ("ann", "bob", "cid", "dan", "eve")
 
@@ -300,3 +303,68 @@ def test_a_client_goes_on_in_another_process():
 
 def test_size_counts_what_is_sent():
     assert size_of({"a": b"123", "b": ["é", b"4"], "c": 7}) == 3 + 2 + 1 + 8
+
+
+# Noise.
+
+
+def noisy(silent: dict[str, str]) -> tuple[Round, dict[str, OwnNoise]]:
+    """Return a round of five clients, three of them needed and one colluding, and the noise of each."""
+    round, noises = Round(5, 3, silent), {n: OwnNoise(1e6, 1, seed) for seed, n in enumerate(NAMES)}
+    round.clients = {n: SecureClient(n, vector, noises[n]) for n, vector in round.vectors.items()}
+    return round, noises
+
+
+@pytest.mark.parametrize("silent", [{}, {"bob": "keys", "eve": "masked"}, {"ann": "shares", "bob": "unmask"}])
+def test_a_sum_has_the_noise_of_all_who_are_in_it(silent):
+    round, noises = noisy(silent)
+    total = round.run()
+    there = [n for n in NAMES if silent.get(n, "unmask") == "unmask"]
+    assert round.server.arrived == there
+    expected = sum((round.vectors[n] + noises[n].draw(3, 6) for n in there), np.zeros(6, dtype=np.uint64))
+    assert np.array_equal(total, expected)
+    # The noise of those that are sure not to collude has the variance σ² at least.
+    assert (len(there) - 1) * noises["ann"].share(3) ** 2 >= 1e12 * (1 - 1e-9)
+
+
+def test_fewer_clients_than_the_noise_counts_on_end_the_round():
+    round, _ = noisy(dict.fromkeys(("ann", "bob", "cid"), "masked"))
+    with pytest.raises(SecureAggregationError, match="2 of the 3 clients needed sent vectors"):
+        round.run()
+
+
+@pytest.mark.parametrize("noise", [OwnNoise(1e6, 3), OwnNoise(FINEST, 1), OwnNoise(COARSEST * 2, 1)])
+def test_a_client_whose_noise_would_not_do_takes_no_part(noise):
+    client = SecureClient("ann", np.zeros(2, dtype=np.uint64), noise)
+    with pytest.raises(PayloadError, match=r"privacy.colluders|secure.fraction_bits"):
+        client.answer("keys", {"session": bytes(16), "threshold": 3, "length": 2})
+
+
+# A federation.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "mode"), [("fedavg", "none"), ("fedproto", "none"), ("fedlda", "none"), ("fedavg", "client")]
+)
+def test_simulated_sums_are_those_of_the_protocol(method, mode, monkeypatch):
+    """Bit for bit, with the traffic: a simulation adds the integers, and the masks of the protocol cancel."""
+    noise = {"privacy__mode": mode, **({"privacy__noise": 1.0, "privacy__clip": 0.3} if mode == "client" else {})}
+
+    def outcome():
+        federation = build(method, rounds=2, secure__aggregation=True, robust__rule="none", **noise)
+        records = [(r.bytes, r.parameters, r.losses, r.accuracy) for r in federation.run()]
+        return records, {name: tensor.clone() for name, tensor in federation.server.items()}
+
+    simulated = outcome()
+    plain = SecureSum.sum
+
+    def protected(stage, messages, broadcasts, record):
+        offers = {name: stage.offer(name, m, broadcasts[name], record.round) for name, m in messages.items()}
+        stage.conduct = over(here({name: SecureClient(name, *offer) for name, offer in offers.items()}))
+        return plain(stage, messages, broadcasts, record)
+
+    monkeypatch.setattr(SecureSum, "sum", protected)
+    records, server = outcome()
+    assert (records, server.keys()) == (simulated[0], simulated[1].keys())
+    assert same(simulated[1], server)

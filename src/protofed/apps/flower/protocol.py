@@ -12,7 +12,7 @@ may deviate from the protocol. In five stages
 5. ``unmask``: if ``threshold`` clients signed the same, each reveals, for every client, its share of ``b`` if that
    client's vector arrived, or of the key if it did not, and never of both.
 
-Whose signatures count is up to :class:`~protofed.stages.secure.peers.Peers`; in a simulation, no one signs.
+Whose signatures count is up to :class:`~protofed.apps.flower.peers.Peers`; in a simulation, no one signs.
 
 Keys, key agreement, sealed boxes and Shamir's shares are Flower's (``flwr.common.secure_aggregation``). Its masks
 are not: they come from a generator with a seed of 32 bits. Ours are the key stream of AES-256.
@@ -35,10 +35,12 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_key_pairs, public_key_to_bytes
 
-from protofed.errors import FederationError, PayloadError
+from protofed.apps.flower.peers import TRUSTING, Peers, digest
+from protofed.errors import PayloadError
+from protofed.runs.records import RoundRecord
 from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
-from protofed.stages.secure.peers import TRUSTING, Peers, digest
-from protofed.stages.secure.sums import Vector
+from protofed.stages.secure.stage import Conduct, SecureSum, Summed
+from protofed.stages.secure.sums import SecureAggregationError, Vector, require_enough
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import take
 
@@ -71,10 +73,6 @@ LARGEST_BOX = 4096
 LARGEST_SHARE = 512
 LARGEST_SIGNATURE = 512
 _CURVE = ec.SECP384R1()
-
-
-class SecureAggregationError(FederationError):
-    """A sum that could not be read; nothing of it is used."""
 
 
 # Masks.
@@ -377,12 +375,7 @@ class SecureServer:
         self._check("have uploads")
 
     def _check(self, what: str) -> None:
-        if len(self.present) < self.threshold:
-            reasons = [f"{n}: {why}" for n, why in {**self.absent, **self.lost}.items()][-2:]
-            raise SecureAggregationError(
-                f"secure aggregation: {len(self.present)} of the {self.threshold} clients needed {what} "
-                f"(secure.threshold){'; ' if reasons else ''}{'; '.join(reasons)}"
-            )
+        require_enough(len(self.present), self.threshold, what, {**self.absent, **self.lost})
 
     def requests(self, stage: Stage) -> dict[str, Values]:
         """Return the request of a stage, each once and in order, for every client that is still there."""
@@ -531,6 +524,31 @@ def conduct(server: SecureServer, ask: Ask) -> Vector:
                 server.lose(name, str(error))
         server.close(stage)
     return server.total()
+
+
+def over(ask: Ask) -> Conduct:
+    """Return what runs the protocol with clients that ``ask`` reaches."""
+
+    def conducted(
+        stage: SecureSum, names: Sequence[str], threshold: int, absent: Mapping[str, str], record: RoundRecord
+    ) -> Summed:
+        def counted(step: Stage, requests: Mapping[str, Values]) -> Iterator[tuple[str, Values | str]]:
+            for request in requests.values():
+                record.add_traffic("down", size_of(request), 0)
+            for name, answer in ask(step, requests):
+                if not isinstance(answer, str):
+                    record.add_traffic("up", size_of(answer), stage.reals if step == "masked" else 0)
+                yield name, answer
+
+        server = SecureServer(names, threshold, stage.length, absent)
+        try:
+            total = conduct(server, counted)
+        finally:
+            for name, reason in server.lost.items():
+                record.lose(name, f"secure aggregation: {reason}", "aggregation")
+        return Summed(total, len(server.arrived), threshold)
+
+    return conducted
 
 
 def here(clients: Mapping[str, SecureClient]) -> Ask:
