@@ -45,6 +45,7 @@ class Traits:
             uploads.
         kept: Names in :meth:`Method.client_state` of tensors on which nothing that is sent may depend: they are
             for predictions and for phases that stay on the client.
+        chooses: Clients choose by their own samples among features side by side (:attr:`Task.views`).
         rounds: Number of rounds after which more would change nothing; None if there is none.
         ends: Why the planned number of rounds matters before the last one, so that a run cannot be extended.
     """
@@ -65,6 +66,7 @@ class Traits:
     conceals: str = ""
     stale: bool = False
     kept: tuple[str, ...] = ()
+    chooses: bool = False
     rounds: int | None = None
     ends: str = ""
 
