@@ -484,6 +484,9 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
     if traits.rounds is not None and ("rounds" not in tree or tree.get(USUAL)):
         scalars["rounds"] = traits.rounds
+    if sections["data"].standardise in ("federated", "chosen"):
+        both = traits.chooses and encoder.name and sections["privacy"].mode == "none"
+        sections["data"] = replace(sections["data"], standardise="chosen" if both else "federated")
     once = traits.rounds is not None and scalars["rounds"] == 1 and traits.exchanges != "nothing"
     if once and sections["evaluation"].at == "trained":
         raise ConfigError(

@@ -154,6 +154,7 @@ class Builder:
             classes=federated.class_names,
             noise=noise,
             summed=e.secure.aggregation,
+            views=federated.table.views if federated.table else 1,
         )
 
     def _sizes(self) -> list[int]:

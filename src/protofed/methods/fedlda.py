@@ -29,7 +29,7 @@ from protofed.methods.parts.gaussian import (
     choose,
     discriminant,
 )
-from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, symmetric, triangle, within
+from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, size, symmetric, triangle, within
 from protofed.options import Options, remote
 from protofed.prototypes.inference import closeness
 from protofed.prototypes.table import Prototypes
@@ -111,6 +111,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             rules=(*found.rules, NEAREST),
             sums_only=not options.centre,
             protection=replace(found.protection, local_only=(*found.protection.local_only, "sent")),
+            chooses=options.personal,
         )
 
     # What crosses the network.
@@ -128,7 +129,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             assert schema is not None
             return self.schema({**self.rows("means"), **schema.fields})
         d = self.task.feature_dim
-        square = Field((d * (d + 1) // 2,), limit=LARGEST**2)
+        square = Field((size(d, self.task.views),), limit=LARGEST**2)
         counts = {"counts": Field(("k",), "count", parameter=False), "most": Field((), "count", parameter=False)}
         return self.schema({**self.rows("means"), **counts, "moment": square, "within": square})
 
@@ -136,7 +137,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         """Return the moment, and where the server sees sums alone the scatter."""
         payload = super().packed(sums)
         if self.mixes and self.task.summed:
-            payload["within"] = triangle(sums.scatter) / sums.counts.sum().clamp(min=1)
+            payload["within"] = triangle(sums.scatter, self.task.views) / sums.counts.sum().clamp(min=1)
         return payload
 
     # The client.
@@ -154,9 +155,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         local.state["sent"] = torch.ones_like(local.state["sent"])
         return super().upload(local, statistics)
 
-    def classifier(self, total: Sums) -> Linear:
-        """Return the discriminant of all samples."""
-        return discriminant(total, self.options.first, self.task.dtype)
+    def classifier(self, total: Sums, view: int = 0) -> Linear:
+        """Return the discriminant of all samples, by one of the features side by side."""
+        found = discriminant(total.view(view, self.task.views), self.options.first, self.task.dtype)
+        return found.beside(view, self.task.views)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Make the classifiers of all, and of the client; before there are others, of its own samples alone."""
@@ -168,16 +170,15 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         own = self.own_sums(local)
         total = own if message is None else self.sums_in(message)
         by = self.offset(local, total.means)
-        shared = centring.placed(self.classifier(total), by)
-        received = {**shared.tensors(dtype), "means": (total.means.rows + by).to(dtype)}
+        every = {"means": (total.means.rows + by).to(dtype)}
         if not self.mixes:
-            return received
-        own = centring.moved(own, by)
-        pools = Pools.alone(own) if message is None else self.pools(local, own, message, by)
+            return {**centring.placed(self.classifier(total), by).tensors(dtype), **every}
+        own, views = centring.moved(own, by), self.task.views
+        pools = Pools.alone(own, views) if message is None else self.pools(local, own, message, by)
         choice = choose_at(local, pools, self.options.shrinkages, dtype, by)
         mixed = centring.placed(pools.classifier(choice.mixture, dtype), by)
-        received |= mixed.tensors(dtype) if message is None else {}
-        return {**received, **mixed.tensors(dtype, "own_"), "choice": choice.tensor()}
+        shared = centring.placed(self.classifier(total, choice.mixture.view), by) if message is not None else mixed
+        return {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), "choice": choice.tensor(views)}
 
     def offset(self, local: Local, means: Prototypes) -> Tensor:
         """Return ``b_i`` of what a client reports, ``(d,)`` float64; 0 if features are not centred."""
@@ -198,7 +199,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             by: Subtracted from the features of ``own``.
         """
         total = self.sums_in(message)
-        scatter = symmetric(message["within"].cpu().double(), self.task.feature_dim) * float(total.counts.sum())
+        within_ = symmetric(message["within"].cpu().double(), self.task.feature_dim, self.task.views)
+        scatter = within_ * float(total.counts.sum())
         reported, mine = self.reported(local), own
         if bool((reported != (own.counts > 0)).any()):
             mine = centring.moved(self.own_sums(local, among=reported), by)
@@ -206,10 +208,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         share = min(1.0, float(message["most"]) / max(1.0, float(mine.counts.sum())))
         rest = total.plus(mine, -share)
         if not bool(local.state["sent"]) or bool((rest.counts <= -1).any()):
-            return Pools(own, total, scatter)
+            return Pools(own, total, scatter, self.task.views)
         known = rest.counts >= 0.5
         rest = rest._replace(counts=rest.counts * known, sums=rest.sums * known.unsqueeze(-1))
-        return Pools(own, rest, scatter - share * mine.scatter)
+        return Pools(own, rest, scatter - share * mine.scatter, self.task.views)
 
     def head(self, classifier: Linear, features: Tensor, state: Tensors) -> Tensor:
         """Return log-posteriors of the client's classes, up to a constant."""
@@ -258,8 +260,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             for name, sent in held.items():
                 if name.startswith("within."):
                     samples = held[f"samples.{name.partition('.')[2]}"]
-                    scatter += symmetric(sent.double(), d) * float(samples)
-        squares = {name: triangle(m) / n for name, m in (("moment", total.moment), ("within", scatter))}
+                    scatter += symmetric(sent.double(), d, self.task.views) * float(samples)
+        whole = {"moment": total.moment, "within": scatter}
+        squares = {name: triangle(square, self.task.views) / n for name, square in whole.items()}
         return {
             **state,
             "counts": total.counts.long(),

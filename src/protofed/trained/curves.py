@@ -42,7 +42,7 @@ def curves(data: FederatedData, options: FedLDAOptions, seed: int) -> list[Curve
         data: Fixed features.
         options: Of the method that answers with everybody's.
     """
-    K, d = data.num_classes, int(np.prod(data.input_shape))
+    K, d, views = data.num_classes, int(np.prod(data.input_shape)), data.table.views if data.table else 1
     orders = [
         torch.from_numpy(np.random.default_rng([seed, place]).permutation(len(client.train)))
         for place, client in enumerate(data.clients)
@@ -67,8 +67,8 @@ def curves(data: FederatedData, options: FedLDAOptions, seed: int) -> list[Curve
         alone, together = [], []
         for share in SHARES:
             own, sums = found[share][place]
-            alone.append(_accuracy(Pools.alone(sums), own, client.test, options))
-            pools = Pools(whole, totals[share].plus(sums, -1.0), scatter[share] - sums.scatter)
+            alone.append(_accuracy(Pools.alone(sums, views), own, client.test, options))
+            pools = Pools(whole, totals[share].plus(sums, -1.0), scatter[share] - sums.scatter, views)
             together.append(_accuracy(pools, samples, client.test, options))
         result.append(Curves(tuple(alone), tuple(together)))
     return result

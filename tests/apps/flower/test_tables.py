@@ -17,6 +17,7 @@ from network import FakeGrid, locally, nodes_of, numbers, over, own_run, wanted
 from notes import write_notes
 from protofed import load_run
 from protofed.analysis.one_class import one_class
+from protofed.analysis.report.facts import choices
 from protofed.apps.flower.admission import admit
 from protofed.apps.flower.check import CheckRequest, check_node
 from protofed.apps.flower.messages import Description, description_values, read_descriptions
@@ -78,6 +79,27 @@ def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, 
         assert mine.metrics().clients[name] == local.metrics().clients[name]
         found, known = (run.predict(name, pd.DataFrame(rows)).probabilities for run in (mine, local))
         np.testing.assert_array_equal(found, known)
+
+
+@few("more", [{}, {"execution__executor": "workers", "execution__workers": 2}], 1)
+def test_closed_forms_choose_a_standardisation_alike_over_a_network(more, sites, tmp_path):
+    options = {"data__standardise": "federated", "data__missing": "mean", "encoder__name": "random"}
+    chosen = wanted("fedlda", sites, **options, encoder__dim=8, rounds=1, **more)
+    assert chosen.data.standardise == "chosen"
+    local = locally(chosen, tmp_path / "a")
+    remote = over(FakeGrid(nodes_of(sites, tmp_path / "state")), chosen, tmp_path / "b")
+    assert [r.accuracy for r in local.rounds] == [r.accuracy for r in remote.rounds]
+    here, there = (json.loads((tmp_path / d / "federation.json").read_text()) for d in "ab")
+    assert here["input_shape"] == there["input_shape"] == [16]
+    assert here["encoder"] == there["encoder"]
+    assert not here["table"]["beside"]
+    assert not any("table" in c for c in there["clients"]), "what a site keeps to itself is not told"
+    rows = {"age": [30.0, 60.0], "sex": ["f", "m"], "pulse": [60, None]}
+    for name in local.names:
+        mine = load_run(own_run(tmp_path / "state", name))
+        found, known = (run.predict(name, pd.DataFrame(rows)).probabilities for run in (mine, local))
+        np.testing.assert_array_equal(found, known)
+    assert "standardised" in choices(local)
 
 
 def describe(sites: Path, name: str, **options: object) -> Description:

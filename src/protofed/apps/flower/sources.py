@@ -91,14 +91,15 @@ class Folder:
         if raw.columns is not None:
             columns, x = self._agreed(raw.columns, federated.clients[0].train.x, data, expected)
             standardise = data.standardised(table=True)
-            if standardise == "federated" and counts != "exact":
+            stating = standardise in ("federated", "chosen")
+            if stating and counts != "exact":
                 raise refusal(
                     "counts",
                     "data.standardise",
                     f"{self.name}: counts={counts}, but data.standardise=federated states numbers of values: "
                     "choose counts=exact or data.standardise=site",
                 )
-            if standardise == "federated" and (data.validation_fraction or data.train_samples):
+            if stating and (data.validation_fraction or data.train_samples):
                 raise ConfigError(
                     f"{self.name}: data.standardise=federated states sums over samples that the run's seed draws, "
                     "and two of them could be subtracted: give the client validation samples of its own"

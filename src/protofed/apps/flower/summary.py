@@ -109,7 +109,7 @@ def described_federation(
     encoding = None
     if encoder is not None and descriptions and descriptions[0].encoder:
         encoding = Encoding(descriptions[0].encoder, prepared)
-        prepared = (encoded_width(encoder, prepared, table.texts if table else ()),)
+        prepared = (encoded_width(encoder, prepared, *((table.texts, table.views) if table else ())),)
     return FederatedData(
         tuple(clients), len(classes), classes, prepared, table, colour_note(grey), encoding=encoding
     )

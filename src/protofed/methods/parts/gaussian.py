@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from protofed.methods.parts.moments import Linear, Sums, floor, solve
+from protofed.methods.parts.moments import Linear, Sums, floor, part_of, solve
 from protofed.methods.parts.prior import RHO
 
 Shrinkage = float | Literal["oas"]
@@ -54,11 +54,13 @@ class Mix(NamedTuple):
     Attributes:
         kappa: κ of their class sums.
         share: c of their scatter within clients and classes; None for that of all samples together.
+        view: Place of the features that count among those side by side.
     """
 
     kappa: float
     share: float | None
     shrinkage: Shrinkage
+    view: int = 0
 
 
 class Pools(NamedTuple):
@@ -66,24 +68,31 @@ class Pools(NamedTuple):
 
     Attributes:
         within: ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``.
+        views: Number of equally long features side by side, of which one counts.
     """
 
     own: Sums
     others: Sums
     within: Tensor
+    views: int = 1
 
     @classmethod
-    def alone(cls, own: Sums) -> Pools:
+    def alone(cls, own: Sums, views: int = 1) -> Pools:
         """Return those of a client that hears of nobody."""
         none = Sums.none(*own.sums.shape, second=True)
-        return cls(own, none, none.moment)
+        return cls(own, none, none.moment, views)
+
+    def view(self, number: int) -> Pools:
+        """Return those of one of the features side by side."""
+        here = part_of(len(self.within), number, self.views)
+        own, others = (part.view(number, self.views) for part in (self.own, self.others))
+        return Pools(own, others, self.within[here, here])
 
     def mixtures(self, shrinkages: Sequence[Shrinkage]) -> list[Mix]:
         """Return the mixtures to choose from, the one of all samples together first."""
-        if not bool((self.others.counts > 0).any()):
-            return [Mix(0.0, 0.0, s) for s in shrinkages]
-        places = [(1.0, None), *itertools.product(KAPPAS, SHARES), (0.0, 0.0)]
-        return [Mix(kappa, share, s) for kappa, share in places for s in shrinkages]
+        together: list[tuple[float, float | None]] = [(1.0, None), *itertools.product(KAPPAS, SHARES)]
+        places = [*(together if bool((self.others.counts > 0).any()) else []), (0.0, 0.0)]
+        return [Mix(*place, s, view) for view in range(self.views) for place in places for s in shrinkages]
 
     def covariance(self, share: float | None) -> tuple[Tensor, float]:
         """Return the covariance within classes of a mixture, and its number of samples."""
@@ -100,8 +109,10 @@ class Pools(NamedTuple):
         Args:
             dtype: Type in which moments were sent.
         """
-        total = self.own.plus(self.others, mixture.kappa)
-        return discriminant(total, mixture.shrinkage, dtype, *self.covariance(mixture.share))
+        own, others, *_ = seen = self.view(mixture.view)
+        total = own.plus(others, mixture.kappa)
+        found = discriminant(total, mixture.shrinkage, dtype, *seen.covariance(mixture.share))
+        return found.beside(mixture.view, self.views)
 
     def left_out(
         self, x: Tensor, y: Tensor, mixtures: Sequence[Mix], dtype: torch.dtype
@@ -194,30 +205,49 @@ class Selection(NamedTuple):
     mixture: Mix
     voters: int
 
-    def tensor(self) -> Tensor:
-        """Return κ, c (-1 for all samples together), s (-1 for oas) and the number of voters, ``(4,)``."""
-        share, s = self.mixture.share, self.mixture.shrinkage
-        values = [self.mixture.kappa, -1.0 if share is None else share, -1.0 if s == "oas" else s, self.voters]
-        return torch.tensor(values)
+    def tensor(self, views: int = 1) -> Tensor:
+        """Return κ, c (-1 for all samples together), s (-1 for oas), the number of voters, and the view, ``(5,)``.
+
+        Args:
+            views: Number of views; with one, there was no choice: -1.
+        """
+        kappa, share, s, view = self.mixture
+        values = [kappa, -1.0 if share is None else share, -1.0 if s == "oas" else s, self.voters]
+        return torch.tensor([*values, view if views > 1 else -1.0])
 
 
 def told(choices: Mapping[str, Tensor]) -> str:
     """Return in whole sentences what clients have chosen, from :meth:`Selection.tensor` of each by name."""
     groups: dict[str, list[str]] = {}
+    views: dict[float, list[str]] = {}
     for name, choice in choices.items():
-        kappa, share, _, number = choice.tolist()
+        kappa, share, _, number, view = choice.tolist()
         own = "nothing of others" if share == 0 else "own class means with others' scatter"
         some = f"others' class means at {kappa:g} of their weight" if kappa else own
         groups.setdefault("the sums of all" if share == -1 else some, []).append(name)
+        views.setdefault(view, []).append(name)
         if not number:
             groups.setdefault("", []).append(name)
     mute = groups.pop("", [])
     parts = [f"{what} ({len(names)})" for what, names in sorted(groups.items(), key=lambda g: -len(g[1]))]
     chosen = f"Clients chose by their own samples, each left out in turn: {', '.join(parts)}."
+    together, apart = views.get(0, []), views.get(1, [])
+    if together or apart:
+        chosen += " " + (
+            f"Clients measure alike at {_named(together)} (standardised together) and otherwise at {_named(apart)} "
+            "(standardised by site)."
+            if together and apart
+            else "Clients measure alike: standardised together."
+            if together
+            else "Each client measures in its own way: standardised by site."
+        )
     if not mute:
         return chosen
-    names = ", ".join(mute[:NAMED]) + f" and {len(mute) - NAMED} others" * (len(mute) > NAMED)
-    return f"{chosen} Without two samples of any class, and so with the first choice: {names}."
+    return f"{chosen} Without two samples of any class, and so with the first choice: {_named(mute)}."
+
+
+def _named(clients: Sequence[str]) -> str:
+    return ", ".join(clients[:NAMED]) + f" and {len(clients) - NAMED} others" * (len(clients) > NAMED)
 
 
 def voters(labels: Tensor, counts: Tensor) -> Tensor:
@@ -260,9 +290,12 @@ def choose(
         return Selection(mixtures[0], 0)
     y = torch.searchsorted(pools.own.counts.nonzero().squeeze(-1), labels[some])
     found: dict[Mix, float] = {}
-    for chosen, scores in pools.left_out(features[some], labels[some], mixtures, dtype):
-        sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
-        found |= zip(chosen, sums.tolist(), strict=True)
+    for view in range(pools.views):
+        x = features[some, part_of(features.shape[1], view, pools.views)]
+        own = [mixture for mixture in mixtures if mixture.view == view]
+        for chosen, scores in pools.view(view).left_out(x, labels[some], own, dtype):
+            sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
+            found |= zip(chosen, sums.tolist(), strict=True)
     values = {m: found[m] - PREFERENCE * (m.share is not None) for m in mixtures}
     best = next(m for m in mixtures if values[m] >= max(values.values()) - TIE)
     return Selection(best, len(some))

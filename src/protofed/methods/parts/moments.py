@@ -125,6 +125,11 @@ class Sums(NamedTuple):
             moment=self.moment - sure.scatter + (vectors * (values.clamp(min=0) + ridge)) @ vectors.mT
         )
 
+    def view(self, number: int, of: int) -> Sums:
+        """Return the sums of one of several equally long features that stand side by side."""
+        here = part_of(self.sums.shape[1], number, of)
+        return Sums(self.counts, self.sums[:, here], self.moment[here, here])
+
     def cpu(self) -> Sums:
         """Return the sums in the host's memory."""
         return Sums(*(part.cpu() for part in self))
@@ -147,19 +152,36 @@ class Sums(NamedTuple):
         return result
 
 
-def triangle(matrix: Tensor) -> Tensor:
-    """Return the upper triangle of a symmetric matrix ``(d, d)``, row by row, ``(d·(d + 1)/2,)``."""
-    i, j = torch.triu_indices(*matrix.shape, device=matrix.device)
-    return matrix[i, j]
+def part_of(d: int, number: int, of: int) -> slice:
+    """Return where one of several equally long features is that stand side by side."""
+    return slice(number * d // of, (number + 1) * d // of)
 
 
-def symmetric(upper: Tensor, d: int) -> Tensor:
+def triangle(matrix: Tensor, views: int = 1) -> Tensor:
+    """Return the upper triangle of a symmetric matrix ``(d, d)``, row by row, ``(d·(d + 1)/2,)``.
+
+    Args:
+        views: Number of equally large blocks on the diagonal, of which each has a triangle; the rest is left out.
+    """
+    d = len(matrix) // views
+    i, j = torch.triu_indices(d, d, device=matrix.device)
+    return torch.cat([matrix[i + v * d, j + v * d] for v in range(views)])
+
+
+def symmetric(upper: Tensor, d: int, views: int = 1) -> Tensor:
     """Return a symmetric matrix ``(d, d)`` from its ``(d·(d + 1)/2,)`` upper triangle; inverts :func:`triangle`."""
-    i, j = torch.triu_indices(d, d, device=upper.device)
+    i, j = torch.triu_indices(d // views, d // views, device=upper.device)
     matrix = upper.new_zeros(d, d)
-    matrix[i, j] = upper
-    matrix[j, i] = upper
+    for v, part in enumerate(upper.chunk(views)):
+        at = v * (d // views)
+        matrix[i + at, j + at] = part
+        matrix[j + at, i + at] = part
     return matrix
+
+
+def size(d: int, views: int = 1) -> int:
+    """Return the length of a :func:`triangle`."""
+    return d * (d // views + 1) // 2
 
 
 def isometric(matrix: Tensor, power: float = 1.0) -> Tensor:
@@ -223,6 +245,11 @@ class Linear(NamedTuple):
         """Return its parts by name."""
         parts = {"weights": self.weights.to(dtype), "bias": self.bias.to(dtype), "present": self.present}
         return {prefix + name: part for name, part in parts.items()}
+
+    def beside(self, number: int, of: int) -> Linear:
+        """Return the classifier of several features side by side that looks at one of them."""
+        d = self.weights.shape[1]
+        return self._replace(weights=torch.nn.functional.pad(self.weights, (number * d, (of - 1 - number) * d)))
 
     def scores(self, features: Tensor) -> Tensor:
         """Return the ``(B, K)`` scores of ``(B, d)`` features; a class that is not present has no chance."""
@@ -301,11 +328,11 @@ class ClosedForm(Method[O]):
             return None
         d, K = self.task.feature_dim, self.task.num_classes
         if self.task.noise is not None:
-            sizes = {"counts": (K,), "sums": (K, d), "moment": (d * (d + 1) // 2,)}
+            sizes = {"counts": (K,), "sums": (K, d), "moment": (size(d),)}
             return Schema({name: Field(sizes[name], limit=LARGEST) for name in self.protection.dp_statistics}, K)
         fields = {**self.rows("means", weight="counts"), "counts": Field(("k",), "count", parameter=False)}
         if self.second:
-            fields |= self.moment_fields(d * (d + 1) // 2)
+            fields |= self.moment_fields(size(d, self.task.views))
         return self.schema(fields)
 
     def moment_fields(self, size: int) -> dict[str, Field]:
@@ -391,7 +418,7 @@ class ClosedForm(Method[O]):
     def packed(self, sums: Sums) -> Payload:
         """Return the fields of an upload that hold the second moment."""
         samples = sums.counts.sum()
-        return {"samples": samples.long(), "moment": triangle(sums.moment) / samples.clamp(min=1)}
+        return {"samples": samples.long(), "moment": triangle(sums.moment, self.task.views) / samples.clamp(min=1)}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Unpack the classifier; before there is one, make it of the client's own samples."""
@@ -471,7 +498,8 @@ class ClosedForm(Method[O]):
         means = sums.means.rows[payload["classes"]].to(payload["means"].dtype)
         if not self.second:
             return {**payload, "means": means}
-        moment = triangle(sums.moment / payload["samples"].clamp(min=1)).to(payload["moment"].dtype)
+        moment = triangle(sums.moment, self.task.views) / payload["samples"].clamp(min=1)
+        moment = moment.to(payload["moment"].dtype)
         return {**payload, "means": means, "moment": moment}
 
     def without(self, server: Tensors, client: str) -> Tensors:
@@ -514,7 +542,7 @@ class ClosedForm(Method[O]):
         """Return the sums that an upload stands for."""
         K, d = self.task.num_classes, self.task.feature_dim
         none = torch.zeros(0, 0, dtype=torch.float64)
-        second = symmetric(payload["moment"].double(), d) if self.second else none
+        second = symmetric(payload["moment"].double(), d, self.task.views) if self.second else none
         if self.task.noise is not None:
             counts, sums = (
                 payload[name].double() / self.protection.dp_statistics[name] for name in ("counts", "sums")
