@@ -18,12 +18,12 @@ from unittest import mock
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import protofed
-from protofed.apps.flower import protocol
-from protofed.apps.flower.peers import KnownPeers
 from protofed.runs.records import RoundRecord
 from protofed.stages.secure.stage import SecureSum, Summed
 from protofed.text import size
 from protofed.trained.run import TrainedRun
+from protofed_flower import protocol
+from protofed_flower.peers import KnownPeers
 
 CASES = {
     "`fedproto`, d = 64, 20 clients": {"method.name": "fedproto"},

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+pytest.importorskip("protofed_flower", reason="needs protofed-flower")
 
 import network
 from network import FakeGrid, contents, killed, locally, nodes_of, over, wanted, write_folders

@@ -41,7 +41,11 @@ from protofed.errors import CheckpointError, ConfigError, ProtofedError
 if TYPE_CHECKING:
     from protofed.runs.run import Run
 
-ELSEWHERE = {"reproduce": "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce"}
+ELSEWHERE = {
+    "deploy": "deploy is a command of protofed-flower: pip install protofed-flower",
+    "ledger": "ledger is a command of protofed-flower: pip install protofed-flower",
+    "reproduce": "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce",
+}
 """What to do for commands of other distributions where these are not installed."""
 
 app = typer.Typer(
