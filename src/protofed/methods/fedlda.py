@@ -29,7 +29,19 @@ from protofed.methods.parts.gaussian import (
     choose,
     discriminant,
 )
-from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, size, symmetric, triangle, within
+from protofed.methods.parts.moments import (
+    LARGEST,
+    ClosedForm,
+    Linear,
+    Sums,
+    floor,
+    senders,
+    size,
+    symmetric,
+    triangle,
+    within,
+)
+from protofed.methods.parts.resemblance import heard, resemblance
 from protofed.options import Options, remote
 from protofed.prototypes.inference import closeness
 from protofed.prototypes.table import Prototypes
@@ -73,6 +85,11 @@ class FedLDAOptions(Shrunk):
         "for head, each client mixes its own sums with all others', as its own samples, each left out in turn, are "
         "most likely; or takes the classifier of all",
     )
+    listen: bool = remote(
+        False,
+        "for head, class means of others whom a client's own resemble count for more, as another choice beside "
+        "those that count alike",
+    )
     centre: bool = remote(
         False,
         "subtract from a client's features b_i of μ_ik ≈ a_k + b_i, what sets all of its class means apart from "
@@ -87,6 +104,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     For ``head``, a client chooses between its own sums and those of all (:mod:`protofed.methods.parts.gaussian`).
     Server state then: also ``counts`` ``(K,)``; ``moment`` and ``within`` ``(d·(d + 1)/2,)``, the mean second
     moment and scatter about each client's own class means; ``most``, the largest number of samples of one client.
+    With ``listen`` also ``apart`` ``(M, M)``, ``precisions`` ``(M, K)`` and ``heard`` ``(M, K, d)``, of clients in
+    the order of their names: :mod:`protofed.methods.parts.resemblance`.
     """
 
     name = "fedlda"
@@ -97,6 +116,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     def __init__(self, options: FedLDAOptions, task: Task) -> None:
         self.mixes = options.personal and task.noise is None  # sums within clients have no bound that noise hides
+        self.listens = self.mixes and options.listen
         super().__init__(options, task)
         if task.noise is not None and options.centre:
             raise ConfigError("privacy.mode=sample: fedlda sends noisy sums: set method.centre=false")
@@ -104,12 +124,13 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     @classmethod
     def traits(cls, options: FedLDAOptions) -> Traits:
         """A client that mixes is sent all sums."""
-        found = super().traits(options)
+        found, listens = super().traits(options), options.personal and options.listen
         return replace(
             found,
-            down="K·d + d·(d+1)" if options.personal else "K·(2·d + 1)",
+            down=("2·K·d" if listens else "K·d") + " + d·(d+1)" if options.personal else "K·(2·d + 1)",
             rules=(*found.rules, NEAREST),
-            sums_only=not options.centre,
+            sums_only=not (options.centre or listens),
+            personal=listens,
             protection=replace(found.protection, local_only=(*found.protection.local_only, "sent")),
             chooses=options.personal,
         )
@@ -131,7 +152,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         d = self.task.feature_dim
         square = Field((size(d, self.task.views),), limit=LARGEST**2)
         counts = {"counts": Field(("k",), "count", parameter=False), "most": Field((), "count", parameter=False)}
-        return self.schema({**self.rows("means"), **counts, "moment": square, "within": square})
+        near = {"heard": Field(("k", "d"), limit=LARGEST), "precisions": Field(("k",), limit=LARGEST)}
+        more = near if self.listens else {}
+        return self.schema({**self.rows("means"), **counts, "moment": square, "within": square, **more})
 
     def packed(self, sums: Sums) -> Payload:
         """Return the moment, and where the server sees sums alone the scatter."""
@@ -155,10 +178,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         local.state["sent"] = torch.ones_like(local.state["sent"])
         return super().upload(local, statistics)
 
-    def classifier(self, total: Sums, view: int = 0) -> Linear:
-        """Return the discriminant of all samples, by one of the features side by side."""
-        found = discriminant(total.view(view, self.task.views), self.options.first, self.task.dtype)
-        return found.beside(view, self.task.views)
+    def classifier(self, total: Sums) -> Linear:
+        """Return the discriminant of all samples, by the first of the features side by side."""
+        views = self.task.views
+        return discriminant(total.view(0, views), self.options.first, self.task.dtype).beside(0, views)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Make the classifiers of all, and of the client; before there are others, of its own samples alone."""
@@ -177,7 +200,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         pools = Pools.alone(own, views) if message is None else self.pools(local, own, message, by)
         choice = choose_at(local, pools, self.options.shrinkages, dtype, by)
         mixed = centring.placed(pools.classifier(choice.mixture, dtype), by)
-        shared = centring.placed(self.classifier(total, choice.mixture.view), by) if message is not None else mixed
+        shared = centring.placed(self.classifier(total), by) if message is not None else mixed
         return {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), "choice": choice.tensor(views)}
 
     def offset(self, local: Local, means: Prototypes) -> Tensor:
@@ -201,6 +224,15 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         total = self.sums_in(message)
         within_ = symmetric(message["within"].cpu().double(), self.task.feature_dim, self.task.views)
         scatter = within_ * float(total.counts.sum())
+        near = None
+        if self.listens:
+            K, classes = self.task.num_classes, message["classes"].cpu()
+            precisions = message["precisions"].cpu().double().clamp(min=0)
+            sums = message["heard"].cpu().double() * precisions.unsqueeze(-1)
+            none = Sums.none(K, self.task.feature_dim, second=False)
+            near = Sums(
+                none.counts.index_copy(0, classes, precisions), none.sums.index_copy(0, classes, sums), none.moment
+            )
         reported, mine = self.reported(local), own
         if bool((reported != (own.counts > 0)).any()):
             mine = centring.moved(self.own_sums(local, among=reported), by)
@@ -208,10 +240,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         share = min(1.0, float(message["most"]) / max(1.0, float(mine.counts.sum())))
         rest = total.plus(mine, -share)
         if not bool(local.state["sent"]) or bool((rest.counts <= -1).any()):
-            return Pools(own, total, scatter, self.task.views)
+            return Pools(own, total, scatter, self.task.views, near)
         known = rest.counts >= 0.5
         rest = rest._replace(counts=rest.counts * known, sums=rest.sums * known.unsqueeze(-1))
-        return Pools(own, rest, scatter - share * mine.scatter, self.task.views)
+        return Pools(own, rest, scatter - share * mine.scatter, self.task.views, near)
 
     def head(self, classifier: Linear, features: Tensor, state: Tensors) -> Tensor:
         """Return log-posteriors of the client's classes, up to a constant."""
@@ -265,10 +297,23 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         squares = {name: triangle(square, self.task.views) / n for name, square in whole.items()}
         return {
             **state,
+            **(self._heard(held, scatter / n) if self.listens else {}),
             "counts": total.counts.long(),
             "most": most.long(),
             **{name: square.to(self.task.dtype) for name, square in squares.items()},
         }
+
+    def _heard(self, held: Tensors, covariance: Tensor) -> Tensors:
+        """Return what each client hears of all others, in the order of their names, and who resembles whom."""
+        parts = list(self.parts(held))
+        if not parts:
+            return {}
+        counts, means = torch.stack([p.counts for p in parts]), torch.stack([p.means.rows for p in parts])
+        square = max(part.square for part in parts)
+        apart = resemblance(counts, means, covariance, floor(square, self.task.dtype))
+        precisions, rows = heard(counts, means, apart)
+        named = {"apart": apart, "precisions": precisions, "heard": rows}
+        return {name: tensor.to(self.task.dtype) for name, tensor in named.items()}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or the sums of all."""
@@ -280,7 +325,14 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         if not self.mixes:
             return {**message, "means": means}
         counts = server["counts"][classes]
+        more = {}
+        if self.listens:
+            names = senders(server)
+            at = names.index(client) if client in names else None
+            precisions = counts.to(means) if at is None else server["precisions"][at, classes]
+            more = {"heard": means if at is None else server["heard"][at, classes], "precisions": precisions}
         return {
+            **more,
             "classes": classes,
             "means": means,
             "counts": counts,

@@ -30,6 +30,8 @@ SHRINKAGES: tuple[Shrinkage, ...] = ("oas", 0.03, 0.1)
 """Values of ``s`` among which a client chooses; the first stands where nobody does."""
 KAPPAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
 """Values of κ among which a client chooses."""
+HEARD = 0.3
+"""Least κ of the means of others that resemble the client's."""
 SHARES = (1.0, 0.1)
 """Values of c among which a client chooses; without others' class means also 0."""
 TEMPERATURES = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
@@ -55,12 +57,14 @@ class Mix(NamedTuple):
         kappa: κ of their class sums.
         share: c of their scatter within clients and classes; None for that of all samples together.
         view: Place of the features that count among those side by side.
+        heard: Others' class means are those that the client's resemble, see :mod:`.resemblance`.
     """
 
     kappa: float
     share: float | None
     shrinkage: Shrinkage
     view: int = 0
+    heard: bool = False
 
 
 class Pools(NamedTuple):
@@ -69,12 +73,14 @@ class Pools(NamedTuple):
     Attributes:
         within: ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``.
         views: Number of equally long features side by side, of which one counts.
+        heard: Class sums of others, each as precise as it is about the client's own; None if not known.
     """
 
     own: Sums
     others: Sums
     within: Tensor
     views: int = 1
+    heard: Sums | None = None
 
     @classmethod
     def alone(cls, own: Sums, views: int = 1) -> Pools:
@@ -86,13 +92,16 @@ class Pools(NamedTuple):
         """Return those of one of the features side by side."""
         here = part_of(len(self.within), number, self.views)
         own, others = (part.view(number, self.views) for part in (self.own, self.others))
-        return Pools(own, others, self.within[here, here])
+        heard = self.heard and self.heard._replace(sums=self.heard.sums[:, here])
+        return Pools(own, others, self.within[here, here], 1, heard)
 
     def mixtures(self, shrinkages: Sequence[Shrinkage]) -> list[Mix]:
         """Return the mixtures to choose from, the one of all samples together first."""
         together: list[tuple[float, float | None]] = [(1.0, None), *itertools.product(KAPPAS, SHARES)]
         places = [*(together if bool((self.others.counts > 0).any()) else []), (0.0, 0.0)]
-        return [Mix(*place, s, view) for view in range(self.views) for place in places for s in shrinkages]
+        found = [Mix(*place, s, view) for view in range(self.views) for place in places for s in shrinkages]
+        near = [m._replace(heard=True) for m in found if m.kappa >= HEARD and m.share is not None]
+        return found + (near if self.heard else [])
 
     def covariance(self, share: float | None) -> tuple[Tensor, float]:
         """Return the covariance within classes of a mixture, and its number of samples."""
@@ -109,8 +118,9 @@ class Pools(NamedTuple):
         Args:
             dtype: Type in which moments were sent.
         """
-        own, others, *_ = seen = self.view(mixture.view)
-        total = own.plus(others, mixture.kappa)
+        seen = self.view(mixture.view)
+        others = seen.heard if mixture.heard and seen.heard else seen.others
+        total = seen.own.plus(others._replace(moment=seen.others.moment), mixture.kappa)
         found = discriminant(total, mixture.shrinkage, dtype, *seen.covariance(mixture.share))
         return found.beside(mixture.view, self.views)
 
@@ -130,30 +140,33 @@ class Pools(NamedTuple):
         """
         held = self.own.counts.nonzero().squeeze(-1)
         place = torch.searchsorted(held, y)
-        n_own, n_others = self.own.counts[held], self.others.counts[held]
+        sources = [self.others, *([self.heard] if self.heard else [])]
+        n_own, n_others = self.own.counts[held], torch.stack([part.counts[held] for part in sources])
         origin = x.mean(0)
-        own, others = (part.means.rows[held] - origin for part in (self.own, self.others))
+        own, *others = (part.means.rows[held] - origin for part in (self.own, *sources))
         kinds = list(dict.fromkeys((m.share, m.shrinkage) for m in mixtures))
         lower, factors = self._factors(kinds, dtype)
-        rows = torch.cat([x - origin - own[place], own, others]).mT.expand(len(kinds), -1, -1)
+        rows = torch.cat([x - origin - own[place], own, *others]).mT.expand(len(kinds), -1, -1)
         white = torch.linalg.solve_triangular(lower, rows, upper=False).mT
         # All else follows from products of these: u = x - m_y with the client's mean m, and of others' means o.
-        u, means = white.split([len(x), 2 * len(held)], 1)
-        u_u, (u_m, u_o) = u.square().sum(-1, keepdim=True), (u @ means.mT).split(len(held), -1)
-        (m_m, m_o), (_, o_o) = (part.split(len(held), -1) for part in (means @ means.mT).split(len(held), 1))
+        u, m, *o = white.split([len(x), *[len(held)] * (1 + len(sources))], 1)
+        u_u, u_m, m_m = u.square().sum(-1, keepdim=True), u @ m.mT, m @ m.mT
+        u_o, m_o = (torch.stack([part @ other.mT for other in o]) for part in (u, m))
+        o_o = torch.stack([other @ other.mT for other in o])
         single = torch.nn.functional.one_hot(place, len(held)).to(x)
         prior = (n_own + RHO - single).log()
         at_once = max(1, MOST // max(1, prior.numel()))
         for first in range(0, len(mixtures), at_once):
             chosen = list(mixtures[first : first + at_once])
             at = torch.tensor([kinds.index((m.share, m.shrinkage)) for m in chosen])
+            of = torch.tensor([int(m.heard) for m in chosen])
             whole = torch.tensor([m.share is None for m in chosen]).view(-1, 1, 1)
-            n = n_own + torch.tensor([m.kappa for m in chosen], dtype=x.dtype).unsqueeze(-1) * n_others
+            n = n_own + torch.tensor([m.kappa for m in chosen], dtype=x.dtype).unsqueeze(-1) * n_others[of]
             a = (n_own / n).unsqueeze(1)  # μ = a·m + (1 - a)·o
-            m_mu = a * m_m[at] + (1 - a) * m_o[at]
-            mu_mu = a.mT * m_mu + (1 - a.mT) * (a * m_o[at].mT + (1 - a) * o_o[at])
+            m_mu = a * m_m[at] + (1 - a) * m_o[of, at]
+            mu_mu = a.mT * m_mu + (1 - a.mT) * (a * m_o[of, at].mT + (1 - a) * o_o[of, at])
             own_ = place.expand(len(at), -1).unsqueeze(-1)
-            apart = u_m[at].gather(-1, own_) - a * u_m[at] - (1 - a) * u_o[at]
+            apart = u_m[at].gather(-1, own_) - a * u_m[at] - (1 - a) * u_o[of, at]
             squares = m_m[at].diagonal(dim1=1, dim2=2)
             cross = u_u[at] + apart
             between = squares.unsqueeze(-1) - 2 * m_mu + mu_mu.diagonal(dim1=1, dim2=2).unsqueeze(1)
@@ -206,14 +219,14 @@ class Selection(NamedTuple):
     voters: int
 
     def tensor(self, views: int = 1) -> Tensor:
-        """Return κ, c (-1 for all samples together), s (-1 for oas), the number of voters, and the view, ``(5,)``.
+        """Return κ, c (-1 for all samples together), s (-1 for oas), number of voters, view, and heard, ``(6,)``.
 
         Args:
             views: Number of views; with one, there was no choice: -1.
         """
-        kappa, share, s, view = self.mixture
+        kappa, share, s, view, heard = self.mixture
         values = [kappa, -1.0 if share is None else share, -1.0 if s == "oas" else s, self.voters]
-        return torch.tensor([*values, view if views > 1 else -1.0])
+        return torch.tensor([*values, view if views > 1 else -1.0, heard])
 
 
 def told(choices: Mapping[str, Tensor]) -> str:
@@ -221,9 +234,10 @@ def told(choices: Mapping[str, Tensor]) -> str:
     groups: dict[str, list[str]] = {}
     views: dict[float, list[str]] = {}
     for name, choice in choices.items():
-        kappa, share, _, number, view = choice.tolist()
+        kappa, share, _, number, view, heard = choice.tolist()
         own = "nothing of others" if share == 0 else "own class means with others' scatter"
-        some = f"others' class means at {kappa:g} of their weight" if kappa else own
+        whose = "class means of those who resemble it" if heard else "others' class means"
+        some = f"{whose} at {kappa:g} of their weight" if kappa else own
         groups.setdefault("the sums of all" if share == -1 else some, []).append(name)
         views.setdefault(view, []).append(name)
         if not number:

@@ -552,12 +552,20 @@ class ClosedForm(Method[O]):
         sums = torch.zeros(K, d, dtype=torch.float64)
         sums[classes] = payload["means"].double() * counts.unsqueeze(-1)
         moment = second * float(payload["samples"]) if self.second else second
+        if self.second and self.task.views > 1:  # no scatter is known between features side by side: it counts as 0
+            view = torch.arange(d) * self.task.views // d
+            moment = torch.where(view == view.unsqueeze(1), moment, payload["means"].double().mT @ sums[classes])
         return Sums(torch.zeros(K, dtype=torch.float64).index_copy(0, classes, counts), sums, moment)
 
 
 def _sender(name: str) -> str:
     """Return the client that sent a tensor of the server's state."""
     return name.partition(".")[2].rpartition("/")[0]
+
+
+def senders(server: Tensors) -> list[str]:
+    """Return the names of the clients whose uploads a server's state holds, in the order of :meth:`parts`."""
+    return sorted({_sender(name) for name in server if "." in name})
 
 
 def _payloads(held: Tensors) -> Iterator[Payload]:
