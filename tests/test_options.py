@@ -36,11 +36,11 @@ class Relative(Sample):
 WRONG = [
     ("lambda", -1, "lambda must be at least 0, not -1"),
     ("lambda", math.nan, "lambda must be at least 0, not nan"),
-    ("share", 0, "share must lie in (0, 1], not 0"),
-    ("share", 1.5, "share must lie in (0, 1], not 1.5"),
-    ("share", math.nan, "share must lie in (0, 1], not nan"),
-    ("momentum", 1.0, "momentum must lie in [0, 1), not 1"),
-    ("limit", 2.0, "limit must be greater than 2, not 2"),
+    ("share", 0, "share must be above 0 and at most 1, not 0"),
+    ("share", 1.5, "share must be above 0 and at most 1, not 1.5"),
+    ("share", math.nan, "share must be above 0 and at most 1, not nan"),
+    ("momentum", 1.0, "momentum must be at least 0 and below 1, not 1"),
+    ("limit", 2.0, "limit must be above 2, not 2"),
     ("sizes", (3, 0), "sizes must be at least 1, not 0"),
     ("kind", 6, "kind must be at most 5, not 6"),
 ]
@@ -68,18 +68,18 @@ def test_ends_that_belong_to_a_range():
 def test_a_range_in_words():
     assert [str(r) for r in (Range(), Range(least=1), Range(above=1), Range(most=1), Range(below=1))] == [
         "",
-        "be at least 1",
-        "be greater than 1",
-        "be at most 1",
-        "be less than 1",
+        "at least 1",
+        "above 1",
+        "at most 1",
+        "below 1",
     ]
-    assert str(Range(least=0, below=0.5)) == "lie in [0, 0.5)"
+    assert str(Range(least=0, below=0.5)) == "at least 0 and below 0.5"
 
 
 def test_lists_show_ranges():
     rows = {name: description for name, _, description in option_rows(Sample)}
     assert rows["lambda"] == "a weight; at least 0"
-    assert rows["momentum"] == "a momentum; in [0, 1)"
+    assert rows["momentum"] == "a momentum; at least 0 and below 1"
     assert rows["free"] == "any number"
 
 

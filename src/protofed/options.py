@@ -47,13 +47,11 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """Return the range in words that follow "must", or "" if there are no bounds."""
-        if (self.least, self.above) != (None, None) and (self.most, self.below) != (None, None):
-            low = f"({self.above}" if self.least is None else f"[{self.least}"
-            high = f"{self.below})" if self.most is None else f"{self.most}]"
-            return f"lie in {low}, {high}"
-        words = {"at least": self.least, "greater than": self.above, "at most": self.most, "less than": self.below}
-        return "".join(f"be {word} {end}" for word, end in words.items() if end is not None)
+        """Return the range in words that follow "must be", or "" if there are no bounds."""
+        if None not in (self.least, self.most):
+            return f"from {self.least} to {self.most}"
+        words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {end}" for word, end in words.items() if end is not None)
 
 
 def option(
@@ -201,13 +199,13 @@ def _check_range(name: str, field: dataclasses.Field[Any], value: Any) -> None:
         return
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, (int, float)) and number not in allowed:
-            raise OptionError(f"{name} must {allowed}, not {number:g}")
+            raise OptionError(f"{name} must be {allowed}, not {number:g}")
 
 
 def _text(field: dataclasses.Field[Any], kind: Any) -> str:
     """Return a field's description, with its range, or with its choices unless the description names them all."""
     doc = field.metadata.get("doc", "")
-    limits = str(field.metadata.get("range", "")).removeprefix("be ").removeprefix("lie ")
+    limits = str(field.metadata.get("range", ""))
     choices = [str(choice) for part in (kind, *typing.get_args(kind)) for choice in _choices(part)]
     if not all(choice in doc for choice in choices):
         limits = f"one of {', '.join(choices)}"

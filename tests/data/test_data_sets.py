@@ -162,8 +162,8 @@ def test_bad_options_are_told_in_one_line(data, expected):
     [
         ({"clients": -1}, "clients must be at least 0, not -1"),
         ({"samples": -1}, "samples must be at least 0, not -1"),
-        ({"test_fraction": 1.0}, r"test_fraction must lie in \[0, 1\), not 1"),
-        ({"validation_fraction": float("nan")}, r"validation_fraction must lie in \[0, 1\), not nan"),
+        ({"test_fraction": 1.0}, r"test_fraction must be at least 0 and below 1, not 1"),
+        ({"validation_fraction": float("nan")}, r"validation_fraction must be at least 0 and below 1, not nan"),
     ],
 )
 def test_numbers_out_of_range_are_refused_at_once(values, expected):

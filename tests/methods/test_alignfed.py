@@ -90,7 +90,7 @@ def test_the_contrast_sees_directions_alone_and_is_least_at_the_points(plain, se
 
 
 def test_bad_options_and_models():
-    with pytest.raises(ConfigError, match="temperature must be greater than 0"):
+    with pytest.raises(ConfigError, match="temperature must be above 0"):
         build("alignfed", method__temperature=0.0)
     with pytest.raises(ConfigError, match=r"method\.shared is empty"):
         build("alignfed", method__shared=[])

@@ -458,12 +458,12 @@ def test_extreme_uploads():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rho": 0.0}, "rho must be greater than 0"),
+        ({"rho": 0.0}, "rho must be above 0"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"channels": []}, "channels must name at least one convolution"),
         ({"channels": [8, 1]}, "channels must be at least 2"),
         ({"fusion": "best"}, "method.fusion must be 'average' or 'sum' or 'validation', not 'best'"),
-        ({"momentum": 1.0}, "momentum must lie in"),
+        ({"momentum": 1.0}, "momentum must be"),
         ({"receive_only": ["bab"]}, "unknown client in method.receive_only 'bab': did you mean 'bob'"),
     ],
 )

@@ -126,7 +126,7 @@ def test_without_any_validation_samples_nothing_starts(labels):
 
 @pytest.mark.parametrize("caution", [0.0, -1.0])
 def test_without_caution_nothing_starts(caution):
-    with pytest.raises(ConfigError, match="caution must be greater than 0"):
+    with pytest.raises(ConfigError, match="caution must be above 0"):
         build("beacon", learners(), method__fusion="validation", method__caution=caution)
 
 

@@ -120,7 +120,7 @@ def test_a_head_without_bias_is_refused():
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("server_lr", "method.server_lr must be greater than 0, not 0"),
+        ("server_lr", "method.server_lr must be above 0, not 0"),
         ("server_batch_size", "method.server_batch_size must be at least 1, not 0"),
     ],
 )

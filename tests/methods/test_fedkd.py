@@ -321,8 +321,8 @@ def test_extreme_uploads_do_not_end_the_run(compress):
     ("options", "error", "message"),
     [
         ({"auxiliary": "cnn2"}, ModelError, "method.auxiliary, the mentee of fedkd: cnn2 takes images"),
-        ({"energy_start": 0.0}, ConfigError, r"energy_start must lie in \(0, 1\], not 0"),
-        ({"energy_end": 1.1}, ConfigError, r"energy_end must lie in \(0, 1\], not 1.1"),
+        ({"energy_start": 0.0}, ConfigError, r"energy_start must be above 0 and at most 1, not 0"),
+        ({"energy_end": 1.1}, ConfigError, r"energy_end must be above 0 and at most 1, not 1.1"),
         ({"clip": -1.0}, ConfigError, "clip must be at least 0"),
         ({"compress": "svd"}, ConfigError, "compress must be 'updates' or 'parameters' or 'none'"),
     ],

@@ -255,7 +255,7 @@ def test_batch_norm_takes_the_statistics_of_study_set_and_quiz():
     [
         ({"guides": "labels"}, "guides must be 'logits' or 'features'"),
         ({"study": 0}, "study must be at least 1"),
-        ({"client_lr": 0.0}, "client_lr must be above 0|client_lr must be greater than 0"),
+        ({"client_lr": 0.0}, "client_lr must be above 0"),
     ],
 )
 def test_bad_options(options, message):

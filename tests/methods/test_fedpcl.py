@@ -203,7 +203,7 @@ def test_means_of_clients_stand_in_for_the_classes_that_they_lack(plain, seed, c
 
 
 def test_bad_options():
-    with pytest.raises(ConfigError, match="temperature must be greater than 0"):
+    with pytest.raises(ConfigError, match="temperature must be above 0"):
         build("fedpcl", method__temperature=0.0)
     with pytest.raises(ConfigError, match="contrast"):
         build("fedpcl", method__contrast="pairs")

@@ -242,5 +242,5 @@ def test_samples_on_their_anchors_have_finite_gradients(plain, seed, scale):
 def test_bad_options():
     with pytest.raises(ConfigError, match="classes"):
         build("fedsa", method__classes="own")
-    with pytest.raises(ConfigError, match=r"momentum must lie in \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"momentum must be from 0 to 1"):
         build("fedsa", method__momentum=1.5)

@@ -153,7 +153,7 @@ def test_degenerate_clients_and_extreme_uploads():
         ({"auxiliary": "mpl"}, ConfigError, "the meme of fml: unknown architecture 'mpl': did you mean 'mlp'"),
         ({"auxiliary": "mlp", "auxiliary_options": {"hiden": 3}}, ConfigError, "did you mean 'hidden'"),
         ({"auxiliary_d": -1}, ConfigError, "auxiliary_d must be at least 0"),
-        ({"alpha": 1.5}, ConfigError, r"alpha must lie in \[0, 1\], not 1\.5"),
+        ({"alpha": 1.5}, ConfigError, r"alpha must be from 0 to 1, not 1\.5"),
         ({"clip": -1.0}, ConfigError, "clip must be at least 0"),
     ],
 )

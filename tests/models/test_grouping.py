@@ -83,11 +83,11 @@ def test_every_option_is_documented(name):
         ("fedproto_cnn", {"channels": True}, "channels must be an integer, not True"),
         ("fedproto_cnn", {"channels": 0}, "must be at least 1, not 0"),
         ("fedproto_cnn", {"dropout": "half"}, "dropout must be a number"),
-        ("fedproto_cnn", {"dropout": 1}, r"must lie in \[0, 1\), not"),
+        ("fedproto_cnn", {"dropout": 1}, r"must be at least 0 and below 1, not"),
         ("resnet8", {"stem": "mnist"}, "stem must be 'imagenet' or 'cifar', not 'mnist'"),
         ("resnet8", {"widths": [0, 1, 1]}, "must be at least 1, not 0"),
         ("resnet18", {"stem_stride": [1, 0]}, "must be at least 1, not 0"),
-        ("googlenet", {"dropout": -0.1}, r"must lie in \[0, 1\), not"),
+        ("googlenet", {"dropout": -0.1}, r"must be at least 0 and below 1, not"),
     ],
 )
 def test_wrong_options_are_one_line(name, options, message):

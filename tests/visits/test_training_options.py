@@ -314,7 +314,7 @@ def test_what_a_node_returns_as_a_state_is_checked(options, kept, reason, tmp_pa
         ({"transforms__cutout": 3}, "unknown option of transforms 'cutout'"),
         ({"transforms__crop": 2}, r"transforms\.crop is for images .* samples have the shape \(6,\)"),
         ({"training__schedule": "linear"}, "training.schedule must be 'constant' or"),
-        ({"training__decay": 0}, r"training\.decay must lie in \(0, 1\], not 0"),
+        ({"training__decay": 0}, r"training\.decay must be above 0 and at most 1, not 0"),
         ({"training__decay_every": 0}, "training.decay_every must be at least 1"),
         ({"training__clip": -1}, "training.clip must be at least 0"),
         ({"training__keep_state": "always"}, "training.keep_state must be true or false"),

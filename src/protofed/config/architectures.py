@@ -19,10 +19,10 @@ from protofed.runs.description import ArchitectureName
 from protofed.samples import ClientData, Encoding, FederatedData
 from protofed.stages.robust.believed import believed
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side
+from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side, within
 
-ClientCount = Annotated[int, Meta(ge=0, le=limits.CLIENTS)]
-ClassSize = Annotated[float, Meta(gt=-1, le=float(limits.CLIENTS) * limits.CLAIMED_SAMPLES)]
+ClientCount = Annotated[int, within(least=0, most=limits.CLIENTS)]
+ClassSize = Annotated[float, within(above=-1, most=float(limits.CLIENTS) * limits.CLAIMED_SAMPLES)]
 MOST_OPTIONS = 64
 """Maximum number of options of an architecture."""
 MOST_KINDS = 1024

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from protofed.errors import DataError, unknown_name
 from protofed.untrusted import limits
-from protofed.untrusted.decoding import ClassName, decoded
+from protofed.untrusted.decoding import ClassName, decoded, within
 
 Standardise = Literal["none", "site", "federated", "chosen"]
 Missing = Literal["refuse", "mean", "indicator"]
@@ -31,7 +31,7 @@ TEXTS: tuple[Kind, ...] = ("text", "token")
 Ranges = Mapping[str, tuple[float, float]]
 """Least and largest value of columns of numbers by name; ``*`` for all others."""
 
-_Moderate = Annotated[float, Meta(ge=-2 * limits.LARGEST, le=limits.LARGEST)]
+_Moderate = Annotated[float, within(least=-2 * limits.LARGEST, most=limits.LARGEST)]
 _CONSTANT = 1e-12
 """Standard deviation relative to the mean up to which a column is constant: what rounding leaves of none."""
 _SHOWN = 8
@@ -85,7 +85,7 @@ class Column:
     name: ClassName
     kind: Kind = "number"
     mean: _Moderate = 0.0
-    scale: Annotated[float, Meta(gt=0, le=limits.LARGEST)] = 1.0
+    scale: Annotated[float, within(above=0, most=limits.LARGEST)] = 1.0
     fill: _Moderate = 0.0
     categories: tuple[ClassName, ...] = ()
     indicator: bool = False
@@ -358,9 +358,9 @@ class SiteColumn:
     kind: Kind
     categories: tuple[ClassName, ...] = ()
     missing: bool = False
-    number: Annotated[int, Meta(ge=0, le=limits.CLAIMED_SAMPLES * limits.INPUT_SIDE)] = 0
+    number: Annotated[int, within(least=0, most=limits.CLAIMED_SAMPLES * limits.INPUT_SIDE)] = 0
     mean: _Moderate = 0.0
-    squares: Annotated[float, Meta(ge=0, le=limits.LARGEST**3)] = 0.0
+    squares: Annotated[float, within(least=0, most=limits.LARGEST**3)] = 0.0
 
     def __post_init__(self) -> None:
         _check_categories(self)

@@ -19,7 +19,7 @@ from protofed.storage.files import PARTIAL, read_json, read_tensors, write_json,
 from protofed.storage.records import Records, read_at
 from protofed.storage.snapshots import joined
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import decoded
+from protofed.untrusted.decoding import decoded, within
 from protofed.untrusted.reading import open_ordinary, reason
 from protofed.visits.roster import Roster, StoreSnapshot
 
@@ -35,7 +35,7 @@ LARGE = 2**20
 _PREFIX = "round-"
 
 
-_Place = tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=8)]]
+_Place = tuple[Annotated[int, within(least=0)], Annotated[int, within(least=8)]]
 """Position and length of a record."""
 
 

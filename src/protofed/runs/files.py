@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from protofed.errors import CheckpointError
 from protofed.runs.comparison import ComparisonFile
@@ -16,7 +16,7 @@ from protofed.runs.metrics import Metrics
 from protofed.runs.records import RoundRecord
 from protofed.runs.summary import Summary
 from protofed.untrusted import limits, reading
-from protofed.untrusted.decoding import Count, Line, decoded
+from protofed.untrusted.decoding import Count, Line, decoded, within
 from protofed.untrusted.reading import parse_json
 
 S = TypeVar("S", bound=Struct)
@@ -33,7 +33,7 @@ class _Config(Struct):
     evaluation: dict[str, Any] = {}
     execution: dict[str, Any] = {}
     recipe: Line = ""
-    seed: Annotated[int, Meta(ge=0, le=limits.SEED)] = 0
+    seed: Annotated[int, within(least=0, most=limits.SEED)] = 0
     rounds: Count = 1
 
 

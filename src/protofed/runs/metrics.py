@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from protofed.errors import CheckpointError
 from protofed.untrusted import limits
-from protofed.untrusted.decoding import Count, Fraction, Line, decoded, line
+from protofed.untrusted.decoding import Count, Fraction, Line, decoded, line, within
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,7 +115,7 @@ class Metrics:
     """
 
     rule: Line
-    round: Annotated[int, Meta(ge=0, le=limits.ROUNDS)]
+    round: Annotated[int, within(least=0, most=limits.ROUNDS)]
     overall: SampleMetrics
     clients: Mapping[str, SampleMetrics]
 

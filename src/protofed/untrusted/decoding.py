@@ -32,20 +32,31 @@ import msgspec
 from msgspec import Meta
 
 from protofed.errors import CheckpointError, PayloadError, unknown_name
+from protofed.options import Range
 from protofed.untrusted import claims, limits
 from protofed.untrusted.reading import parse_json
 
 T = TypeVar("T")
 
-Count = Annotated[int, Meta(ge=0, lt=2**53)]
-Large = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Ordinal = Annotated[int, Meta(ge=1, lt=2**53)]
+
+_BOUNDS = {"least": "ge", "above": "gt", "most": "le", "below": "lt"}
+
+
+def within(**range: float) -> Meta:
+    """Return the bounds of a number, declared as those of options: ``least``, ``above``, ``most``, ``below``."""
+    bounds: dict[str, Any] = {_BOUNDS[name]: end for name, end in range.items()}
+    return Meta(**bounds)
+
+
+Count = Annotated[int, within(least=0, below=2**53)]
+Large = Annotated[int, within(least=0, most=2**63 - 1)]
+Ordinal = Annotated[int, within(least=1, below=2**53)]
 LARGEST = 1e300
-Number = Annotated[float, Meta(gt=-LARGEST, lt=LARGEST)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-Round = Annotated[int, Meta(ge=0, le=limits.ROUNDS)]
-SampleCount = Annotated[int, Meta(ge=0, le=limits.CLAIMED_SAMPLES)]
-Side = Annotated[int, Meta(ge=1, le=limits.INPUT_SIDE)]
+Number = Annotated[float, within(above=-LARGEST, below=LARGEST)]
+Fraction = Annotated[float, within(least=0, most=1)]
+Round = Annotated[int, within(least=0, most=limits.ROUNDS)]
+SampleCount = Annotated[int, within(least=0, most=limits.CLAIMED_SAMPLES)]
+Side = Annotated[int, within(least=1, most=limits.INPUT_SIDE)]
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
 """Name of a network, a prediction rule or an option."""
 
@@ -112,9 +123,9 @@ class Settings(TypedDict, total=False):
 
     model: ModelName
     d: Side
-    epochs: Annotated[int, Meta(ge=1, le=1000)]
-    batch_size: Annotated[int, Meta(ge=1, le=10**6)]
-    lr: Annotated[float, Meta(gt=0, le=10)]
+    epochs: Annotated[int, within(least=1, most=1000)]
+    batch_size: Annotated[int, within(least=1, most=10**6)]
+    lr: Annotated[float, within(above=0, most=10)]
     counts: Disclosure
     least_samples: SampleCount
 
@@ -169,7 +180,7 @@ def decoded(
     except msgspec.ValidationError as fault:
         message = _message(fault)
         unnamed = _steps(message)
-        steps = _named(value, kind, unnamed, message)
+        steps = _named(value, kind, unnamed)
         place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
         place = claims.clean(place.removeprefix("."), 120)
         said = _in_words(_END.sub("", message), _at(value, steps), kind, unnamed)
@@ -253,9 +264,7 @@ def _in_words(said: str, value: object, kind: Any, steps: _Steps) -> str:
     if found := re.fullmatch(r"Expected `([^`]*)`, got `[^`]*`", said):
         return f"expected {' or '.join(_WORDS.get(name, name) for name in found[1].split(' | '))}, not {shown}"
     if found := re.fullmatch(r"Expected `\w+` ([<>]=?) (\S+)", said):
-        words = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
-        range = _range(_kind_at(kind, steps)) or f"{words[found[1]]} {found[2]}"
-        return f"must be {range}, not {shown}"
+        return f"must be {_range(_kind_at(kind, steps))}, not {shown}"
     if found := re.fullmatch(r"Expected `(\w+)` of length ([<>])= (\d+)", said):
         things = "characters" if found[1] == "str" else "entries" if found[3] != "1" else "entry"
         return f"must have at {'least' if found[2] == '>' else 'most'} {found[3]} {things}, not {shown}"
@@ -290,43 +299,32 @@ def _kind_at(kind: Any, steps: _Steps) -> Any:
     return _kind_at(get_args(kind)[0 if isinstance(step, int) else 1], rest)
 
 
-def _range(kind: Any) -> str:
-    """Return both bounds of a number in words; "" if it has but one."""
+def _range(kind: Any) -> Range:
+    """Return the bounds of a number."""
     while get_origin(kind) in (Union, UnionType):
         kind = next(part for part in get_args(kind) if part is not type(None))
-    bounds = next((part for part in get_args(kind)[1:] if isinstance(part, Meta)), None)
-    if bounds is None or bounds.le is None:
-        return ""
-    if bounds.gt is not None:
-        return f"above {bounds.gt} and at most {bounds.le}"
-    return "" if bounds.ge is None else f"from {bounds.ge} to {bounds.le}"
+    bounds = next(part for part in get_args(kind)[1:] if isinstance(part, Meta))
+    return Range(**{name: getattr(bounds, short) for name, short in _BOUNDS.items()})
 
 
-def _named(value: Any, kind: Any, steps: _Steps, message: str) -> _Steps:
-    """Return the way to a fault with the names of tables' entries, found by halves that have the same fault."""
+def _named(value: Any, kind: Any, steps: _Steps) -> _Steps:
+    """Return the way to a fault with the names of tables' entries: the first that is no such entry by itself."""
     for depth, step in enumerate(steps):
-        before = steps[:depth]
-        keys = list(_at(value, before)) if step is None else []
-        while len(keys) > 1:
-            half = keys[: len(keys) // 2]
-            try:
-                _converted(_narrowed(value, before, half), kind)
-                keys = keys[len(half) :]
-            except msgspec.ValidationError as fault:
-                keys = half if _message(fault) == message else keys[len(half) :]
-        steps = [*before, *keys, *steps[depth + 1 :]] if keys else steps
+        if step is None:
+            before = steps[:depth]
+            inner = _bare(_kind_at(kind, before))
+            wrong = next(key for key, entry in _at(value, before).items() if _fails({key: entry}, inner))
+            steps = [*before, wrong, *steps[depth + 1 :]]
     return steps
+
+
+def _fails(value: object, kind: Any) -> bool:
+    try:
+        _converted(value, kind)
+    except msgspec.ValidationError:
+        return True
+    return False
 
 
 def _at(value: Any, steps: _Steps) -> Any:
     return _at(value[steps[0]], steps[1:]) if steps else value
-
-
-def _narrowed(value: Any, steps: _Steps, keys: list[Any]) -> Any:
-    """Return a copy of plain values with only some entries of the table at the end of ``steps``."""
-    if not steps:
-        return {key: value[key] for key in keys}
-    inner = _narrowed(value[steps[0]], steps[1:], keys)
-    if isinstance(value, dict):
-        return {**value, steps[0]: inner}
-    return [inner if place == steps[0] else part for place, part in enumerate(value)]

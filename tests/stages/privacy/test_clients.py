@@ -373,12 +373,12 @@ def test_every_method_is_clipped_or_says_why_not(method):
 @few(
     ("overrides", "message"),
     [
-        ({"privacy__epsilon": 0.0}, "privacy.epsilon must be greater than 0, not 0"),
-        ({"privacy__epsilon": -1}, "privacy.epsilon must be greater than 0, not -1"),
-        ({"privacy__epsilon": math.nan}, "privacy.epsilon must be greater than 0, not nan"),
+        ({"privacy__epsilon": 0.0}, "privacy.epsilon must be above 0, not 0"),
+        ({"privacy__epsilon": -1}, "privacy.epsilon must be above 0, not -1"),
+        ({"privacy__epsilon": math.nan}, "privacy.epsilon must be above 0, not nan"),
         ({"privacy__noise": -1}, "privacy.noise must be at least 0, not -1"),
-        ({"privacy__clip": 0, "privacy__noise": 1}, "privacy.clip must be greater than 0, not 0"),
-        ({"privacy__delta": 1, "privacy__noise": 1}, r"privacy.delta must lie in \(0, 1\), not 1"),
+        ({"privacy__clip": 0, "privacy__noise": 1}, "privacy.clip must be above 0, not 0"),
+        ({"privacy__delta": 1, "privacy__noise": 1}, r"privacy.delta must be above 0 and below 1, not 1"),
         ({}, "privacy: mode=client needs epsilon .the budget, e.g. 8. or noise"),
         ({"privacy__mode": "none", "privacy__noise": 1}, "noise and epsilon have no effect without mode"),
         (

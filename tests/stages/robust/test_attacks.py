@@ -279,7 +279,7 @@ def test_a_backdoor_of_weights_is_trained_towards_the_target_with_no_draw_from_t
         ({"attack__clients": -1}, "clients must be at least 0"),
         ({"attack__kind": "counts", "method__name": "fedproto"}, "fedproto sends no sample counts"),
         ({"attack__kind": "backdoor", "attack__target": 9}, "classes are 0 to 3"),
-        ({"attack__scale": 0.0}, "scale must lie in"),
+        ({"attack__scale": 0.0}, "scale must be"),
         ({"attack__kind": "none", "attack__samples": 9}, "attack: samples has no effect without a kind"),
         ({"attack__kind": "nuisance"}, "attack.kind must be"),
         (

@@ -13,7 +13,7 @@ from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, RefusalError, refusal
 from protofed.runs.labels import flat
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import Line, decoded
+from protofed.untrusted.decoding import Line, decoded, within
 
 SENT = "sent"
 """Name of the note that counts the bytes of a client's uploads in a run."""
@@ -46,8 +46,8 @@ class Allowed:
     codecs: Names = ("float32",)
     weights: Names = ()
     stages: Names = ()
-    rounds: Annotated[int, Meta(ge=1, le=limits.ROUNDS)] | None = None
-    bytes: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    rounds: Annotated[int, within(least=1, most=limits.ROUNDS)] | None = None
+    bytes: Annotated[int, within(least=1, most=2**53)] | None = None
     options: dict[str, list[Any]] = field(default_factory=dict)
 
     @classmethod

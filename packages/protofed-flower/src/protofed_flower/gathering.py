@@ -9,14 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, cast
 
-from msgspec import Meta
-
 from protofed.config.architectures import FederationSummary
 from protofed.config.schema import Experiment
 from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError, unknown_name
 from protofed.storage.files import read_json
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import ClassNames, ClientName, Round, decoded
+from protofed.untrusted.decoding import ClassNames, ClientName, Round, decoded, within
 from protofed_flower import trust
 from protofed_flower.admission import Admission, admit
 from protofed_flower.identity import IDENTITIES, Bindings, Identity, KnownClients, bound, read_roster
@@ -115,7 +113,7 @@ class Party:
     sizes: dict[str, Any] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
-    order: Annotated[int, Meta(ge=0, le=limits.ORDER >> REQUEST_BITS)] = 0
+    order: Annotated[int, within(least=0, most=limits.ORDER >> REQUEST_BITS)] = 0
     anew: list[Anew] = field(default_factory=list)
 
     def to_tree(self) -> dict[str, Any]:

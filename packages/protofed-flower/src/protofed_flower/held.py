@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flwr.app import ConfigRecord, RecordDict
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from protofed.errors import ConfigError, PayloadError, refusal
 from protofed.stages.secure.options import FEWEST
 from protofed.stages.secure.stage import Offer
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import decoded, parsed
+from protofed.untrusted.decoding import decoded, parsed, within
 from protofed_flower import trust
 from protofed_flower.messages import Job, Values
 from protofed_flower.peers import TRUSTING, KnownPeers, Peers, digest
@@ -81,8 +81,8 @@ def peers_of(config: Mapping[str, Any], name: str) -> Peers:
 
 
 class _Fewest(Struct, rename="kebab"):
-    least_peers: Annotated[int, Meta(ge=FEWEST - 1, le=limits.CLIENTS)] = FEWEST - 1
-    least_threshold: Annotated[int, Meta(ge=FEWEST, le=limits.CLIENTS)] = FEWEST
+    least_peers: Annotated[int, within(least=FEWEST - 1, most=limits.CLIENTS)] = FEWEST - 1
+    least_threshold: Annotated[int, within(least=FEWEST, most=limits.CLIENTS)] = FEWEST
 
 
 def check(folder: Path | None, job: Job) -> None:

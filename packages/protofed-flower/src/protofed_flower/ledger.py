@@ -26,7 +26,7 @@ from protofed.errors import CheckpointError, OutputError, writing
 from protofed.experiments.ending import without_clients
 from protofed.storage.files import lock, read_json, write_bytes, write_json
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import Count, Line, Round, decoded, line
+from protofed.untrusted.decoding import Count, Line, Round, decoded, line, within
 from protofed.untrusted.reading import lines, open_ordinary, parse_json, reason
 from protofed_flower.folder import make_private
 
@@ -69,7 +69,7 @@ class LedgerEntry:
     content: Words
     bytes: Count
     sha256: Hash
-    epsilon: Annotated[float, Meta(ge=0)] | None
+    epsilon: Annotated[float, within(least=0)] | None
     previous: Hash
 
 

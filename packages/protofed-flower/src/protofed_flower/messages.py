@@ -32,6 +32,7 @@ from protofed.untrusted.decoding import (
     decoded,
     parsed,
     take,
+    within,
 )
 from protofed.visits.contract import Evaluated, Trained
 
@@ -87,7 +88,7 @@ class Description:
     validation: SampleCount
     input_shape: Shape
     settings: OwnSettings = field(default_factory=dict)
-    place: Annotated[int, Meta(ge=0, le=limits.CLIENTS)] = 0
+    place: Annotated[int, within(least=0, most=limits.CLIENTS)] = 0
     counts: Told = "exact"
     table: Annotated[tuple[SiteColumn, ...], Meta(max_length=limits.COLUMNS)] | None = None
     encoder: EncoderKey = ""
@@ -180,7 +181,7 @@ class Job(_Sent):
     message: bytes | None = None
     deliver: bool = True
     trains: bool = False
-    order: Annotated[int, Meta(ge=0, le=limits.ORDER)] = 0
+    order: Annotated[int, within(least=0, most=limits.ORDER)] = 0
     after: GenerationName = ""
     saved: GenerationName = ""
     state: bytes | None = None
@@ -285,11 +286,11 @@ def sizes(item: object, d: int) -> dict[str, Any]:
     return {**found}
 
 
-_Size = Annotated[int, Meta(ge=0, le=limits.PARAMETERS)]
+_Size = Annotated[int, within(least=0, most=limits.PARAMETERS)]
 
 
 class _Sizes(TypedDict):
-    parameters: Annotated[int, Meta(ge=1, le=limits.PARAMETERS)]
+    parameters: Annotated[int, within(least=1, most=limits.PARAMETERS)]
     extras: Annotated[dict[Identifier, _Size], Meta(max_length=limits.NETWORKS)]
     d: Side
 

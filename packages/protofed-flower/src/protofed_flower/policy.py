@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError, refusal
@@ -15,7 +15,7 @@ from protofed.experiments.builder import Builder
 from protofed.experiments.stages import secure_stage
 from protofed.stages.privacy.accounting import Release, epsilon
 from protofed.stages.privacy.samples import Training
-from protofed.untrusted.decoding import decoded
+from protofed.untrusted.decoding import decoded, within
 from protofed_flower.allow import Allowed
 
 TRAINED = "trained"
@@ -143,8 +143,8 @@ def releases_of(builder: Builder, rounds: int, repeated: int = 0) -> list[Releas
 
 class _Asked(Struct):
     privacy: Literal["client", "sample"]
-    epsilon: Annotated[float, Meta(gt=0, le=1e6)]
-    delta: Annotated[float, Meta(gt=0, le=0.5)] = Policy.delta
+    epsilon: Annotated[float, within(above=0, most=1e6)]
+    delta: Annotated[float, within(above=0, most=0.5)] = Policy.delta
 
 
 ANY = Policy()

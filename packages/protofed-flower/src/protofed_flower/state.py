@@ -33,7 +33,7 @@ from protofed.storage import snapshots
 from protofed.storage.files import PARTIAL, check_format, lock, read_json, write_bytes, write_json
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import Round, checked, decoded
+from protofed.untrusted.decoding import Round, checked, decoded, within
 from protofed.untrusted.reading import read_bytes, reason
 from protofed_flower.folder import make_private
 from protofed_flower.messages import GenerationName
@@ -93,7 +93,7 @@ class _State:
     """The content of an index."""
 
     run: str
-    order: Annotated[int, Meta(ge=0, le=limits.ORDER)]
+    order: Annotated[int, within(least=0, most=limits.ORDER)]
     chain: Annotated[list[Generation], Meta(max_length=limits.ROUNDS)]
     notes: dict[str, list[Any]]
     version: int = 1
@@ -343,7 +343,9 @@ def revealed(path: Path) -> dict[str, int]:
     if not file.exists():
         return {}
     try:
-        return decoded(read_json(file), dict[str, Annotated[int, Meta(ge=1, le=limits.ROUNDS)]], error=ValueError)
+        return decoded(
+            read_json(file), dict[str, Annotated[int, within(least=1, most=limits.ROUNDS)]], error=ValueError
+        )
     except ValueError as error:
         raise CheckpointError(
             f"{file}: damaged ({claims.clean(error)}): restore it, or remove the folder and add fresh=true to "
