@@ -11,8 +11,7 @@ from typing import Annotated, Any, TypedDict, cast
 
 from msgspec import Meta
 
-from protofed.config.architectures import FederationSummary
-from protofed.config.schema import Experiment
+from protofed.engine import Experiment, FederationSummary
 from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError, unknown_name
 from protofed.storage.files import read_json
 from protofed.untrusted import claims, limits
