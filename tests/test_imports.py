@@ -44,9 +44,10 @@ CORE = {
 FIGURES = {
     *("matplotlib", "mpl_toolkits", "PIL", "pyparsing", "dateutil", "six", "cycler", "kiwisolver", "contourpy"),
     *("fontTools", "defusedxml", "olefile", "numexpr", "simsimd"),
+    *("scipy", "charset_normalizer"),  # scipy.special, for intervals; and what numpy.f2py imports
 }
 HEAVY = {
-    *("torchvision", "timm", "sklearn", "scipy", "joblib", "pandas", "pyarrow", "datasets", "flwr_datasets"),
+    *("torchvision", "timm", "sklearn", "joblib", "pandas", "pyarrow", "datasets", "flwr_datasets"),
     *("seaborn", "flwr", "ray", "grpc", "nicegui", "zstandard", "cryptography", "aiohttp", "huggingface_hub"),
 }
 """What protofed can use and a plain run does not; other packages stay away as well, whatever they are."""

@@ -30,10 +30,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 before = set(sys.modules)
+from protofed import __version__
 from protofed_flower.client_app import app
 for line in sys.stdin:
     kind, node, values = json.loads(line)
-    asked = Message(RecordDict({"protofed": ConfigRecord(values)}), dst_node_id=1, message_type=kind)
+    record = ConfigRecord({**values, "version": __version__})
+    asked = Message(RecordDict({"protofed": record}), dst_node_id=1, message_type=kind)
     reply = app(asked, Context(1, 1, node, RecordDict(), {}))
     assert "error" not in reply.content["protofed"], reply.content["protofed"]["error"]
 print(json.dumps(sorted(set(sys.modules) - before)))

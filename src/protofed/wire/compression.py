@@ -55,5 +55,7 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError:
-        raise ConfigError("wire.compression=zstd needs the package zstandard: pip install zstandard") from None
+        raise ConfigError(
+            "wire.compression=zstd needs the package zstandard: pip install 'protofed[zstd]'"
+        ) from None
     return zstandard

@@ -13,8 +13,6 @@ from functools import partial
 
 from protofed import models
 from protofed.config.architectures import (
-    Architecture,
-    FederationSummary,
     counts_needed,
     fitted,
     is_code,
@@ -24,9 +22,9 @@ from protofed.config.architectures import (
     traits_of,
     why_one,
 )
-from protofed.config.schema import Experiment
 from protofed.data.comparing import Mismatch, Site, compare, majority, told
 from protofed.data.tables import Table
+from protofed.engine import Architecture, Experiment, FederationSummary
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
 from protofed_flower.messages import Description

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from protofed.config.remote import named_values
-from protofed.config.schema import Experiment
+from protofed.engine import Experiment
 from protofed.errors import ConfigError, RefusalError, refusal
 from protofed.runs.labels import flat
 from protofed.untrusted import claims, limits

@@ -17,16 +17,23 @@ import torch
 from cryptography import x509
 
 from protofed import models
-from protofed.config.architectures import FederationSummary, turns
-from protofed.config.schema import apply_overrides, parse_overrides
-from protofed.data import DataOptions
+from protofed.config.architectures import turns
 from protofed.data.federation import load_client
+from protofed.engine import (
+    Builder,
+    ClientData,
+    DataOptions,
+    Experiment,
+    FederatedData,
+    FederationSummary,
+    apply_overrides,
+    load_recipe,
+    parse_overrides,
+    resolve,
+)
 from protofed.errors import ConfigError, DataError, ModelError, ProtofedError
-from protofed.experiments import Experiment, load_recipe, resolve
-from protofed.experiments.builder import Builder
 from protofed.experiments.encoding import encode
 from protofed.experiments.hardware import Hardware
-from protofed.samples import ClientData, FederatedData
 from protofed.text import sides
 from protofed.visits.batches import batches
 from protofed_flower import trust

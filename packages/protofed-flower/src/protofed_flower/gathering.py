@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, cast
 
-from protofed.config.architectures import FederationSummary
-from protofed.config.schema import Experiment
+from protofed.engine import Experiment, FederationSummary
 from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError, unknown_name
 from protofed.storage.files import read_json
 from protofed.untrusted import claims, limits

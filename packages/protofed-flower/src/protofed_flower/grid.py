@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import Tensor
 
 from protofed.compute.optimizers import check_kept
+from protofed.engine import Evaluated, Missing, Roster, ServerState, Snapshot, Trained, pack, unpack
 from protofed.errors import PayloadError
-from protofed.rounds.state import ServerState
-from protofed.storage.snapshots import Snapshot, pack, unpack
 from protofed.untrusted import claims
-from protofed.visits.contract import Evaluated, Messages, Missing, Trained
-from protofed.visits.roster import Roster
+from protofed.visits.contract import Messages
 from protofed_flower.messages import Job, Scored, Values, VisitOutcome, read_evaluated, read_trained
 from protofed_flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of
 

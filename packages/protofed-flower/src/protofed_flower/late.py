@@ -8,8 +8,9 @@ from typing import Any
 
 from flwr.app import Message
 
+from protofed.engine import Evaluated, Missing, Trained
 from protofed.rounds.late import in_order
-from protofed.visits.contract import Evaluated, Messages, Missing, Trained
+from protofed.visits.contract import Messages
 from protofed_flower.grid import GridExecutor
 from protofed_flower.messages import Job
 from protofed_flower.nodes import TRAIN, message, reason_of

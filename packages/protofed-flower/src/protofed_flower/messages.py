@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 from msgspec import Meta
 
 from protofed.data.tables import SiteColumn
+from protofed.engine import Evaluated, Trained
 from protofed.errors import PayloadError
 from protofed.samples import EncoderKey
 from protofed.untrusted import claims, limits
@@ -34,7 +35,6 @@ from protofed.untrusted.decoding import (
     take,
     within,
 )
-from protofed.visits.contract import Evaluated, Trained
 
 Values = dict[str, Any]
 """Contents of Flower's ``ConfigRecord``: text, numbers, bytes."""

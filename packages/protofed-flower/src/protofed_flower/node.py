@@ -19,24 +19,31 @@ from typing import Any
 import torch
 
 from protofed.compute.imports import importing_only
-from protofed.config.architectures import Architecture, architecture_of, check_alike, is_code
+from protofed.config.architectures import architecture_of, check_alike, is_code
 from protofed.config.coverage import withholds_scores
-from protofed.config.schema import Experiment, resolve
 from protofed.data.options import memory_gb
+from protofed.engine import (
+    Architecture,
+    Builder,
+    Evaluated,
+    Experiment,
+    FederatedData,
+    Roster,
+    Snapshot,
+    Trained,
+    load_data,
+    resolve,
+)
 from protofed.errors import ConfigError, PayloadError, refusal
-from protofed.experiments.builder import Builder, build_model
+from protofed.experiments.builder import build_model
 from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.description import sizes_of
 from protofed.experiments.hardware import Hardware
-from protofed.experiments.loading import load_data
 from protofed.experiments.stages import secure_stage
 from protofed.models import parameter_bytes
-from protofed.samples import FederatedData
 from protofed.stages.privacy.accounting import epsilon
-from protofed.storage.snapshots import Snapshot
-from protofed.visits.contract import Evaluated, Trained
 from protofed.visits.executor import Sequential
-from protofed.visits.roster import Memory, Roster
+from protofed.visits.roster import Memory
 from protofed.visits.visit import LocalTrainer
 from protofed_flower import own
 from protofed_flower.allow import check_model

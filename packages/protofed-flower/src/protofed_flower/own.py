@@ -12,18 +12,16 @@ import platform
 import tomli_w
 
 import protofed
-from protofed.config.schema import Experiment
+from protofed.engine import Builder, Evaluated, Experiment, RoundRecord, Trained
 from protofed.errors import writing
-from protofed.experiments.builder import Builder
 from protofed.experiments.description import describe_roster
 from protofed.experiments.ending import Network, describe_models
 from protofed.runs.files import read_rounds
 from protofed.runs.metrics import METRICS
-from protofed.runs.records import Accuracy, RoundRecord
+from protofed.runs.records import Accuracy
 from protofed.runs.rules import main_rule
 from protofed.runs.summary import Outcome, Summary
 from protofed.storage.files import json_text, write_text
-from protofed.visits.contract import Evaluated, Trained
 from protofed_flower.visits import Kept
 
 

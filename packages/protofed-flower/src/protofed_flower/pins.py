@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from protofed.config.architectures import FederationSummary
-from protofed.config.schema import Experiment
+from protofed.engine import Experiment, FederationSummary
 from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.rundir import why_rounds_matter
 from protofed.models import SplitModel

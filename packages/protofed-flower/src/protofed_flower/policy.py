@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from protofed.config.schema import Experiment
+from protofed.engine import Builder, Experiment
 from protofed.errors import ConfigError, refusal
-from protofed.experiments.builder import Builder
 from protofed.experiments.stages import secure_stage
 from protofed.stages.privacy.accounting import Release, epsilon
 from protofed.stages.privacy.samples import Training

@@ -35,8 +35,8 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_key_pairs, public_key_to_bytes
 
+from protofed.engine import RoundRecord
 from protofed.errors import PayloadError
-from protofed.runs.records import RoundRecord
 from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
 from protofed.stages.secure.stage import Conduct, SecureSum, Summed
 from protofed.stages.secure.sums import SecureAggregationError, Vector, require_enough

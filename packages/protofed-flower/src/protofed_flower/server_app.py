@@ -18,24 +18,34 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofed.analysis.report import write_report
-from protofed.config.architectures import FederationSummary
 from protofed.config.coverage import withholds_scores
-from protofed.config.schema import Experiment, Tree, apply_overrides, load_recipe, parse_overrides, resolve
+from protofed.config.schema import Tree
 from protofed.data.tables import SiteColumn
+from protofed.engine import (
+    Builder,
+    Experiment,
+    Federation,
+    FederationSummary,
+    Progress,
+    RoundRecord,
+    Run,
+    RunDirectory,
+    ServerState,
+    apply_overrides,
+    build_federation,
+    load_data,
+    load_recipe,
+    parse_overrides,
+    resolve,
+    run_federation,
+)
 from protofed.errors import ConfigError, ProtofedError
-from protofed.experiments.assemble import build_federation
-from protofed.experiments.builder import Builder
 from protofed.experiments.description import describe_clients
 from protofed.experiments.ending import describe_models, ended_generations, forgotten, without
 from protofed.experiments.executors import bfloat16_kinds, resting_place
 from protofed.experiments.hardware import Hardware
-from protofed.experiments.loading import load_data
-from protofed.experiments.rundir import RunDirectory, directory_for
-from protofed.experiments.running import Measure, Progress, Report, run_federation
-from protofed.rounds.loop import Federation
-from protofed.rounds.state import ServerState
-from protofed.runs.records import RoundRecord
-from protofed.runs.run import Run
+from protofed.experiments.rundir import directory_for
+from protofed.experiments.running import Measure, Report
 from protofed.storage.files import write_json
 from protofed.trained.metrics import measure
 from protofed.untrusted import claims, limits

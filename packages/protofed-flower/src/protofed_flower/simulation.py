@@ -12,11 +12,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from protofed.config.schema import Experiment
+from protofed.engine import Experiment, Run, RunDirectory, load_data
 from protofed.errors import ConfigError, FederationError
-from protofed.experiments.loading import load_data
-from protofed.experiments.rundir import RunDirectory
-from protofed.runs.run import Run
 from protofed_flower.client_app import app
 from protofed_flower.gathering import Gathering
 from protofed_flower.server_app import serve

@@ -12,21 +12,19 @@ from typing import Any, ClassVar, NoReturn
 from msgspec import Struct
 from torch import Tensor
 
-from protofed.config.architectures import FederationSummary, check_trusted, counts_needed, is_code, recipe_names
+from protofed.config.architectures import check_trusted, counts_needed, is_code, recipe_names
 from protofed.config.coverage import check_classes, check_steps
 from protofed.config.remote import Permits, plan_of, read_plan
-from protofed.config.schema import Experiment, resolve
-from protofed.data import DataOptions, Table
+from protofed.data import Table
 from protofed.data.comparing import Site, compare, merged, told
 from protofed.data.federation import RawClient, client_settings, read_client
 from protofed.data.preparing import Agreed, prepare_alone
 from protofed.data.tables import Moments, RawColumn, SiteColumn, fit, moments, recode, stated, text_places
+from protofed.engine import DataOptions, Experiment, FederatedData, FederationSummary, load_data, resolve
 from protofed.errors import ConfigError, DataError, PayloadError, refusal
 from protofed.experiments.encoding import encode
-from protofed.experiments.loading import load_data
 from protofed.models.encoders import build_encoder
 from protofed.options import build_options
-from protofed.samples import FederatedData
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Disclosure, SampleCount, decoded, parsed
 from protofed.visits.rare import LEAST_SAMPLES

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
+from protofed.engine import Snapshot
 from protofed.errors import CheckpointError, ConfigError, writing
 from protofed.experiments.ending import client_model
 from protofed.storage import snapshots
 from protofed.storage.files import PARTIAL, check_format, lock, read_json, write_bytes, write_json
-from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import Round, checked, decoded, within
 from protofed.untrusted.reading import read_bytes, reason

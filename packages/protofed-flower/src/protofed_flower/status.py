@@ -17,10 +17,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from protofed.engine import Run
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.rundir import in_use
 from protofed.runs.loading import load_run
-from protofed.runs.run import Run
 from protofed.text import duration, size
 from protofed_flower.ledger import NAME, RECEIVED, LedgerEntry, read_ledger, read_receipts
 

@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from protofed.config.architectures import FederationSummary, places
-from protofed.config.schema import Experiment
-from protofed.data import DataOptions, Table
+from protofed.config.architectures import places
+from protofed.data import Table
 from protofed.data.comparing import Site, merged
 from protofed.data.preparing import colour_note
 from protofed.data.tables import fit
+from protofed.engine import ClientData, DataOptions, Experiment, FederatedData, FederationSummary
 from protofed.errors import PayloadError
 from protofed.models.encoders import EncoderOptions, encoded_width
-from protofed.samples import ClientData, Encoding, FederatedData, Samples
+from protofed.samples import Encoding, Samples
 from protofed.stages.robust import RobustOptions
 from protofed.stages.robust.believed import believed
 from protofed.untrusted import claims, limits

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from protofed.engine import Roster, Trained, pack, unpack
 from protofed.errors import CheckpointError, PayloadError
-from protofed.storage.snapshots import pack, unpack
 from protofed.untrusted import claims
-from protofed.visits.contract import Trained
-from protofed.visits.roster import Roster
 from protofed_flower.messages import Job, VisitOutcome
 from protofed_flower.state import ClientFolder, Generation, digest
 
