@@ -33,6 +33,7 @@ from protofed.methods.parts.gaussian import (
     voters,
 )
 from protofed.methods.parts.moments import Sums, floor
+from protofed.methods.parts.resemblance import STRANGERS, heard, resemblance
 from protofed.models.encoders import EncoderOptions
 from protofed.samples import ClientData, FederatedData, Samples
 from support import EXACT, command, experiment, few, visited
@@ -224,11 +225,11 @@ def test_large_clients_let_some_samples_vote():
     assert labels[some].bincount().min() > VOTERS / 4
 
 
-@few("options", [{}, {"method__centre": True}, {"method__shrinkage": 0.1}], 1)
+@few("options", [{}, {"method__listen": True}, {"method__centre": True}, {"method__shrinkage": 0.1}], 2)
 def test_every_executor_and_secure_sums_give_the_same_numbers(options):
     parts = drawn(5, n=18, apart=1.0)
     runs = [{"execution__executor": e, "execution__workers": 2} for e in ("sequential", "workers", "fused")]
-    if "method__centre" not in options:
+    if not {"method__centre", "method__listen"} & options.keys():
         runs.append({"secure__aggregation": True, "secure__fraction_bits": 40})
     found = []
     for more in runs:
@@ -433,3 +434,45 @@ def test_one_of_several_features_is_chosen_as_if_it_stood_alone():
     assert torch.allclose(wide.weights[:, 4:], narrow.weights)
     assert not wide.weights[:, :4].any()
     assert torch.allclose(wide.bias, narrow.bias)
+
+
+def test_clients_hear_those_whom_they_resemble():
+    """Two kinds of clients; a mirrored one, whatever number it claims, counts no more than its distance allows."""
+    parts = [*drawn(3, 4, n=60, d=8, apart=0.0), *((-x, y) for x, y in drawn(3, 3, n=60, d=8, apart=0.0))]
+    federation = federation_of(parts, method__listen=True, robust__rule="none")
+    apart, precisions = (federation.server[name].double() for name in ("apart", "precisions"))
+    assert torch.equal(apart, apart.mT)
+    assert apart[:4, :4].max() < 0.3 < 1 < apart[:4, 4:].min()
+    counts = torch.stack([pools_of(part, [], 3).own.counts for part in parts])
+    assert (precisions <= counts.sum(0) - counts + 1e-3).all()
+    assert (precisions[:4] < counts[:4].sum(0) - counts[:4] + 3 / apart[:4, 4:].min()).all()
+    large = counts.clone()
+    large[-1] = 2**30
+    means = torch.stack([pools_of(part, [], 3).own.means.rows for part in parts])
+    claimed = heard(large, means, resemblance(large, means, torch.eye(8, dtype=torch.float64), 1e-6))[0]
+    assert (claimed[0] < counts[:4].sum(0) + 3 / apart[:4, 4:].min() + 1).all()
+
+
+def test_each_sample_is_left_out_of_what_a_client_hears_as_of_all_others_means():
+    own, *others = drawn(1, 3)
+    pools = pools_of(own, others, 3)
+    pools = pools._replace(heard=pools.others._replace(counts=pools.others.counts / 2, sums=pools.others.sums / 2))
+    x, y = (torch.tensor(part) for part in own)
+    pairs = [Mix(0.5, 0.1, "oas"), Mix(1.0, 0.1, "oas", heard=True)]  # half of all, and all of half
+    ((_, scores),) = pools.left_out(x, y, pairs, torch.float64)
+    torch.testing.assert_close(*scores)
+    weights = [pools.classifier(mixture, torch.float64).weights for mixture in pairs]
+    torch.testing.assert_close(*weights)
+    assert sum(mixture.heard for mixture in pools.mixtures(SHRINKAGES)) == 2 * 2 * len(SHRINKAGES)
+
+
+def test_clients_that_share_no_class_hear_nothing_of_each_other():
+    counts = torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.0, 0.0]], dtype=torch.float64)
+    means = torch.zeros(3, 2, 4, dtype=torch.float64)
+    apart = resemblance(counts, means, torch.eye(4, dtype=torch.float64), 1e-6)
+    near = -2 / 9
+    expected = [[0, STRANGERS, near], [STRANGERS, 0, STRANGERS], [near, STRANGERS, 0]]
+    torch.testing.assert_close(apart, torch.tensor(expected, dtype=torch.float64))
+    precisions = heard(counts, means, apart)[0]
+    expected = [[9, 0], [0, 0], [9, 0]]
+    torch.testing.assert_close(precisions, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-4)

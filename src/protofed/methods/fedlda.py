@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 
+SHOWN = 200
+"""Most clients of which the server notes who resembles whom although nobody listens."""
+
+
 @dataclass(frozen=True)
 class Shrunk(Options):
     """The shrinkage of a covariance."""
@@ -104,8 +108,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     For ``head``, a client chooses between its own sums and those of all (:mod:`protofed.methods.parts.gaussian`).
     Server state then: also ``counts`` ``(K,)``; ``moment`` and ``within`` ``(d·(d + 1)/2,)``, the mean second
     moment and scatter about each client's own class means; ``most``, the largest number of samples of one client.
-    With ``listen`` also ``apart`` ``(M, M)``, ``precisions`` ``(M, K)`` and ``heard`` ``(M, K, d)``, of clients in
-    the order of their names: :mod:`protofed.methods.parts.resemblance`.
+    Of clients in the order of their names, ``apart`` ``(M, M)``, and with ``listen`` ``precisions`` ``(M, K)`` and
+    ``heard`` ``(M, K, d)``: :mod:`protofed.methods.parts.resemblance`.
     """
 
     name = "fedlda"
@@ -297,22 +301,24 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         squares = {name: triangle(square, self.task.views) / n for name, square in whole.items()}
         return {
             **state,
-            **(self._heard(held, scatter / n) if self.listens else {}),
+            **({} if self.task.summed else self._resembling(held, scatter / n)),
             "counts": total.counts.long(),
             "most": most.long(),
             **{name: square.to(self.task.dtype) for name, square in squares.items()},
         }
 
-    def _heard(self, held: Tensors, covariance: Tensor) -> Tensors:
-        """Return what each client hears of all others, in the order of their names, and who resembles whom."""
-        parts = list(self.parts(held))
-        if not parts:
+    def _resembling(self, held: Tensors, covariance: Tensor) -> Tensors:
+        """Return who resembles whom, of clients in the order of their names, and what each hears of all others."""
+        number = len(senders(held))
+        if not number or (number > SHOWN and not self.listens):
             return {}
+        parts = list(self.parts(held))
         counts, means = torch.stack([p.counts for p in parts]), torch.stack([p.means.rows for p in parts])
         square = max(part.square for part in parts)
         apart = resemblance(counts, means, covariance, floor(square, self.task.dtype))
-        precisions, rows = heard(counts, means, apart)
-        named = {"apart": apart, "precisions": precisions, "heard": rows}
+        named = {"apart": apart}
+        if self.listens:
+            named["precisions"], named["heard"] = heard(counts, means, apart)
         return {name: tensor.to(self.task.dtype) for name, tensor in named.items()}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:

@@ -14,9 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+STRANGERS = 1e6
+"""``T`` of clients that share no class, and the largest: in units of the variance within classes, nobody counts."""
+
 
 def resemblance(counts: Tensor, means: Tensor, covariance: Tensor, least: float) -> Tensor:
-    """Return ``T``, ``(M, M)``; infinite for clients that share no class, 0 for a client and itself.
+    """Return ``T``, ``(M, M)``; :data:`STRANGERS` for clients that share no class, 0 for a client and itself.
 
     Args:
         counts: ``n_ik``, ``(M, K)``.
@@ -34,7 +37,7 @@ def resemblance(counts: Tensor, means: Tensor, covariance: Tensor, least: float)
         apart = torch.cdist(white[:, k], white[:, k]).square() / len(covariance)
         excess += torch.where(weight > 0, weight * (apart - both), 0)
         total += weight
-    return (excess / total).nan_to_num(nan=torch.inf).fill_diagonal_(0)
+    return (excess / total).nan_to_num(nan=STRANGERS).clamp(max=STRANGERS).fill_diagonal_(0)
 
 
 def heard(counts: Tensor, means: Tensor, apart: Tensor) -> tuple[Tensor, Tensor]:
