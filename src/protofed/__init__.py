@@ -17,6 +17,7 @@ _EXPORTS = {
     "federation": "protofed.apps.folder.frames",
     "figure": "protofed.api",
     "sweep": "protofed.api",
+    "try_out": "protofed.apps.folder.trying",
     "tune": "protofed.api",
     "load_comparison": "protofed.api",
     "load_run": "protofed.api",
@@ -41,12 +42,14 @@ __all__ = [
     "load_run",
     "run",
     "sweep",
+    "try_out",
     "tune",
 ]
 
 if TYPE_CHECKING:
     from protofed.api import compare, figure, load_comparison, load_run, run, sweep, tune
     from protofed.apps.folder.frames import federation
+    from protofed.apps.folder.trying import try_out
     from protofed.errors import ProtofedError
     from protofed.experiments import Comparison, Progress
     from protofed.trained.estimator import ProtofedClassifier

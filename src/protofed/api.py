@@ -30,8 +30,6 @@ from protofed.trained.run import TrainedRun
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from protofed.trained.worth import Worth
-
 Overrides = Mapping[str, Any]
 DEFAULT_RECIPE = "quickstart"
 Engine = Callable[..., Run]
@@ -280,39 +278,6 @@ def forget(
     directory = Path(run.directory if isinstance(run, Run) else run)
     rest = take_out(directory, client, trust_code, progress=_receivers(progress, ()), report=write_report)
     return None if rest is None else TrainedRun.of(rest, trust_code)
-
-
-def worth(
-    source: Recipe,
-    seeds: Sequence[int] = (0,),
-    overrides: Overrides | None = None,
-    *,
-    out: str | Path | None = None,
-    progress: Progress | None = None,
-    jobs: int = 1,
-) -> Worth:
-    """Return the worth of joining to each site, by the closed form ``fedlda`` against ``local_lda``.
-
-    Args:
-        source: A folder of data, as ``data.path`` takes it, or a recipe as for :func:`run`.
-        seeds: Seeds of splits; of data that are split already one is enough.
-        overrides: Values by dotted name, as for :func:`run`; by default ``encoder.name=auto``
-            with at most 512 features.
-        out: Directory of the comparison, of ``worth.html`` and of ``worth.json``; by default ``runs/RECIPE`` or
-            ``runs/worth``, with a number appended if that exists.
-
-    Raises:
-        ProtofedError: As :func:`compare`.
-    """
-    from protofed.analysis.report.worth import write_worth
-    from protofed.trained.worth import ALONE, TOGETHER, measure, overrides_of, recipe_of
-
-    tree = recipe_of(source)
-    chosen = _chosen(tree, (TOGETHER, ALONE), seeds, overrides_of(tree, overrides or {}))
-    comparison = _compare(chosen, out, False, _receivers(progress, ()), jobs)
-    result = measure(comparison, load_runs([comparison.directory]))
-    write_worth(result, result.page)
-    return result
 
 
 def _recipe(recipe: Recipe, out: str | Path | None, resume: bool, default: str = "") -> Tree:

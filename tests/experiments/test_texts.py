@@ -55,11 +55,10 @@ def test_run_and_predict(options, typed, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_worth(typed, tmp_path):
-    status, told, errors = typed("worth", "encoder.name=identity")
+def test_a_trial(typed, tmp_path):
+    status, _, errors = typed("try", "encoder.name=identity", "--methods", "")
     assert status == 0, errors
-    assert len(json.loads((tmp_path / "out" / "worth.json").read_text())["sites"]) == 3
-    assert "All sites: " in told
+    assert len(json.loads((tmp_path / "out" / "try.json").read_text())["sites"]) == 3
 
 
 def test_predictions_of_what_is_not_right(typed, tmp_path, monkeypatch):

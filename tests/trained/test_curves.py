@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protofed.methods.fedlda import FedLDAOptions
-from protofed.samples import ClientData, FederatedData, Samples
-from protofed.trained.curves import FAR, SHARES, curves, fitted, missed, multiple
-from support import degenerate
+from protofed.samples import ClientData, Samples
+from protofed.trained.curves import FAR, Curves, curves, fitted, missed, multiple, needed
+from protofed.trained.folds import SHARES, _order, divide, judge
 
 K, D = 3, 4
 
@@ -38,23 +38,28 @@ def naive(x, y, own, test, shrinkage=0.1):
 
 def test_curves_are_discriminants_of_nested_subsamples():
     clients = [ClientData(name, points(n, n), points(50, n + 1)) for name, n in (("a", 60), ("b", 90))]
-    orders = [np.random.default_rng([5, place]).permutation(len(c.train)) for place, c in enumerate(clients)]
-    data = FederatedData(tuple(clients), K, tuple("xyz"), (D,))
-    for place, found in enumerate(curves(data, FedLDAOptions(shrinkage=0.1, personal=False), 5)):
+    sites = [divide(client, 1, 5, given=True) for client in clients]
+    options = FedLDAOptions(shrinkage=0.1, personal=False)
+    found = curves(sites, K, options, judge(sites, K, options), range(2))
+    for place, line in enumerate(found[:2]):
         for at, share in enumerate(SHARES):
-            parts = [order[: int(np.ceil(share * len(order)))] for order in orders]
-            held = [(c.train.x.numpy()[p], c.train.y.numpy()[p]) for c, p in zip(clients, parts, strict=True)]
+            held = []
+            for site in sites:
+                rows = site.shared & (_order(site) < share)
+                held.append((site.x[rows].numpy(), site.y[rows].numpy()))
             own = held[place][1]
-            assert found.alone[at] == pytest.approx(naive(*held[place], own, clients[place].test))
+            assert line.alone[at] == pytest.approx(naive(*held[place], own, clients[place].test))
             held[place] = (clients[place].train.x.numpy(), clients[place].train.y.numpy())
             x, y = map(np.concatenate, zip(*held, strict=True))
-            assert found.together[at] == pytest.approx(naive(x, y, held[place][1], clients[place].test))
+            assert line.together[at] == pytest.approx(naive(x, y, held[place][1], clients[place].test))
+    assert found[2].alone == pytest.approx(np.mean([line.alone for line in found[:2]], axis=0))
 
 
-def test_sites_with_little_or_nothing():
-    for client, found in zip(degenerate().clients, curves(degenerate(), FedLDAOptions(), 0), strict=True):
-        assert len(found.alone) == len(found.together) == len(SHARES)
-        assert np.isnan(found.alone).all() == (not len(client.test))
+def test_a_gain_is_told_as_a_multiple_of_samples_only_where_the_curve_tells():
+    law = tuple(1 - 0.12 * share**-0.5 for share in SHARES)
+    steep, level = (Curves(line, (0.9,) * 4) for line in ((0.3, 0.4, 0.6, 0.8), law))
+    assert np.isnan(needed(steep)), "through half of the samples it misses the rest by far"
+    assert needed(level) == pytest.approx(1.44)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])

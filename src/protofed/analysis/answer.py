@@ -157,15 +157,23 @@ class Answer:
         said = helps[sure]
         if gain.sign > 0 and not sure:
             said = f"Federating may help, but the best of {self.tried} methods can be as good by chance"
+        drawn = _drawn(self.best, self.control)
+        if sure > 0 and drawn:
+            said = "Federating seems to help"
         told = (
             f"{said}: {gain.text()} points with {self.best.label} ({_accuracy(self.best)}, "
             f"{self.best.traffic}) against {self.control.label}, the best that sends nothing "
-            f"({_accuracy(self.control)})."
+            f"({_accuracy(self.control)}){drawn}."
         )
         others = [*_rules(self.best, self.control), *self._kinds(self.best, self.control)]
         others += _unseen(self.best, self.control)
         level = 1 - 0.05 / max(len(self.sites), 1)
-        return [told, *_of_sites(self.best.gains(self.control, level)), *others, *_doubt(self.results)]
+        return [
+            told,
+            *_of_sites(self.best.gains(self.control, level)),
+            *others,
+            *(_doubt(self.results) if not drawn else []),
+        ]
 
     @property
     def text(self) -> str:
@@ -213,7 +221,8 @@ def answer_table(found: Answer, most: int = ROWS) -> TextTable:
     if control and control not in shown:
         shown = [*shown[:-1], control]
     for result in shown:
-        cells = [result.accuracy.with_half()]
+        other = f"by {result.rule}" if result.rule != shown[0].rule else ""
+        cells: list[str | TextCell] = [TextCell(result.accuracy.with_half(), other)]
         if found.gain and control:
             gain = None if result is control else result.gain(control)
             cells.append("control" if result is control else gain.text() if gain else "–")
@@ -222,11 +231,8 @@ def answer_table(found: Answer, most: int = ROWS) -> TextTable:
         table.add(
             TextCell(result.label, strong=result is found.best), *cells, size(result.sent), duration(result.seconds)
         )
-    rules: dict[str, list[str]] = {}
-    for result in shown:
-        rules.setdefault(result.rule, []).append(result.label)
-    parts = [f"{', '.join(labels)} by {rule}" for rule, labels in rules.items()]
-    told = [f"Rules: {'; '.join(parts)}."] if len(parts) > 1 else []
+    mixed = any(result.rule != shown[0].rule for result in shown)
+    told = [f"By the rule {shown[0].rule}, unless a cell names another."] if mixed else []
     told += ["AUROC: mean ± standard deviation over seeds."] * all(measured)
     if left := len(found.results) - len(shown):
         told.append(f"{left} more: --full, or the report.")
@@ -346,7 +352,14 @@ def _alone(result: MethodResult) -> str:
 def _doubt(results: Sequence[MethodResult]) -> list[str]:
     if any(len(result.runs) > 1 for result in results):
         return []
-    return ["One split and one draw of weights: --seeds 0,1,2 shows how much they matter."]
+    return ["One split: --seeds 0,1,2 shows how much it matters."]
+
+
+def _drawn(best: MethodResult, control: MethodResult) -> str:
+    """Return that an interval leaves out the draw of a network's initial weights; "" unless one seed is all."""
+    if len(best.runs) > 1 or not any(r.losses for each in (best, control) for r in each.runs[0].rounds[-1:]):
+        return ""
+    return "; the draw of the weights is not in this interval (--seeds 0,1,2)"
 
 
 def _accuracy(result: MethodResult) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -187,39 +186,10 @@ def compare(
     _show(result, table=log_format != "json" and not form, full=full)
 
 
-@app.command()
-def worth(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(metavar="SOURCE [NAME=VALUE]...", help="A folder of data or a recipe, then options."),
-    ],
-    seeds: Seeds = "0",
-    jobs: Jobs = 1,
-    out: Out = None,
-    device: Device = "auto",
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """Measure the worth of joining to each site: its own samples against those of all, in one round."""
-    with uncollected():
-        from protofed import api
-        from protofed.experiments.progress import progress_bar
-
-    source, items = _split_recipe(arguments)
-    with progress_bar(console, quiet=quiet or as_json, log_format="auto") as shown:
-        result = api.worth(
-            source,
-            seeds_of(seeds),
-            overrides_of(items, device, data_dir),
-            out=out,
-            progress=shown,
-            jobs=jobs,
-        )
-    if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2))
-    else:
-        _show_worth(result)
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def worth() -> None:
+    """Say what took the place of this command."""
+    raise ConfigError("protofed worth is gone: protofed try FOLDER or RECIPE has what it told")
 
 
 @app.command()
@@ -508,22 +478,6 @@ def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
         console.print(f"Time is up: {missing} runs are not finished; repeat the command to go on.", highlight=False)
     if any(result.runs.values()):
         console.print(f"Report: {result.report}", soft_wrap=True)
-
-
-def _show_worth(result: Any) -> None:
-    """Print what joining is worth to each site."""
-    from protofed.analysis.report.worth import sites_table
-    from protofed.text import size
-
-    console.print(sites_table(result))
-    mean, low, high = (f"{100 * value:+.1f}" for value in result.gain)
-    told = f"{mean} points ({low} … {high}) on their own test samples. {result.prediction}"
-    console.print(f"All sites: {told}".strip(), markup=False)
-    for site in result.sites:
-        console.print(f"{site.name}: {site.advice}", markup=False, soft_wrap=True)
-    console.print(f"One round, {size(round(result.sent))} per site. {result.revealed}", markup=False)
-    console.print(f"Page: {result.page}", soft_wrap=True, markup=False)
-    console.print(f"Report: {result.directory / 'report.html'}", soft_wrap=True, markup=False)
 
 
 def _split_recipe(arguments: list[str]) -> tuple[str, list[str]]:

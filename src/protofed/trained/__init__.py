@@ -1,1 +1,1 @@
-"""After training: models that answer, exported files, metrics, worth, and taking a client out."""
+"""After training: models that answer, exported files, metrics, folds, and taking a client out."""

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from protofed.methods import Sums, own_classes, within
 from protofed.methods.fedlda import FedLDAOptions
-from protofed.methods.parts.gaussian import Mix, Pools, choose
-from protofed.prototypes.inference import most_likely
-from protofed.samples import FederatedData, Samples
+from protofed.trained.folds import SHARES, Judged, SiteSamples, judge
 
-SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Shares of a site's samples, and of the others', of which curves are computed."""
 EXPONENTS = np.linspace(0.1, 1.0, 10)
 """Exponents ``c`` among which the least squares choose."""
 FAR = 10.0
 """Multiple of a site's samples beyond which no number is given."""
+OFF = 0.03
+"""Largest error of a curve through half of the samples, at all of them, with which it is extrapolated."""
 
 
 class Curves(NamedTuple):
-    """Accuracy on a site's own test samples at each of :data:`SHARES`; NaN without test samples.
+    """Accuracy on a site's samples at each of :data:`SHARES`; NaN without any that are judged.
 
     Attributes:
         alone: With a share of its own samples.
@@ -35,56 +30,32 @@ class Curves(NamedTuple):
     together: tuple[float, ...]
 
 
-def curves(data: FederatedData, options: FedLDAOptions, seed: int) -> list[Curves]:
-    """Return the curves of each site, by closed forms of nested subsamples.
+def curves(
+    sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions, whole: Judged, chosen: Sequence[int]
+) -> list[Curves]:
+    """Return the curves of some sites and, as the last one, of their samples together.
 
     Args:
-        data: Fixed features.
-        options: Of the method that answers with everybody's.
+        sites: With fixed features.
+        whole: The right answers with all samples; of fewer, the first draw of folds tells.
+        chosen: Places of the sites.
     """
-    K, d, views = data.num_classes, int(np.prod(data.input_shape)), data.table.views if data.table else 1
-    orders = [
-        torch.from_numpy(np.random.default_rng([seed, place]).permutation(len(client.train)))
-        for place, client in enumerate(data.clients)
-    ]
-
-    def part(place: int, share: float) -> Samples:
-        train = data.clients[place].train
-        chosen = orders[place][: int(np.ceil(share * len(train)))].sort().values
-        return Samples(train.x[chosen].flatten(1).double(), train.y[chosen])
-
-    none = Sums.none(K, d, second=True)
-    found: dict[float, list[tuple[Samples, Sums]]] = {}
-    totals, scatter = {}, {}
-    for share in SHARES:
-        parts = [part(place, share) for place in range(len(orders))]
-        found[share] = [(own, Sums.of(own.x, own.y, K, second=True)) for own in parts]
-        totals[share] = reduce(Sums.plus, (sums for _, sums in found[share]), none)
-        scatter[share] = reduce(torch.add, (sums.scatter for _, sums in found[share]), none.moment)
+    first = [site._replace(folds=site.folds[:1]) for site in sites]
+    found = [*(judge(first, classes, options, share) for share in SHARES[:-1]), whole]
     result = []
-    for place, client in enumerate(data.clients):
-        samples, whole = found[SHARES[-1]][place]
-        alone, together = [], []
-        for share in SHARES:
-            own, sums = found[share][place]
-            alone.append(_accuracy(Pools.alone(sums, views), own, client.test, options))
-            pools = Pools(whole, totals[share].plus(sums, -1.0), scatter[share] - sums.scatter, views)
-            together.append(_accuracy(pools, samples, client.test, options))
-        result.append(Curves(tuple(alone), tuple(together)))
+    for places in (*([place] for place in chosen), chosen):
+        lines = [
+            tuple(float(np.mean(np.concatenate([part[p].mean(0) for p in places]))) for part in parts)
+            for parts in ([each.alone for each in found], [each.together for each in found])
+        ]
+        result.append(Curves(*lines))
     return result
 
 
-def _accuracy(pools: Pools, own: Samples, test: Samples, options: FedLDAOptions) -> float:
-    """Return the accuracy of the mixture that a client's own samples choose, over its classes."""
-    if not len(test):
-        return float("nan")
-    mixture = Mix(1.0, None, options.first)
-    if options.personal or not len(pools.others.counts.nonzero()):
-        mixture = choose(pools, own.x, own.y, options.shrinkages, torch.float32).mixture
-    linear = pools.classifier(mixture, torch.float32)
-    state = own_classes(pools.own.counts, torch.float64, balanced=True)
-    scores = linear.scores(test.x.flatten(1).double()) + state["prior"]
-    return float((most_likely(within(scores, linear.present, state["own"])) == test.y).double().mean())
+def needed(curve: Curves) -> float:
+    """Return the multiple of its samples with which a site is as accurate alone; NaN if its curve does not tell."""
+    told = abs(missed(SHARES, curve.alone)) <= OFF
+    return multiple(curve.alone, curve.together[-1]) if told else float("nan")
 
 
 def fitted(shares: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer
 
 import protofed
-from protofed.api import worth
 from protofed.apps.folder.looking import inspected
 from protofed.config.schema import resolve
 from protofed.data import frames
@@ -66,7 +65,7 @@ def test_a_physician_s_frame_becomes_a_federation(patients, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_in_other_processes_and_what_it_is_worth(patients, tmp_path):
+def test_a_comparison_in_other_processes(patients, tmp_path):
     small = patients[["cell 0", "cell 1", "Hospital", "diagnosis"]]
     found = protofed.federation(small, "Hospital", "diagnosis", {"rounds": 1, "evaluation.metrics": False})
     compared = protofed.compare(found, ["local", "fedavg"], out=tmp_path / "both", jobs=2)
@@ -75,17 +74,18 @@ def test_a_comparison_in_other_processes_and_what_it_is_worth(patients, tmp_path
     assert dict(again) == dict(found)  # so that what began with an equal frame can be continued
     resumed = protofed.compare(again, ["local", "fedavg"], out=tmp_path / "both", resume=True)
     assert resumed.runs.keys() == compared.runs.keys()
-    assert worth(found, out=tmp_path / "worth").page.is_file()
 
 
 @pytest.mark.slow
 def test_a_trial_answers(patients, tmp_path):
     small = patients[["cell 0", "cell 1", "Hospital", "diagnosis"]]
-    options = {"compare.methods": ["fedlda-fixed", "local_lda-fixed"], "evaluation.metrics": False}
-    trial = protofed.federation(small, "Hospital", "diagnosis", options).trial([0], tmp_path / "trial")
+    trial = protofed.try_out(
+        protofed.federation(small, "Hospital", "diagnosis"), methods=[], out=tmp_path / "trial"
+    )
     assert trial.page.is_file()
     assert trial.verdict
-    assert trial.sites == ("Köln", "Nord-West", "St Marys", "Süd")
+    assert [site.name for site in trial.sites] == ["Köln", "Nord-West", "St Marys", "Süd"]
+    assert trial.notices
 
 
 VALUES = {

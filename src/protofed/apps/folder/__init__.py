@@ -1,1 +1,1 @@
-"""From somebody's folder to an answer: what is in it, a recipe that runs, and what joining would be worth."""
+"""From somebody's folder to an answer: what is in it, a recipe that runs, and whether federating helps."""

@@ -9,13 +9,27 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.cli.common import Jobs, Overrides, Quiet, Seeds, console, reported, seeds_of
+from protofed.cli.common import (
+    DataDir,
+    Device,
+    Jobs,
+    Overrides,
+    Quiet,
+    console,
+    names_of,
+    overrides_of,
+    reported,
+    seeds_of,
+)
 from protofed.errors import ConfigError
 
 if TYPE_CHECKING:
     from protofed.apps.folder.looking import Survey
     from protofed.apps.folder.notice import Notice
+    from protofed.apps.folder.results import Trial
 
+SITES = 12
+"""Most sites that are told apart in a terminal."""
 Source = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A file or folder per site, or one table with a column of sites.")
 ]
@@ -57,35 +71,52 @@ def init(
 
 
 def attempt(
-    folder: Source,
+    source: Annotated[
+        str, typer.Argument(metavar="FOLDER|RECIPE", help="A file or folder per site, one table, or a recipe.")
+    ],
     overrides: Overrides = None,
     label: Label = "",
     site: Site = "",
-    seeds: Seeds = "0,1,2",
+    positive: Annotated[str, typer.Option(help="Class whose sensitivity is shown (default: the rarest).")] = "",
+    methods: Annotated[
+        str | None,
+        typer.Option(help='Networks to train, separated by commas, "" for none (default: beacon,local).'),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Of networks (default: 0,1,2 where a run takes seconds).")] = "",
     jobs: Jobs = 1,
     out: Annotated[Path | None, typer.Option(help="Output directory (default: a new one below runs/).")] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Answer whether federating helps the sites of a folder, with scikit-learn alone and pooled beside it."""
-    from protofed.apps.folder.looking import inspected
-    from protofed.apps.folder.page import write_trial
-    from protofed.apps.folder.trying import tried
-    from protofed.config.schema import parse_overrides
+    """Answer whether federating helps these sites, with scikit-learn alone and pooled beside it."""
+    from protofed.apps.folder.page import arms_table
+    from protofed.apps.folder.trying import opened, tried
 
-    look = inspected(folder, label, site, parse_overrides(overrides or []))
-    taken = [f for f in look.notices if f.options]
-    if not quiet:
+    def answered(trial: Trial) -> None:
+        for sentence in trial.sentences[:2] * (not quiet):
+            console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+
+    look, tree = opened(source, label, site, overrides_of(overrides or [], device, data_dir))
+    if look and not quiet:
         show(look)
-    text = look.recipe(taken)
-    with reported(quiet=quiet, resume=False) as progress:
-        trial = tried(text, seeds_of(seeds), out, progress, jobs)
-    write_trial(trial, taken)
-    table = Table("", *trial.sites[:8], "all", box=None, pad_edge=False)
-    for arm in trial.arms:
-        values = [arm.mean(name)[0] for name in (*trial.sites[:8], "")]
-        table.add_row(arm.title, *(f"{100 * value:.1f}" for value in values))
-    console.print(trial.verdict, soft_wrap=True, markup=False, highlight=False)
-    console.print(table)
+    with reported(quiet=quiet or not console.is_terminal, resume=False) as progress:
+        trial = tried(
+            tree,
+            look,
+            seeds_of(seeds),
+            out,
+            progress,
+            jobs,
+            methods=None if methods is None else names_of(methods),
+            positive=positive,
+            answered=answered,
+        )
+    for sentence in trial.sentences[0 if quiet else 2 :]:
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+    console.print(arms_table(trial, most=0))
+    for each in trial.sites[:SITES]:
+        console.print(f"{each.name}: {each.advice}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"Page: {trial.page}", soft_wrap=True, markup=False)
 
 

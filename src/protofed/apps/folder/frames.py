@@ -7,18 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
 from protofed.apps.folder.looking import Survey, surveyed
 from protofed.apps.folder.notice import Notice
-from protofed.apps.folder.page import write_trial
 from protofed.apps.folder.recipe import told
 from protofed.apps.folder.scan import ONE_TABLE, DataFolder
-from protofed.apps.folder.trying import FolderTrial, tried
 from protofed.config.schema import Tree
 from protofed.data.frames import WHERE, keep
 from protofed.errors import DataError, unknown_name
-from protofed.experiments.running import Progress
 from protofed.untrusted.reading import parse_toml
 
 if TYPE_CHECKING:
@@ -30,7 +25,7 @@ GUESSED = "frame"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrameRecipe(Mapping[str, Any]):
-    """The recipe of a data frame, for :func:`protofed.run`, ``compare``, ``sweep``, ``tune`` and ``worth``."""
+    """The recipe of a data frame, for :func:`protofed.run`, ``compare``, ``sweep``, ``tune`` and ``try_out``."""
 
     look: Survey
     tree: Tree
@@ -53,23 +48,6 @@ class FrameRecipe(Mapping[str, Any]):
     def notices(self) -> Sequence[Notice]:
         """What was found, and what is done about it."""
         return self.look.notices
-
-    def trial(
-        self,
-        seeds: Sequence[int] = (0, 1, 2),
-        out: str | Path | None = None,
-        progress: Progress | None = None,
-        jobs: int = 1,
-    ) -> FolderTrial:
-        """Answer whether federating helps the sites, as ``protofed try`` does for a folder.
-
-        Args:
-            out: Directory of the runs and the page; by default a new one below ``runs/``.
-        """
-        place = None if out is None else Path(out)
-        found = tried(tomli_w.dumps(self.tree), seeds, place, progress, jobs)
-        write_trial(found, self.notices)
-        return found
 
     def __repr__(self) -> str:
         head = f"{sum(self.sites.values()):,} samples ({self.look.kind}) at {len(self.sites)} sites"

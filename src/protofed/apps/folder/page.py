@@ -1,19 +1,30 @@
-"""The page of ``protofed try``: the answer, a picture, and a table of sites and ways of learning."""
+"""The page of ``protofed try``: the answer, pictures, and tables of sites and ways of learning."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from protofed.analysis.figures.base import legend_below, panels, percent_axis, themed, write_title
 from protofed.analysis.figures.saving import inline_svg
 from protofed.analysis.figures.sites import MOST, draw_sites
 from protofed.analysis.report.page import PageFigure, environment
+from protofed.analysis.style import BLUE, GREY
 from protofed.analysis.table import TextCell, TextTable
-from protofed.apps.folder.notice import Notice
-from protofed.apps.folder.trying import Arm, FolderTrial, difference
+from protofed.apps.folder.results import Arm, Trial
 from protofed.storage.files import write_text
+from protofed.text import number
+from protofed.trained.curves import Curves
+from protofed.trained.folds import SHARES
+from protofed.trained.paired import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDE = 12
+"""Most sites with a column of their own."""
 
 
-def write_trial(trial: FolderTrial, notices: Sequence[Notice]) -> None:
+def write_page(trial: Trial) -> None:
     """Write one self-contained page.
 
     Raises:
@@ -21,42 +32,101 @@ def write_trial(trial: FolderTrial, notices: Sequence[Notice]) -> None:
     """
     from markupsafe import Markup
 
-    told = "Accuracy of each site on its own test samples, alone and together, by the same closed form."
-    together, alone = trial.arms[:2]
-    both = {site: (100 * alone.mean(site)[0], 100 * together.mean(site)[0]) for site in trial.sites}
+    told = "Accuracy of each site on its own samples, alone and together, by the same closed form."
+    both = {site.name: (site.alone.mean, site.together.mean) for site in trial.sites}
     drawn = draw_sites(both, "alone", "together") if len(both) <= MOST else None
-    plot = PageFigure(Markup(inline_svg(drawn, "t", told)) if drawn else None, "too many sites")
-    settled = [f for f in notices if f.proposal and not f.open]
+    lines = {"All sites": trial.curves, **{site.name: site.curves for site in trial.sites}}
+    known = {name: line for name, line in lines.items() if line}
+    rising = "Accuracy on own samples against the share of samples, alone and together, of every site."
+    plots = {
+        "plot": PageFigure(Markup(inline_svg(drawn, "t", told)) if drawn else None, "too many sites"),
+        "curves": PageFigure(Markup(inline_svg(_draw(known), "w", rising)) if known else None, "too many sites"),
+    }
+    settled = [f for f in trial.notices if f.proposal and not f.open]
+    tables = {"sites": sites_table(trial), "arms": arms_table(trial)}
     template = environment("protofed.apps.folder").get_template("try.html")
-    write_text(
-        trial.page, template.render(trial=trial, gains=_gains(trial), arms=_arms(trial), plot=plot, settled=settled)
+    write_text(trial.page, template.render(trial=trial, settled=settled, **plots, **tables))
+
+
+def sites_table(trial: Trial) -> TextTable:
+    """Return one row per site: the closed form alone and together, and on classes that it lacks."""
+    table = TextTable(["Site", "All", "Judged", "Classes", "Alone", "Together", "Gain", "Never seen"])
+    table.groups = [("", 1), ("Samples", 2), ("", 1), ("Own classes", 3), ("Other classes", 1)]
+    arms, counts = trial.arms, [(site.samples, site.judged) for site in trial.sites]
+    totals = (number(sum(column)) for column in zip(*counts, strict=True))
+    table.add(
+        "all",
+        *totals,
+        "",
+        _cell(arms[1].accuracy()),
+        _cell(arms[0].accuracy()),
+        _gain(trial.gain()),
+        _share(trial.unseen),
     )
-
-
-def _gains(trial: FolderTrial) -> TextTable:
-    """Return one row per site: the closed form alone and together."""
-    table = TextTable(["Site", "Test", "Alone", "Together", "Gain"])
-    for site in ("", *trial.sites):
-        hits = trial.arms[0].hits
-        tested = sum(len(hits[name][0]) for name in ([site] if site else hits))
-        mean, low, high = trial.gain(site)
-        gain = TextCell(f"{100 * mean:+.1f}", f"{100 * low:+.1f} … {100 * high:+.1f}", strong=not low <= 0 <= high)
-        alone, together = (_percent(arm, site).text for arm in (trial.arms[1], trial.arms[0]))
-        table.add(site or "all", f"{tested:,}", alone, together, gain)
+    for site in trial.sites:
+        table.add(
+            site.name,
+            number(site.samples),
+            number(site.judged),
+            f"{site.classes} of {site.classes + len(site.lacks)}",
+            _cell(site.alone),
+            _cell(site.together),
+            _gain(site.gain),
+            _share(site.unseen),
+        )
     return table
 
 
-def _arms(trial: FolderTrial) -> TextTable:
-    """Return one row per way of learning: all sites, the difference from the closed form together, each site."""
-    few = trial.sites[:12]
-    table = TextTable(["Way of learning", "All sites", f"{trial.arms[0].name} gains over it", *few])
-    for arm in sorted(trial.arms, key=lambda arm: -arm.mean()[0]):
-        mean, low, high = (100 * value for value in difference(trial.arms[0], arm))
-        gain = TextCell("–") if arm is trial.arms[0] else TextCell(f"{mean:+.1f}", f"{low:+.1f} … {high:+.1f}")
-        table.add(arm.title, _percent(arm), gain, *(_percent(arm, site) for site in few))
+def arms_table(trial: Trial, most: int = WIDE) -> TextTable:
+    """Return one row per way of learning: all sites, the difference from the closed form together, each site.
+
+    Args:
+        most: Sites with a column of their own.
+    """
+    few = [site.name for site in trial.sites[:most]]
+    first, (label, name) = trial.arms[0], trial.positive
+    table = TextTable(["Way of learning", "All sites", f"{first.name} gains", f"Sensitivity ({name})", *few])
+    for arm in sorted(trial.arms, key=lambda arm: -arm.accuracy().mean):
+        gain = TextCell("–") if arm is first else _gain(arm.behind())
+        cells = (_cell(arm.accuracy(site)) for site in few)
+        table.add(
+            TextCell(arm.title, evidence(trial, arm)), _cell(arm.accuracy()), gain, _cell(arm.recall(label)), *cells
+        )
     return table
 
 
-def _percent(arm: Arm, site: str = "") -> TextCell:
-    mean, low, high = (100 * value for value in arm.mean(site))
-    return TextCell(f"{mean:.1f}", f"{low:.1f} … {high:.1f}")
+def evidence(trial: Trial, arm: Arm) -> str:
+    """Return in a few words by what an arm is judged."""
+    if arm.evidence.folds:
+        return f"{arm.evidence.folds} folds"
+    return f"split, {len(trial.seeds)} seed{'s' * (len(trial.seeds) > 1)}" if arm.trained else "samples set aside"
+
+
+def _cell(value: Interval) -> TextCell:
+    if value.mean != value.mean:  # NaN
+        return TextCell("–")
+    return TextCell(f"{value.mean:.1f}", f"{value.low:.1f} … {value.high:.1f}")
+
+
+def _share(value: float) -> str:
+    return "–" if value != value else f"{value:.1f}"
+
+
+def _gain(gain: Interval) -> TextCell:
+    return TextCell(f"{gain.mean:+.1f}", f"{gain.low:+.1f} … {gain.high:+.1f}", strong=bool(gain.sign))
+
+
+@themed
+def _draw(lines: dict[str, Curves]) -> Figure:
+    """Return learning curves by name."""
+    fig, axes = panels(len(lines), 2.9, 2.2)
+    for ax, (name, curves) in zip(axes, lines.items(), strict=True):
+        alone, together = ([100 * value for value in line] for line in curves)
+        ax.plot(SHARES, together, color=BLUE, marker="o", label="with a share of the others’ samples")
+        ax.plot(SHARES, alone, color=GREY, marker="X", linestyle="--", label="alone, with a share of its own")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(SHARES, ["⅛", "¼", "½", "1"])
+        percent_axis(ax, [*alone, *together], "Accuracy (%)")
+        write_title(ax, name)
+    legend_below(fig, axes)
+    return fig

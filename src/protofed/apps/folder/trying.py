@@ -1,204 +1,363 @@
-"""An answer for a folder: each site alone against all together, by closed forms, networks and scikit-learn."""
+"""Does federating help these sites? Closed forms and scikit-learn by folds first, then networks by a split."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from protofed.api import compare
-from protofed.apps.folder.recipe import write
-from protofed.config.schema import Experiment, load_recipe, resolve
-from protofed.errors import DataError
+from protofed.apps.folder.looking import Survey, inspected
+from protofed.apps.folder.notice import Notice
+from protofed.apps.folder.page import write_page
+from protofed.apps.folder.results import FEW, Arm, Evidence, Hits, SiteAnswer, Trial, difference
+from protofed.config.schema import Experiment, Recipe, Tree, apply_overrides, load_recipe, recipes, resolve
+from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import place_for
 from protofed.experiments.running import Progress
-from protofed.models.encoders import EncoderOptions
-from protofed.samples import ClientData, FederatedData
-from protofed.storage.files import write_json
-from protofed.text import size
+from protofed.models.encoders import EncoderOptions, encoded_width
+from protofed.samples import FederatedData
+from protofed.storage.files import write_json, write_text
+from protofed.trained.curves import curves, missed, needed
+from protofed.trained.folds import FOLDS, MANY, SHARES, Judged, SiteSamples, divide_all, judge
 from protofed.trained.metrics import answers
-from protofed.trained.paired import Sampled, same_tests, two_level
+from protofed.trained.paired import same_tests
 from protofed.trained.run import TrainedRun
-from protofed.trained.worth import interval
+from protofed.untrusted.reading import parse_toml
 
-COMPARED = 4
-"""Methods of the recipe that are compared: the closed form and its twin that sends nothing come first."""
+TOGETHER, ALONE = "fedlda", "local_lda"
+DIM = 512
+"""Most features per sample, unless the recipe says otherwise."""
+NETWORKS = ("beacon", "local")
+"""What is trained, of that which a recipe compares."""
+SEEDS = (0, 1, 2)
+LIGHT = 2e7
+"""Most numbers that a network is shown in a run of which there are several by default: it takes seconds."""
 WIDEST = 512
 """Most inputs with which gradient boosting is tried."""
+TREES = 500
+"""Most classes times fits for that."""
 TUNED = 2_000_000
 """Most numbers of all samples together for which the strength of logistic regression is chosen."""
 FEWEST = 20
 """Least samples of a class for that; of fewer, folds choose by chance."""
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-Hits = dict[str, list[NDArray[np.float64]]]
-"""Which test samples of each site are classified rightly, ``(n,)`` of 0 and 1, for each seed."""
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One way of learning.
-
-    Attributes:
-        together: Whether it learns from the samples of all sites.
-        federated: Whether nothing but messages leaves a site; otherwise its samples would.
-    """
-
-    name: str
-    together: bool
-    federated: bool
-    hits: Hits
-    same: bool = False
-
-    def mean(self, site: str = "") -> tuple[float, float, float]:
-        """Return the accuracy on the test samples of a site, or of all, with its 95 % interval."""
-        seeds = [own for parts in _by_seed(self.hits, site) if len(own := np.concatenate(parts))]
-        mean, low, high = two_level([Sampled.share(float(own.mean()), len(own)) for own in seeds], same=self.same)
-        return mean / 100, max(low / 100, 0.0), min(high / 100, 1.0)
-
-    @property
-    def title(self) -> str:
-        """The arm in words."""
-        where = ("together" if self.federated else "pooled") if self.together else "alone"
-        return f"{self.name}, {where}"
-
-
-@dataclass(frozen=True)
-class FolderTrial:
-    """What each site reaches alone and together.
-
-    Attributes:
-        sites: Names of the sites that have test samples and more than one class.
-        arms: The ways of learning; the first is the closed form together, the second its twin alone.
-        sent: Bytes that a site sends for the closed form.
-    """
-
-    sites: tuple[str, ...]
-    left_out: tuple[str, ...]
-    arms: tuple[Arm, ...]
-    seeds: tuple[int, ...]
-    sent: float
-    directory: Path
-
-    @property
-    def page(self) -> Path:
-        """Path of the HTML page."""
-        return self.directory / "try.html"
-
-    def gain(self, site: str = "", level: float = 0.95) -> tuple[float, float, float]:
-        """Return what the closed form gains over its twin, on the test samples of a site or of all."""
-        return difference(self.arms[0], self.arms[1], site, level)
-
-    @property
-    def verdict(self) -> str:
-        """The answer in one or two sentences."""
-        gains = {site: self.gain(site, 1 - 0.05 / len(self.sites)) for site in self.sites}
-        helped = [site for site, (_, low, _) in gains.items() if low > 0]
-        hurt = [site for site, (_, _, high) in gains.items() if high < 0]
-        mean, low, high = self.gain()
-        points = f"{100 * mean:+.1f} points on average ({100 * low:+.1f} … {100 * high:+.1f})"
-        how = f"with {self.arms[0].name} in one round of {size(round(self.sent))} per site"
-        if low > 0:
-            whom = f"{len(helped)} of {len(self.sites)} sites" if helped else "the sites as a whole"
-            text = f"Federating helps {whom}: {points} {how}, against the same classifier of a site's own samples"
-        elif high < 0:
-            text = f"Federating does not help: {points} {how}"
-        else:
-            text = f"No gain from federating is seen: {points} {how}"
-        if helped and low <= 0:
-            text += f"; {', '.join(helped[:4])} gain{'s' * (len(helped) == 1)}"
-        if hurt:
-            text += f"; {', '.join(hurt[:4])} lose{'s' * (len(hurt) == 1)}"
-        apart = (
-            f" Not judged, for want of classes or test samples: {', '.join(self.left_out[:4])}."
-            if self.left_out
-            else ""
-        )
-        return f"{text}. {self._rivals()}{apart}"
-
-    def _rivals(self) -> str:
-        """Return how the best way alone compares, chosen with the test samples' help, which favours it."""
-        alone = max((arm for arm in self.arms if not arm.together), key=lambda arm: arm.mean()[0])
-        pooled = [arm for arm in self.arms if arm.together and not arm.federated]
-        own = self.arms[0]
-        told = f"{own.name} reaches {_percent(own)}, the best way alone ({alone.name}) {_percent(alone)}"
-        if pooled:
-            best = max(pooled, key=lambda arm: arm.mean()[0])
-            told += f", {best.name} of pooled samples {_percent(best)}"
-        return told + "."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; shares are between 0 and 1."""
-        rows = [
-            {"arm": arm.title, "all": arm.mean(), "sites": {site: arm.mean(site) for site in self.sites}}
-            for arm in self.arms
-        ]
-        return {"verdict": self.verdict, "seeds": list(self.seeds), "gain": self.gain(), "arms": rows}
-
-
-def _by_seed(hits: Hits, site: str) -> list[list[NDArray[np.float64]]]:
-    chosen = [hits[site]] if site else list(hits.values())
-    return [list(parts) for parts in zip(*chosen, strict=True)]
-
-
-def difference(arm: Arm, other: Arm, site: str = "", level: float = 0.95) -> tuple[float, float, float]:
-    """Return how much more often an arm is right than another, with an interval over test samples and seeds.
+def opened(
+    source: Recipe | Path, label: str = "", site: str = "", overrides: Mapping[str, Any] | None = None
+) -> tuple[Survey | None, Tree]:
+    """Return the survey of a folder and its recipe with every proposal taken; or a recipe.
 
     Args:
-        site: A site whose test samples count; "" for those of all.
+        source: A folder or file of data, the name or path of a recipe, or what :func:`protofed.federation` returns.
+        label: The column to predict, of a folder.
+        site: The column of a single table that names the sites.
+        overrides: Values by dotted name.
+
+    Raises:
+        ProtofedError: If there is no such folder or recipe, or something is open that a person has to settle.
     """
-    pairs = zip(_by_seed(arm.hits, site), _by_seed(other.hits, site), strict=True)
-    return interval([np.concatenate(own) - np.concatenate(theirs) for own, theirs in pairs], arm.same, level)
+    given = overrides or {}
+    if isinstance(source, Mapping):
+        return getattr(source, "look", None), apply_overrides(load_recipe(source), given)
+    path = Path(source).expanduser()
+    if not path.is_dir() and (path.suffix == ".toml" or str(source) in recipes()):
+        if label or site:
+            raise ConfigError(f"--{'label' if label else 'site'} is for folders: {source} is a recipe")
+        return None, apply_overrides(load_recipe(source), given)
+    if not path.exists() and path.name == str(source):
+        raise ConfigError(f"{unknown_name('folder or recipe', str(source), recipes())}")
+    look = inspected(path, label, site, given)
+    return look, {**parse_toml(look.recipe(_taken(look))), "recipe": "try"}
 
 
-def _percent(arm: Arm) -> str:
-    return f"{100 * arm.mean()[0]:.1f} %"
+def _taken(look: Survey | None) -> list[Notice]:
+    return [notice for notice in look.notices if notice.options] if look else []
 
 
-def tried(
-    text: str, seeds: Sequence[int], out: Path | None, progress: Progress | None = None, jobs: int = 1
-) -> FolderTrial:
-    """Return what each site reaches alone and together.
+def try_out(
+    source: Recipe | Path,
+    seeds: Sequence[int] = (),
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    methods: Sequence[str] | None = None,
+    positive: str = "",
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    jobs: int = 1,
+) -> Trial:
+    """Answer whether federating helps the sites of a folder or recipe.
 
     Args:
-        text: A recipe of :mod:`protofed.apps.folder.recipe`.
-        out: Directory of the runs, beside which the recipe is written; None for a new one below ``runs/``. What was
+        source: As :func:`opened` takes it.
+        seeds: Of trained networks; by default three where a run takes seconds, otherwise one.
+        overrides: Values by dotted name, as for :func:`protofed.run`.
+        methods: What is trained beside the closed forms, also variants; by default :data:`NETWORKS`.
+        positive: The class whose recall is shown; by default the rarest.
+        out: Directory of the answer, ``try.html`` and ``try.json``; by default a new one below ``runs/``. What was
             stopped there goes on.
 
     Raises:
         ProtofedError: As :func:`protofed.compare`; DataError if there is nothing to compare.
     """
-    directory = place_for(out, "try", resume=True)
-    recipe = directory.parent / f"{directory.name}.toml"
-    begun = (directory / "comparison.json").is_file()
-    left = begun and not (directory / "try.json").exists() and recipe.is_file()
-    if out is None and not (left and recipe.read_text("utf-8").endswith(text)):
-        directory, begun = place_for(None, "try", resume=False), False
-        recipe = directory.parent / f"{directory.name}.toml"
-    write(recipe, text, ())
-    tree = load_recipe(recipe)
-    names = tree["compare"]["methods"][:COMPARED]
-    plain = resolve({**tree, "encoder": {}})
-    held = [_numbers(replace(plain, seed=seed)).clients for seed in seeds]
-    single = {c.name for clients in held for c in clients if len(c.train.y.unique()) < 2 or not len(c.test)}
-    kept = tuple(c.name for c in held[0] if c.name not in single)
-    if not kept:
-        raise DataError("no site has test samples and more than one class: nothing can be compared")
-    runs = compare(recipe, names, list(seeds), out=directory, resume=begun, progress=progress, jobs=jobs).runs
-    sent = [float(np.mean([_sent(run) for run in runs[name]])) for name in names]
-    arms = [Arm(runs[n][0].method, b > 0, b > 0, _answered(runs[n])) for n, b in zip(names, sent, strict=True)]
-    for name, make in _estimators(int(np.prod(held[0][0].train.x.shape[1:]))).items():
-        arms += [Arm(name, pooled, False, _learnt(make, held, pooled)) for pooled in (False, True)]
-    same = same_tests(runs[names[0]])
-    arms = [replace(arm, hits={site: arm.hits[site] for site in kept}, same=same) for arm in arms]
-    trial = FolderTrial(kept, tuple(sorted(single)), tuple(arms), tuple(seeds), sent[0], directory)
+    look, tree = opened(source, overrides=overrides)
+    place = None if out is None else Path(out)
+    return tried(tree, look, seeds, place, progress, jobs, methods=methods, positive=positive)
+
+
+def tried(
+    tree: Tree,
+    look: Survey | None,
+    seeds: Sequence[int],
+    out: Path | None,
+    progress: Progress | None = None,
+    jobs: int = 1,
+    *,
+    methods: Sequence[str] | None = None,
+    positive: str = "",
+    answered: Callable[[Trial], None] = lambda trial: None,
+) -> Trial:
+    """Return what each site reaches alone and together; see :func:`try_out`.
+
+    Args:
+        answered: Called with the answer of the closed forms as soon as there is one.
+    """
+    progress = progress or Progress()
+    experiment = closed_form(tree)
+    names = _networks(tree, methods)
+    data, plain = load_data(experiment), resolve({**tree, "encoder": {}}, method=ALONE)
+    given = _set_aside(plain)
+    sites = divide_all(data, experiment.seed, given=given)
+    with threadpool_limits(1):  # matrices are small: a second thread gains nothing, and on a busy machine it waits
+        found = _checked(data, sites, positive)
+        judged = judge(sites, data.num_classes, experiment.method_options)
+        trial = _closed(data, sites, found, judged, Evidence(0 if given else FOLDS))
+    directory = _place(out, tree)
+    trial = replace(trial, directory=directory, notices=_taken(look))
+    write_text(directory / "recipe.toml", tomli_w.dumps(tree))
+    write_page(trial)
+    answered(trial)
+    numbers = [divide_all(_numbers(each), plain.seed, given=given) for each in _units(plain)]
+    runs = _seeds(seeds, plain, data) if names else ()
+    rows = _estimators(numbers[0], len(data.class_names))
+    progress.planned(1 + 2 * len(rows) + len(names) * len(runs))
+    with threadpool_limits(1):
+        trial = _extrapolated(trial, experiment, data, sites, judged)
+        progress.advanced()
+        for name, fit in rows.items():
+            trial = _with(trial, name, learnt(fit, numbers[0], False), pooled=False)
+            progress.advanced()
+            pooled = [learnt(fit, each, True) for each in numbers]
+            trial = _with(trial, name, max(pooled, key=_hit), pooled=True)
+            progress.advanced()
+    kept = [site.name for site in trial.sites]
+    if names:
+        begun = (directory / "trained" / "comparison.json").is_file()
+        where: dict[str, Any] = {"out": directory / "trained", "resume": begun, "progress": progress, "jobs": jobs}
+        trained = compare(tree, names, runs, **where).runs
+        bases = [_on_split(experiment, seed) for seed in runs]
+        more = [_network(trained[name], bases, kept) for name in names]
+        trial = replace(trial, arms=(*trial.arms, *more), seeds=tuple(runs))
+    write_page(trial)
     write_json(directory / "try.json", trial.to_dict())
     return trial
+
+
+def closed_form(tree: Tree) -> Experiment:
+    """Return the experiment of the closed form together, on features of an encoder.
+
+    Raises:
+        ConfigError: If the recipe asks for what cannot be judged by sums as they are.
+    """
+    fixed = tree.get("variants", {}).get(f"{TOGETHER}-fixed", {})
+    chosen: dict[str, Any] = {"method.name": TOGETHER, "rounds": 1}
+    if not tree.get("encoder", {}).get("name"):
+        chosen |= {f"encoder.{name}": value for name, value in fixed.get("encoder", {"name": "auto"}).items()}
+    experiment = resolve(apply_overrides({**tree, "method": {}}, chosen))
+    if experiment.privacy.mode != "none" or experiment.method_options.centre:
+        wrong = "privacy.mode" if experiment.privacy.mode != "none" else f"methods.{TOGETHER}.centre"
+        raise ConfigError(
+            f"{wrong}: protofed try judges sums as they are: leave it out, or protofed compare shows it"
+        )
+    if experiment.encoder.name and not experiment.encoder.dim:
+        data = load_data(replace(experiment, encoder=EncoderOptions()))
+        if encoded_width(experiment.encoder, data.input_shape, data.table.texts if data.table else ()) > DIM:
+            experiment = replace(experiment, encoder=replace(experiment.encoder, dim=DIM))
+    return experiment
+
+
+def _networks(tree: Tree, methods: Sequence[str] | None) -> list[str]:
+    """Return what is trained: of a recipe's own choice, what this has of the usual."""
+    listed = tree.get("compare", {}).get("methods", NETWORKS) if methods is None else methods
+    names = [name for name in (NETWORKS if methods is None else methods) if name in listed]
+    names = [name for name in names if name not in (TOGETHER, ALONE)]
+    for name in names:
+        resolve(tree, method=name)  # before anything is computed
+    return names
+
+
+def _seeds(seeds: Sequence[int], plain: Experiment, data: FederatedData) -> Sequence[int]:
+    shown = sum(len(c.train) for c in data.clients) * int(np.prod(data.input_shape)) * plain.rounds
+    return seeds or (SEEDS if shown <= LIGHT else (plain.seed,))
+
+
+def _set_aside(plain: Experiment) -> bool:
+    """Return whether somebody has chosen the test samples: no seed does, or training samples are limited."""
+    first, second = (load_data(replace(plain, seed=plain.seed + more)).test_hash() for more in (0, 1))
+    return bool(plain.data.train_samples) or (first == second and plain.data.source == "path")
+
+
+def _place(out: Path | None, tree: Tree) -> Path:
+    """Return the directory of an answer: what was stopped there goes on, and what is finished is not touched."""
+    text = tomli_w.dumps(tree)
+
+    def same(directory: Path) -> bool:
+        recipe = directory / "recipe.toml"
+        return recipe.is_file() and recipe.read_text("utf-8") == text
+
+    directory = place_for(out, "try", resume=True)
+    if out is None:
+        return (
+            directory
+            if same(directory) and not (directory / "try.json").exists()
+            else place_for(None, "try", resume=False)
+        )
+    if directory.exists() and any(directory.iterdir()) and not same(directory):
+        raise ConfigError(f"--out {directory}: holds something else than this answer: choose another")
+    return directory
+
+
+class _Checked(NamedTuple):
+    """What is known of the sites before anything is computed.
+
+    Attributes:
+        kept: Places of those that can be judged.
+        counts: ``(M, K)`` samples of which others learn.
+        positive: Class whose recall is shown.
+    """
+
+    kept: list[int]
+    counts: NDArray[np.int64]
+    positive: int
+
+
+def _checked(data: FederatedData, sites: Sequence[SiteSamples], positive: str) -> _Checked:
+    names, K = data.class_names, data.num_classes
+    counts = np.stack([np.bincount(site.y[site.shared].numpy(), minlength=K) for site in sites])
+    kept = [p for p, s in enumerate(sites) if (counts[p] > 0).sum() > 1 and bool(s.judged.any())]
+    if not kept:
+        raise DataError("no site has samples to be judged by and more than one class: nothing can be compared")
+    if len(sites) < 2:
+        raise DataError(f"{sites[0].name} is the only site: name a column of sites by --site, or add other folders")
+    if positive and positive not in names:
+        raise ConfigError(f"--positive: {unknown_name('class', positive, names)}")
+    total = counts.sum(0)
+    rarest = int(np.where(total > 0, total, total.sum()).argmin())
+    return _Checked(kept, counts, names.index(positive) if positive else rarest)
+
+
+def _closed(
+    data: FederatedData, sites: Sequence[SiteSamples], checked: _Checked, found: Judged, evidence: Evidence
+) -> Trial:
+    """Return the answer of the closed forms."""
+    K, names, (kept, learnt, positive) = data.num_classes, data.class_names, checked
+    hits = [{sites[p].name: list(part[p]) for p in kept} for part in (found.together, found.alone)]
+    classes = {sites[p].name: [sites[p].y[sites[p].judged].numpy()] for p in kept}
+    arms = tuple(
+        Arm(name, place == 0, place == 0, own, classes, hits[0], evidence)
+        for place, (name, own) in enumerate(zip((TOGETHER, ALONE), hits, strict=True))
+    )
+    every = [site.y[site.judged].numpy() for site in sites]
+    by_class = [_by_class(y, right.mean(0), K) for y, right in zip(every, found.anywhere, strict=True)]
+    right, judged = (np.sum(part, axis=0) for part in zip(*by_class, strict=True))
+    answered = []
+    for p in kept:
+        site, name, lacks = sites[p], sites[p].name, (learnt[p] == 0) & (learnt.sum(0) > 0)
+        new = lacks & (judged > 0)
+        answered.append(
+            SiteAnswer(
+                name,
+                samples=len(site.y),
+                judged=int(site.judged.sum()),
+                classes=int((learnt[p] > 0).sum()),
+                lacks=tuple(names[k] for k in np.flatnonzero(lacks)),
+                alone=arms[1].accuracy(name),
+                together=arms[0].accuracy(name),
+                gain=difference(hits[0], hits[1], evidence, name),
+                unseen=float(100 * right[new].sum() / judged[new].sum()) if new.any() else float("nan"),
+            )
+        )
+    known, d = [site.unseen for site in answered if not np.isnan(site.unseen)], int(np.prod(data.input_shape))
+    return Trial(
+        tuple(answered),
+        tuple(site.name for p, site in enumerate(sites) if p not in kept),
+        arms,
+        evidence,
+        draws=len(sites[0].folds),
+        unseen=float(np.mean(known)) if known else float("nan"),
+        positive=(positive, names[positive]),
+        seeds=(),
+        sent=4 * float((learnt > 0).sum(1).mean() * d + d * (d + 1) / 2),
+        revealed=revealed(learnt),
+        directory=Path(),
+    )
+
+
+def _extrapolated(
+    trial: Trial, experiment: Experiment, data: FederatedData, sites: Sequence[SiteSamples], judged: Judged
+) -> Trial:
+    """Return an answer with learning curves, and with what a gain is worth in samples where they tell."""
+    if len(sites) > MANY:
+        return trial
+    places = [place for place, site in enumerate(sites) if site.name in trial.arms[0].hits]
+    *lines, whole = curves(sites, data.num_classes, experiment.method_options, judged, places)
+    answered = []
+    for site, line in zip(trial.sites, lines, strict=True):
+        told = site.gain.sign > 0 and site.judged >= FEW
+        answered.append(replace(site, curves=line, times=needed(line) if told else site.times))
+    gained = needed(whole) if trial.gain().sign > 0 else trial.times
+    return replace(trial, sites=tuple(answered), curves=whole, times=gained, missed=missed(SHARES, whole.alone))
+
+
+def _with(trial: Trial, name: str, hits: Hits, *, pooled: bool) -> Trial:
+    """Return an answer with another way of learning, judged by the same samples."""
+    first = trial.arms[0]
+    own = {site: hits[site] for site in first.hits}
+    return replace(trial, arms=(*trial.arms, replace(first, name=name, together=pooled, federated=False, hits=own)))
+
+
+def _hit(hits: Hits) -> float:
+    return float(np.concatenate([own[0] for own in hits.values()]).mean())
+
+
+def _by_class(y: NDArray[np.int64], right: NDArray[np.float64], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the number of right answers, and that of samples, of each class."""
+    return np.bincount(y, right, classes), np.bincount(y, minlength=classes)
+
+
+def revealed(held: NDArray[np.int64]) -> str:
+    """Return in one sentence what a site's sums reveal, given ``(M, K)`` samples."""
+    single = int(((held > 0) & (held <= 3)).sum())
+    told = "each site's class means, numbers of samples and second moment of its features, once"
+    return f"Revealed: {told}; {single} class means are of one to three samples, and nearly samples themselves."
+
+
+def _units(plain: Experiment) -> list[Experiment]:
+    """Return the data as one desk would have them: as they are, and standardised by site where units may differ.
+
+    An estimator standardises what it learns from, so that others would be standardised twice.
+    """
+    found = [replace(plain, data=replace(plain.data, standardise="none"))]
+    return [*found, plain] if plain.data.standardise in ("site", "auto") else found
 
 
 def _numbers(experiment: Experiment) -> FederatedData:
@@ -209,29 +368,35 @@ def _numbers(experiment: Experiment) -> FederatedData:
     return load_data(replace(experiment, encoder=EncoderOptions("auto")))
 
 
-def _sent(run: TrainedRun) -> float:
-    """Return the bytes that a client sent, on average."""
-    return sum(record.bytes["up"] for record in run.rounds) / len(run.clients)
+def _on_split(experiment: Experiment, seed: int) -> dict[str, NDArray[np.float64]]:
+    """Return the right answers of the closed form for the test samples of a seed, by site."""
+    data = load_data(replace(experiment, seed=seed))
+    sites = divide_all(data, seed, given=True)
+    found = judge(sites, data.num_classes, experiment.method_options).together
+    return {site.name: right[0] for site, right in zip(sites, found, strict=True)}
 
 
-def _answered(runs: Sequence[TrainedRun]) -> Hits:
-    hits: Hits = {}
-    for run in runs:
-        for name, own in answers(run).items():
-            hits.setdefault(name, []).append(own.right.astype(np.float64))
-    return hits
+def _network(runs: Sequence[TrainedRun], bases: Sequence[Mapping[str, NDArray[Any]]], kept: Sequence[str]) -> Arm:
+    """Return a trained network, beside the closed form on the same test samples."""
+    given = [answers(run) for run in runs]
+    hits = {name: [each[name].right.astype(np.float64) for each in given] for name in kept}
+    classes = {name: [each[name].y for each in given] for name in kept}
+    base = {name: [each[name] for each in bases] for name in kept}
+    loud = any(record.bytes["up"] for record in runs[0].rounds)
+    return Arm(runs[0].method, loud, loud, hits, classes, base, Evidence(same=same_tests(runs)), trained=True)
 
 
 Fit = Callable[[NDArray[np.float64], NDArray[np.int64]], Any]
 """Returns an estimator of scikit-learn that has learned from ``(n, F)`` samples and their ``(n,)`` classes."""
 
 
-def _estimators(width: int) -> dict[str, Fit]:
-    """Return scikit-learn's classifiers by name, for samples of so many numbers."""
+def _estimators(sites: Sequence[SiteSamples], classes: int) -> dict[str, Fit]:
+    """Return scikit-learn's classifiers by name, but those that would take minutes."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     found: dict[str, Fit] = {"logistic regression": _logistic}
-    if width <= WIDEST:
+    fits = sum(len(site.folds[0].unique()) for site in sites)
+    if int(np.prod(sites[0].x.shape[1:])) <= WIDEST and fits * classes <= TREES:
         found["gradient boosting"] = lambda x, y: HistGradientBoostingClassifier(random_state=0).fit(x, y)
     return found
 
@@ -243,29 +408,36 @@ def _logistic(x: NDArray[np.float64], y: NDArray[np.int64]) -> Any:
     from sklearn.preprocessing import StandardScaler
 
     tuned = np.unique(y, return_counts=True)[1].min() >= FEWEST and x.size <= TUNED
-    cv = LogisticRegressionCV(Cs=STRENGTHS, cv=3, scoring="neg_log_loss", max_iter=2000)
-    model = cv if tuned else LogisticRegression(max_iter=2000)
+    cv = LogisticRegressionCV(Cs=STRENGTHS, cv=3, scoring="neg_log_loss", max_iter=500)
+    model = cv if tuned else LogisticRegression(max_iter=500)
     return make_pipeline(StandardScaler(), model).fit(x, y)
 
 
-def _learnt(make: Fit, held: Sequence[Sequence[ClientData]], pooled: bool) -> Hits:
-    """Return the right answers of a classifier of scikit-learn, of each site's samples or of all."""
-    hits: Hits = {}
-    for clients in held:
-        everything = [(_flat(c), c.train.y.numpy()) for c in clients if len(c.train)]
-        together = _fitted(make, *map(np.concatenate, zip(*everything, strict=True))) if pooled else None
-        for client in clients:
-            learnt = together or _fitted(make, _flat(client), client.train.y.numpy())
-            x, y = _flat(client, test=True), client.test.y.numpy()
-            right = (learnt(x) == y) if len(y) else np.zeros(0)
-            hits.setdefault(client.name, []).append(right.astype(np.float64))
-    return hits
+def learnt(make: Fit, sites: Sequence[SiteSamples], pooled: bool) -> Hits:
+    """Return the right answers of a classifier of scikit-learn in the first draw, of each site's samples or of all.
+
+    Pooled, it is learned once for each fold, of the samples of all sites outside of it.
+    """
+    flat = [_flat(site) for site in sites]
+    right = [np.zeros(len(site.y)) for site in sites]
+    groups: Iterable[Sequence[int]] = [range(len(sites))] if pooled else [[place] for place in range(len(sites))]
+    for places in groups:
+        for fold in sorted({int(f) for p in places for f in sites[p].folds[0] if f >= 0}):
+            out = {p: (sites[p].folds[0] == fold).numpy() for p in places}
+            rest = {p: ~out[p] & sites[p].shared.numpy() for p in places}
+            x, y = (
+                np.concatenate([part[p][rest[p]] for p in places]) for part in (flat, [s.y.numpy() for s in sites])
+            )
+            answer = _fitted(make, x, y)
+            for p in places:
+                if out[p].any():
+                    right[p][out[p]] = answer(flat[p][out[p]]) == sites[p].y.numpy()[out[p]]
+    return {site.name: [own[site.judged.numpy()]] for site, own in zip(sites, right, strict=True)}
 
 
-def _flat(client: ClientData, test: bool = False) -> NDArray[np.float64]:
-    samples = client.test if test else client.train
-    x: NDArray[np.float64] = samples.x.cpu().flatten(1).double().numpy()
-    return x / 255 if samples.x.dtype.itemsize == 1 else x
+def _flat(site: SiteSamples) -> NDArray[np.float64]:
+    x: NDArray[np.float64] = site.x.flatten(1).double().numpy()
+    return x / 255 if site.x.dtype.itemsize == 1 else x
 
 
 def _fitted(

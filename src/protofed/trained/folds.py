@@ -1,0 +1,176 @@
+"""Closed forms judged by folds at each site: every sample is left out once in each of several draws.
+
+A fold of a site is left out of its own sums, and nothing else changes: the others' sums are what they are, and the
+site chooses its mixture by leave-one-out among its other folds. Sums are differences, so no fold costs a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protofed.methods import Sums, own_classes, within
+from protofed.methods.fedlda import FedLDAOptions
+from protofed.methods.parts.gaussian import Mix, Pools, choose, discriminant
+from protofed.prototypes.inference import most_likely
+from protofed.samples import ClientData, FederatedData
+
+FOLDS = 10
+DRAWS = 3
+"""Draws of folds, so that their luck does not count."""
+MANY = 24
+"""Sites beyond which there is one draw, and no learning curves."""
+SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Shares of a site's samples, and of the others', of which curves are computed."""
+Hits = NDArray[np.float64]
+"""``(draws, n)`` of 0 and 1: which of a site's judged samples are classified rightly."""
+
+
+class SiteSamples(NamedTuple):
+    """The samples of a site.
+
+    Attributes:
+        x: ``(n, …)``.
+        y: ``(n,)`` int64.
+        folds: ``(draws, n)`` int64 in which fold a sample is judged; -1 for those that never are.
+        shared: ``(n,)`` bool, those of which the others learn.
+        views: Number of equally long features side by side, see :class:`~protofed.methods.given.Task`.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    folds: Tensor
+    shared: Tensor
+    views: int = 1
+
+    @property
+    def judged(self) -> Tensor:
+        """Which samples are judged, ``(n,)`` bool."""
+        return self.folds[0] >= 0
+
+    def parts(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield each draw and fold with the samples that it leaves out, ``(n,)`` bool."""
+        for draw, folds in enumerate(self.folds):
+            for fold in folds[folds >= 0].unique().tolist():
+                yield draw, fold, folds == fold
+
+
+def divide(client: ClientData, draws: int, seed: int, *, given: bool) -> SiteSamples:
+    """Return the samples of a client with folds that have equal shares of each class.
+
+    A sample that is the only one of its class is never judged: without it, the site does not know the class.
+
+    Args:
+        given: Its test samples were set aside by others, and are the only fold.
+    """
+    every = (client.train, None if given else client.validation, client.test)
+    parts = [part for part in every if part is not None and len(part)]
+    y = torch.cat([part.y for part in parts]).cpu() if parts else client.train.y
+    x = torch.cat([part.x.cpu() for part in parts]) if parts else client.train.x
+    n = len(y)
+    if given:
+        tested = torch.arange(n) >= n - len(client.test)
+        return SiteSamples(client.name, x, y, torch.where(tested, 0, -1).unsqueeze(0), ~tested)
+    several, folds = y.bincount()[y] > 1, torch.full((draws, n), -1)
+    for draw in range(draws):
+        drawing = np.random.default_rng([seed, draw])
+        order = torch.from_numpy(drawing.permutation(n))
+        order = order[y[order].argsort(stable=True)]
+        order = order[several[order]]
+        folds[draw, order] = (torch.arange(len(order)) + int(drawing.integers(FOLDS))) % FOLDS
+    return SiteSamples(client.name, x, y, folds, torch.ones(n, dtype=torch.bool))
+
+
+def divide_all(data: FederatedData, seed: int, *, given: bool) -> list[SiteSamples]:
+    """Return the samples of all clients with their folds."""
+    draws = DRAWS if len(data.clients) <= MANY else 1
+    views = data.table.views if data.table else 1
+    return [divide(client, draws, seed, given=given)._replace(views=views) for client in data.clients]
+
+
+class Judged(NamedTuple):
+    """The right answers of closed forms, by site.
+
+    Attributes:
+        alone: Of the site's own samples.
+        together: Of its mixture.
+        anywhere: Of one classifier of all samples among all classes, a fold of every site left out of it.
+    """
+
+    alone: list[Hits]
+    together: list[Hits]
+    anywhere: list[Hits]
+
+
+def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions, share: float = 1.0) -> Judged:
+    """Return the right answers of the closed forms for samples that they have not seen.
+
+    Args:
+        sites: With fixed features.
+        share: Of a site's samples with which it answers alone; and of the others' together.
+    """
+    sites = [site._replace(x=site.x.flatten(1).double()) for site in sites]
+    d, views = sites[0].x.shape[1], sites[0].views
+    none = Sums.none(classes, d, second=True)
+    some = [site.shared & (_order(site) < share) for site in sites]
+    sums = [
+        Sums.of(site.x[rows], site.y[rows], classes, second=True) for site, rows in zip(sites, some, strict=True)
+    ]
+    total = reduce(Sums.plus, sums, none)
+    scatter = reduce(torch.add, (part.scatter for part in sums), none.moment)
+    found = Judged([], [], [])
+    left: dict[tuple[int, int], Sums] = {}
+    for site, shared in zip(sites, sums, strict=True):
+        others, around = total.plus(shared, -1.0), scatter - shared.scatter
+        kept, single = site.judged.nonzero().squeeze(-1), np.zeros((len(site.folds), len(site.y)))
+        both = [single, single.copy()]
+        for draw, fold, out in site.parts():
+            rest = ~out if bool(site.shared.all()) else site.shared
+            few = rest & (_order(site) < share)
+            test = site.x[out]
+            for right, rows, pools in (
+                (both[0], few, Pools.alone(_sums(site, few, classes), views)),
+                (both[1], rest, Pools(_sums(site, rest, classes), others, around, views)),
+            ):
+                right[draw, out] = _answers(pools, site.x[rows], site.y[rows], test, options) == site.y[out]
+            key = draw, fold
+            left[key] = left.get(key, none).plus(_sums(site, out & site.shared, classes))
+        found.alone.append(both[0][:, kept])
+        found.together.append(both[1][:, kept])
+    rules = {
+        key: discriminant(total.plus(part, -1.0).view(0, views), options.first, torch.float32).beside(0, views)
+        for key, part in left.items()
+    }
+    for site in sites:
+        right = np.zeros((len(site.folds), len(site.y)))
+        for draw, fold, out in site.parts():
+            right[draw, out] = most_likely(rules[draw, fold].scores(site.x[out])) == site.y[out]
+        found.anywhere.append(right[:, site.judged.numpy()])
+    return found
+
+
+def _order(site: SiteSamples) -> Tensor:
+    """Return a place in ``[0, 1)`` for each sample, by which the shares of a curve are nested, ``(n,)``."""
+    n = len(site.y)
+    return torch.from_numpy(np.random.default_rng(n).permutation(n)) / max(n, 1)
+
+
+def _sums(site: SiteSamples, rows: Tensor, classes: int) -> Sums:
+    return Sums.of(site.x[rows], site.y[rows], classes, second=True)
+
+
+def _answers(pools: Pools, x: Tensor, y: Tensor, test: Tensor, options: FedLDAOptions) -> Tensor:
+    """Return the classes that the mixture gives which a client's own samples choose, among its classes."""
+    mixture = Mix(1.0, None, options.first)
+    if options.personal or not len(pools.others.counts.nonzero()):
+        mixture = choose(pools, x, y, options.shrinkages, torch.float32).mixture
+    linear = pools.classifier(mixture, torch.float32)
+    state = own_classes(pools.own.counts, torch.float64, balanced=True)
+    return most_likely(within(linear.scores(test) + state["prior"], linear.present, state["own"]))
