@@ -19,4 +19,4 @@ venv/bin/python -c 'import protofed, sys; print(sys.version); sys.exit("site-pac
 (venv/bin/protofed deploy || true) 2>&1 | grep -F "pip install protofed-flower"  # a command that is elsewhere says where
 venv/bin/python -m pytest -m fast -p no:cacheprovider tests
 VIRTUAL_ENV=$place/venv uv pip install --quiet --compile-bytecode --constraint "$constraints" flower/*.whl dist/*.whl
-venv/bin/protofed run quickstart rounds=1 data.clients=3 data.samples=200 --engine flower --quiet --out run
+venv/bin/protofed run quickstart rounds=1 data.clients=3 data.samples=200 method.name=fedproto --engine flower --quiet --out run

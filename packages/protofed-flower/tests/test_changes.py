@@ -91,7 +91,7 @@ def changing(root: Path, at: dict[int, Callable[[np.ndarray], np.ndarray]]) -> C
 
 
 @pytest.mark.slow
-def test_a_class_that_the_federation_lacks_is_named_until_it_is_gone(root, tmp_path):
+def test_a_class_that_the_federation_lacks_is_named_until_it_is_gone(root, tmp_path, caplog):
     """bob relabels class 3 as 9 after round 1, and takes it back after round 2."""
     tamper = changing(root, {1: lambda y: np.where(y == 3, 9, y), 2: lambda y: np.where(y == 9, 3, y)})
     chosen = apart("fedproto", root, rounds=3)
@@ -99,7 +99,8 @@ def test_a_class_that_the_federation_lacks_is_named_until_it_is_gone(root, tmp_p
     assert [r.participants for r in run.rounds] == [["ann", "bob", "cid"]] * 3
     (missing,) = [m for m in run.rounds[1].missing if m.phase == "training"]
     assert missing.client == "bob"
-    assert "9" in missing.reason
+    assert "the node's log has the reason" in missing.reason
+    assert "label 9 of sample" in caplog.text
     assert "\n" not in missing.reason
     assert not [m for r in (run.rounds[0], run.rounds[2]) for m in r.missing if m.phase == "training"]
 

@@ -121,7 +121,7 @@ CANNOT = {
         4,
         {},
         "1 clients have the state with which they ended the run, participation.min_clients=2 are needed: "
-        "ann: node: ann: the node does not have state",
+        "ann: node: refused, it lacks the client's state of this run",
     ),
     "too few nodes": (lambda b: shutil.rmtree(b.root / "clients" / "bob"), 4, {"drop": 2}, "2 are needed"),
     "of an older version": (lambda b: (b.out / "end.json").unlink(), 4, {}, "has no end.json: an older version"),
@@ -133,6 +133,10 @@ CANNOT = {
         "server.safetensors: cannot be read",
     ),
 }
+
+
+NOTED = {"nodes.json", "received.jsonl", "ledger.jsonl"}
+"""Files in which server and nodes note each start: the number of its requests, and the messages."""
 
 
 @few("why", CANNOT, 1)
@@ -152,8 +156,8 @@ def test_a_finished_run_that_cannot_go_on_stays_as_it_is(why, root, tmp_path):
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     found = begun.contents()
-    nodes = begun.out / "nodes.json"  # numbers the requests of this start, if it came so far
-    assert {p for p in before.keys() | found.keys() if before.get(p) != found.get(p)} <= {nodes}
+    changed = {p for p in before.keys() | found.keys() if before.get(p) != found.get(p)}
+    assert {p.name for p in changed} <= NOTED
 
 
 @pytest.mark.slow
@@ -167,7 +171,7 @@ def test_nothing_is_lost_if_no_node_completes_the_next_round(root, tmp_path):
     found = begun.contents()
     changed = {path for path, content in before.items() if found.get(path) != content}
     names = {path.name for path in changed if "generations" not in path.parts}
-    assert names <= {"nodes.json", "state.json"}, "the order of requests, and what nodes trained meanwhile"
+    assert names <= {*NOTED, "state.json"}, "the order of requests, and what nodes trained meanwhile"
     for name in ("ann", "bob", "cid"):
         mine = load_run(own_run(begun.state, name))
         assert len(mine.rounds) == 2
@@ -195,9 +199,7 @@ def test_a_run_does_not_change_between_nodes_and_this_machine(finished, root, tm
     before = contents(local.directory)
     with pytest.raises(ProtofedError, match="its clients are in this directory, not at the nodes of a network"):
         over(FakeGrid(nodes_of(root, tmp_path / "s")), finished.wanted(4), tmp_path / "local", resume=True)
-    assert {p for p, c in contents(local.directory).items() if before.get(p) != c} <= {
-        tmp_path / "local" / "nodes.json"
-    }
+    assert {p.name for p, c in contents(local.directory).items() if before.get(p) != c} <= NOTED
 
 
 @pytest.mark.slow

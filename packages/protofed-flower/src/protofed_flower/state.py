@@ -308,13 +308,15 @@ class ClientFolder:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Remove the generations that are neither kept nor shown."""
+        """Remove the generations that are neither kept nor shown, and what a killed process left."""
         shown = client_model(self.path, self.client).parent.resolve()
         kept = {self._folder(g).name for g in self.chain} | {shown.name}
         with writing(self.path):
             for folder in (self.path / GENERATIONS).iterdir():
                 if folder.name not in kept:
                     shutil.rmtree(folder)
+            for partial in self.path.glob(f".*{PARTIAL}"):
+                partial.unlink(missing_ok=True)
 
 
 def _remove(folder: Path) -> None:
