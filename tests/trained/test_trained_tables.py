@@ -148,6 +148,21 @@ def test_typed_parquet_files_and_frames_are_predicted_alike(sites, tmp_path, mon
         assert np.array_equal(frame.probabilities, probabilities)
 
 
+@pytest.mark.parametrize("number", [25, 12])
+def test_values_in_another_unit_than_in_training_are_told(number, sites, tmp_path, monkeypatch, capsys):
+    """Ages in centuries, in one line, as init tells of a site's."""
+    centuries = [
+        {**r, "age": r["age"] if r["age"] in ABSENT else f"{int(r['age']) / 1000}"} for r in rows("Köln", "test")
+    ]
+    (tmp_path / "new.csv").write_bytes(
+        text([r | {"dose": r["dose"]} for r in centuries[:number]], delimiter=",", decimal=".")
+    )
+    told = predicted(sites, tmp_path / "new.csv", monkeypatch, capsys)[2]
+    assert told.count("\n") == 1
+    assert "new.csv: column age: median 0.0" in told
+    assert told.endswith("in training: another unit?\n")
+
+
 def test_a_row_is_predicted_alike_alone(sites, tmp_path, monkeypatch, capsys):
     """What other rows hold decides neither a column's type nor the name of a category, such as 01."""
     expected = scored(sites)[1]
