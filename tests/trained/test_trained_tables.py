@@ -163,6 +163,31 @@ def test_values_in_another_unit_than_in_training_are_told(number, sites, tmp_pat
     assert told.endswith("in training: another unit?\n")
 
 
+def test_what_a_closed_form_has_never_seen_is_unknown(tmp_path, monkeypatch, capsys):
+    """The column typical, and no class below the level asked for; other methods have neither."""
+    options = {"method.name": "fedlda", "encoder.name": "identity", "data.standardise": "federated"}
+    run = protofed.run("hospital-tables", options, out=tmp_path / "run")
+    name = run.names[0]
+    trained = run.client(name)
+    columns = [column.name for column in trained.table.columns]
+    middle = [column.mean + 0.1 * column.scale for column in trained.table.columns]
+    far = [column.mean + 60 * column.scale for column in trained.table.columns]
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in (middle, far))]
+    (tmp_path / "new.csv").write_text("\n".join(lines))
+    found = {}
+    for more in ((), ("--unknown", "0.1")):
+        code, out, told = command(
+            monkeypatch, capsys, "predict", tmp_path / "run", name, tmp_path / "new.csv", *more
+        )
+        assert code == 0, told
+        found[more] = list(csv.DictReader(io.StringIO(out)))
+    plain, asked = found.values()
+    assert [float(row["typical"]) for row in plain] == [float(row["typical"]) for row in asked]
+    assert float(plain[0]["typical"]) > 0.1 > float(plain[1]["typical"])
+    assert "unknown" not in {row["class"] for row in plain}
+    assert [asked[0]["class"], asked[1]["class"]] == [plain[0]["class"], "unknown"]
+
+
 def test_a_row_is_predicted_alike_alone(sites, tmp_path, monkeypatch, capsys):
     """What other rows hold decides neither a column's type nor the name of a category, such as 01."""
     expected = scored(sites)[1]
