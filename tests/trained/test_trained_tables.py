@@ -175,7 +175,7 @@ def test_what_a_closed_form_has_never_seen_is_unknown(tmp_path, monkeypatch, cap
     lines = [",".join(columns), *(",".join(map(str, row)) for row in (middle, far))]
     (tmp_path / "new.csv").write_text("\n".join(lines))
     found = {}
-    for more in ((), ("--unknown", "0.1")):
+    for more in ((), ("--unknown", "0.3")):
         code, out, told = command(
             monkeypatch, capsys, "predict", tmp_path / "run", name, tmp_path / "new.csv", *more
         )
@@ -183,7 +183,7 @@ def test_what_a_closed_form_has_never_seen_is_unknown(tmp_path, monkeypatch, cap
         found[more] = list(csv.DictReader(io.StringIO(out)))
     plain, asked = found.values()
     assert [float(row["typical"]) for row in plain] == [float(row["typical"]) for row in asked]
-    assert float(plain[0]["typical"]) > 0.1 > float(plain[1]["typical"])
+    assert float(plain[0]["typical"]) > 0.3 > float(plain[1]["typical"])
     assert "unknown" not in {row["class"] for row in plain}
     assert [asked[0]["class"], asked[1]["class"]] == [plain[0]["class"], "unknown"]
 
