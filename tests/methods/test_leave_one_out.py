@@ -476,3 +476,34 @@ def test_clients_that_share_no_class_hear_nothing_of_each_other():
     precisions = heard(counts, means, apart)[0]
     expected = [[9, 0], [0, 0], [9, 0]]
     torch.testing.assert_close(precisions, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-4)
+
+
+@few(("clients", "n"), [(3, 40), (1, 60), (6, 15)], 1)
+def test_samples_of_known_classes_are_rarely_untypical(clients, n):
+    """Of new samples of a class, about a share p or fewer have a p-value up to p; of a new class nearly all do."""
+    known, strange = [], []
+    for seed in range(12):
+        parts = drawn(seed, clients, n=n + 200, d=4, apart=0.5)
+        kept = [(x[:n], y[:n]) for x, y in parts]
+        federation = federation_of(kept)
+        for i, (x, y) in enumerate(parts):
+            received = visited(federation)[f"c{i}"].received
+            seen = np.isin(y, kept[i][1])
+            new = torch.tensor(np.concatenate([x[n:][seen[n:]], x[n:] + 12]))
+            state = visited(federation)[f"c{i}"].state
+            p = gaussian.typical(new, received, state["own"]).numpy()
+            known.append(p[: seen[n:].sum()])
+            strange.append(p[seen[n:].sum() :])
+    found, other = np.concatenate(known), np.concatenate(strange)
+    for level in (0.02, 0.05, 0.1, 0.25):
+        assert (found <= level).mean() <= 1.3 * level + 0.01, level
+    assert (found <= 0.25).mean() > 0.1  # it is no empty promise
+    assert (other <= (0.25 if n > 15 else 0.5)).mean() > 0.95  # of two samples, a third is as far with 1/3
+
+
+def test_a_client_without_a_second_sample_of_any_class_finds_everything_typical():
+    (x, _), *others = drawn(2, 3)
+    own = (x[:3], np.array([0, 1, 2]))
+    received = visited(federation_of([own, *others]))["c0"].received
+    found = gaussian.typical(torch.tensor(x + 100), received, torch.ones(3, dtype=torch.bool))
+    assert found.tolist() == [1.0] * len(x)

@@ -148,6 +148,46 @@ def test_typed_parquet_files_and_frames_are_predicted_alike(sites, tmp_path, mon
         assert np.array_equal(frame.probabilities, probabilities)
 
 
+@pytest.mark.parametrize("number", [25, 12])
+def test_values_in_another_unit_than_in_training_are_told(number, sites, tmp_path, monkeypatch, capsys):
+    """Ages in centuries, in one line, as init tells of a site's."""
+    centuries = [
+        {**r, "age": r["age"] if r["age"] in ABSENT else f"{int(r['age']) / 1000}"} for r in rows("Köln", "test")
+    ]
+    (tmp_path / "new.csv").write_bytes(
+        text([r | {"dose": r["dose"]} for r in centuries[:number]], delimiter=",", decimal=".")
+    )
+    told = predicted(sites, tmp_path / "new.csv", monkeypatch, capsys)[2]
+    assert told.count("\n") == 1
+    assert "new.csv: column age: median 0.0" in told
+    assert told.endswith("in training: another unit?\n")
+
+
+def test_what_a_closed_form_has_never_seen_is_unknown(tmp_path, monkeypatch, capsys):
+    """The column typical, and no class below the level asked for; other methods have neither."""
+    options = {"method.name": "fedlda", "encoder.name": "identity", "data.standardise": "federated"}
+    run = protofed.run("hospital-tables", options, out=tmp_path / "run")
+    name = run.names[0]
+    trained = run.client(name)
+    columns = [column.name for column in trained.table.columns]
+    middle = [column.mean + 0.1 * column.scale for column in trained.table.columns]
+    far = [column.mean + 60 * column.scale for column in trained.table.columns]
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in (middle, far))]
+    (tmp_path / "new.csv").write_text("\n".join(lines))
+    found = {}
+    for more in ((), ("--unknown", "0.3")):
+        code, out, told = command(
+            monkeypatch, capsys, "predict", tmp_path / "run", name, tmp_path / "new.csv", *more
+        )
+        assert code == 0, told
+        found[more] = list(csv.DictReader(io.StringIO(out)))
+    plain, asked = found.values()
+    assert [float(row["typical"]) for row in plain] == [float(row["typical"]) for row in asked]
+    assert float(plain[0]["typical"]) > 0.3 > float(plain[1]["typical"])
+    assert "unknown" not in {row["class"] for row in plain}
+    assert [asked[0]["class"], asked[1]["class"]] == [plain[0]["class"], "unknown"]
+
+
 def test_a_row_is_predicted_alike_alone(sites, tmp_path, monkeypatch, capsys):
     """What other rows hold decides neither a column's type nor the name of a category, such as 01."""
     expected = scored(sites)[1]

@@ -69,11 +69,19 @@ def predict(
     resize: Annotated[
         int | None, typer.Option(min=0, help="Side in pixels to which images are scaled (default: the run's).")
     ] = None,
+    unknown: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Level of the column typical below which the class is unknown (closed forms)."
+        ),
+    ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Output file (default: standard output).")] = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Classify images or tables with a trained client, as CSV: the class, and the probability of every class."""
     with uncollected():
+        import numpy as np
+
         from protofed.api import load_run
         from protofed.storage.files import write_text
         from protofed.trained.inputs import from_files
@@ -81,15 +89,20 @@ def predict(
     trained = load_run(directory, trust_code).client(client)
     chosen = trained.rule(rule)
     names = [f"p({name})" for name in trained.classifier.class_names]
-    rows: list[list[Any]] = [["file", "row", "class", "probability", *names]]
+    rows: list[list[Any]] = []
+    more: list[str] = []
     side = trained.resize if resize is None else resize
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
         warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
         for places, samples in from_files(files, trained, side):
-            found = trained.predict(samples, chosen)
-            each = zip(places, found.classes, found.confidences, found.probabilities.tolist(), strict=True)
-            rows += [[file, "" if row is None else row, name, p, *values] for (file, row), name, p, values in each]
+            found = trained.predict(samples, chosen, unknown)
+            values = found.probabilities
+            if found.typical is not None:
+                more, values = ["typical"], np.column_stack([found.typical, values])
+            each = zip(places, found.classes, found.confidences, values.tolist(), strict=True)
+            rows += [[file, "" if row is None else row, name, p, *own] for (file, row), name, p, own in each]
+    rows = [["file", "row", "class", "probability", *more, *names], *rows]
     if out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
         return

@@ -56,6 +56,20 @@ class RawColumn:
     categories: tuple[str, ...] = ()
 
 
+UNIT = 4.0
+"""Ratio of two medians from which units seem to differ, if the middle halves of the numbers do not overlap."""
+HALF = 0.6745
+"""Half the width of the middle half of a Gaussian, in standard deviations."""
+_FEW, _FAR = 8, 2.5
+"""Of fewer numbers than the first, it takes so many standard deviations."""
+
+
+def another_unit(own: tuple[float, float, float], others: tuple[float, float, float]) -> bool:
+    """Return whether some numbers seem to have another unit than others, given the quartiles of both."""
+    ratio = own[1] / others[1] if own[1] > 0 and others[1] > 0 else 1.0
+    return not 1 / UNIT < ratio < UNIT and (own[0] > others[2] or own[2] < others[0])
+
+
 class Moments(NamedTuple):
     """Sums over the values of one column at one site; no single value.
 
@@ -197,6 +211,19 @@ class Table:
         for number, c in enumerate(self.columns):
             if c.bounded and (outside := int(((raw[:, number].double() - c.mean).abs() > c.scale).sum())):
                 found[c.name] = outside
+        return found
+
+    def units(self, raw: Tensor) -> dict[str, tuple[float, float]]:
+        """Return median and training mean of columns whose raw values ``(n, C, …)`` seem to have another unit."""
+        found = {}
+        for c, values in zip(self.columns, raw.double().unbind(1), strict=True):
+            known = values[values.isfinite()].numpy()
+            if self.standardise == "none" or c.kind != "number" or c.bounded or not len(known):
+                continue
+            low, middle, high = np.quantile(known, [0.25, 0.5, 0.75]).tolist()
+            spread = c.scale * (HALF if len(known) >= _FEW else _FAR)
+            if another_unit((low, middle, high), (c.mean - spread, c.mean, c.mean + spread)):
+                found[c.name] = (middle, c.mean)
         return found
 
     def shape(self, raw: Sequence[int]) -> tuple[int, ...]:

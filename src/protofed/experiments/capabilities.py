@@ -15,6 +15,7 @@ ROUNDS = 2
 SETTING: dict[str, Any] = {
     "data.clients": 5,
     "data.labels": dict(zip("0123456789", "abcdefghij", strict=True)),  # names in the same order, not numbers
+    "encoder.name": "none",
     "model.name": "mlp",
     "rounds": ROUNDS,
     "training.batch_size": 512,  # the traffic is the same, and few steps are taken

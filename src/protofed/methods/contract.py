@@ -272,6 +272,12 @@ class Method(Generic[O]):
         """
         return {HEAD.name: model(batch.x).logits}
 
+    def typical(
+        self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors, rule: str
+    ) -> Tensor | None:
+        """Return p-values of samples being of classes that the client knows, ``(B,)``; None if none are known."""
+        return None
+
     # The server.
 
     def server_state(self) -> Tensors:

@@ -28,6 +28,7 @@ from protofed.methods.parts.gaussian import (
     Shrinkage,
     choose,
     discriminant,
+    typical,
 )
 from protofed.methods.parts.moments import (
     LARGEST,
@@ -35,6 +36,7 @@ from protofed.methods.parts.moments import (
     Linear,
     Sums,
     floor,
+    part_of,
     senders,
     size,
     symmetric,
@@ -42,6 +44,7 @@ from protofed.methods.parts.moments import (
     within,
 )
 from protofed.methods.parts.resemblance import heard, resemblance
+from protofed.methods.traits import HEAD
 from protofed.options import Options, remote
 from protofed.prototypes.inference import closeness
 from protofed.prototypes.table import Prototypes
@@ -202,10 +205,12 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             return {**centring.placed(self.classifier(total), by).tensors(dtype), **every}
         own, views = centring.moved(own, by), self.task.views
         pools = Pools.alone(own, views) if message is None else self.pools(local, own, message, by)
-        choice = choose_at(local, pools, self.options.shrinkages, dtype, by)
+        choice, near = choose_at(local, pools, self.options.shrinkages, dtype, by)
+        near["centres"] = near["centres"] + by[part_of(len(by), choice.mixture.view, views)].to(dtype)
         mixed = centring.placed(pools.classifier(choice.mixture, dtype), by)
         shared = centring.placed(self.classifier(total), by) if message is not None else mixed
-        return {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), "choice": choice.tensor(views)}
+        received = {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), **near}
+        return {**received, "choice": choice.tensor(views)}
 
     def offset(self, local: Local, means: Prototypes) -> Tensor:
         """Return ``b_i`` of what a client reports, ``(d,)`` float64; 0 if features are not centred."""
@@ -263,6 +268,17 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             "global_model": shared.scores(features),
             "nearest": closeness(features, Prototypes(received["means"], received["present"])),
         }
+
+    def typical(
+        self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors, rule: str
+    ) -> Tensor | None:
+        """Compare distances from class means with those of the client's own samples."""
+        if "metric" not in received:
+            return None
+        own = state["own"] & received["own_present"]
+        return typical(
+            model(batch.x).features, received, own if rule == HEAD.name and own.any() else received["present"]
+        )
 
     # The server.
 
@@ -348,12 +364,14 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
 def choose_at(
     local: Local, pools: Pools, shrinkages: tuple[Shrinkage, ...], dtype: torch.dtype, by: Tensor | None = None
-) -> Selection:
-    """Return the choice of a client; see :func:`~protofed.methods.parts.gaussian.choose`.
+) -> tuple[Selection, Tensors]:
+    """Return the choice of a client, see :func:`.gaussian.choose`, and :meth:`.gaussian.Pools.distances`.
 
     Args:
         by: Subtracted from its features, the same whichever is left out.
     """
     features, labels = local.features() if int(local.counts.sum()) else (pools.own.sums[:0], local.counts[:0])
     features = features.cpu().double()
-    return choose(pools, features if by is None else features - by, labels.cpu(), shrinkages, dtype)
+    features, labels = features if by is None else features - by, labels.cpu()
+    choice = choose(pools, features, labels, shrinkages, dtype)
+    return choice, pools.distances(features, labels, choice.mixture, dtype)

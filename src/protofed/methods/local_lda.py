@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Local, Tensors, Traits
+from protofed.methods.contract import Batch, Local, Tensors, Traits
 from protofed.methods.fedlda import Shrunk, choose_at
-from protofed.methods.parts.gaussian import Pools, discriminant
+from protofed.methods.parts.gaussian import Pools, discriminant, typical
 from protofed.methods.parts.moments import ClosedForm, Linear, Sums
 from protofed.wire.schema import Payload
+
+if TYPE_CHECKING:
+    from protofed.models import SplitModel
 
 
 @register
@@ -36,8 +40,14 @@ class LocalLDA(ClosedForm[Shrunk]):
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Make the classifier, with the shrinkage under which the client's own samples are most likely."""
         pools = Pools.alone(self.own_sums(local), self.task.views)
-        choice = choose_at(local, pools, self.options.shrinkages, self.task.dtype)
-        return pools.classifier(choice.mixture, self.task.dtype).tensors(self.task.dtype)
+        choice, near = choose_at(local, pools, self.options.shrinkages, self.task.dtype)
+        return {**pools.classifier(choice.mixture, self.task.dtype).tensors(self.task.dtype), **near}
+
+    def typical(
+        self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors, rule: str
+    ) -> Tensor | None:
+        """Compare distances from class means with those of the client's own samples."""
+        return typical(model(batch.x).features, received, received["present"]) if "metric" in received else None
 
     def likely(self, scores: Tensor, state: Tensors) -> Tensor:
         """Add the log-prior."""

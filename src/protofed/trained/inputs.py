@@ -117,6 +117,9 @@ def _completed(raw: Tensor, table: Table, trained: TrainedClient, where: str) ->
     if bad.any():
         row, column = bad.nonzero()[0, :2].tolist()
         raise DataError(f"{where}: row {row}: column {table.columns[column].name!r} has no finite value")
+    for name, (middle, mean) in table.units(raw).items():
+        told = f"{where}: column {name}: median {middle:.4g}, but a mean of {mean:.4g} in training: another unit?"
+        warnings.warn(told, stacklevel=2)
     return table.apply(raw)
 
 

@@ -42,6 +42,8 @@ from protofed.storage.files import open_tensors, read_json, read_tensors
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+UNKNOWN = "unknown"
+"""Class of samples that are less typical than the level asked for."""
 BATCH = 256
 """Samples that are classified together."""
 
@@ -54,20 +56,26 @@ class Prediction:
         labels: ``(n,)`` int64; -1 where the model's output is not finite.
         probabilities: ``(n, K)`` float64: the softmax of the rule's scores, which are logits for classifiers and
             −‖f(x) − C_j‖² for prototypes.
+        typical: ``(n,)`` p-values of samples being of classes that the client knows; None if none are known.
+        level: Those less typical are of an unknown class.
     """
 
     labels: NDArray[np.int64]
     probabilities: NDArray[np.float64]
     class_names: tuple[str, ...]
     rule: str
+    typical: NDArray[np.float64] | None = None
+    level: float = 0.0
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def classes(self) -> list[str]:
-        """Name of each sample's class; ``""`` where there is none."""
-        return [self.class_names[label] if label >= 0 else "" for label in self.labels]
+        """Name of each sample's class; ``unknown`` below the level, ``""`` where there is none."""
+        known = [True] * len(self) if self.typical is None else (self.typical >= self.level).tolist()
+        names = [self.class_names[label] if label >= 0 else "" for label in self.labels]
+        return [name if own else UNKNOWN for name, own in zip(names, known, strict=True)]
 
     @property
     def confidences(self) -> NDArray[np.float64]:
@@ -79,7 +87,8 @@ class Prediction:
         """Return a pandas table with the columns ``class``, ``probability`` and one of probabilities per class."""
         import pandas as pd
 
-        columns = {"class": self.classes, "probability": self.confidences}
+        columns: dict[str, object] = {"class": self.classes, "probability": self.confidences}
+        columns |= {} if self.typical is None else {"typical": self.typical}
         each = {f"p({name})": self.probabilities[:, j] for j, name in enumerate(self.class_names)}
         return pd.DataFrame(columns | each)
 
@@ -222,11 +231,12 @@ class TrainedClient:
         other = f" (--rule {self.open_rule} can)" if self.open_rule else ""
         return f"{start}: by rule {rule} it may never answer anything else{other}"
 
-    def predict(self, samples: Tensor, rule: str = "") -> Prediction:
+    def predict(self, samples: Tensor, rule: str = "", level: float = 0.0) -> Prediction:
         """Classify samples.
 
         Args:
             samples: ``(n, *input_shape)``, as :meth:`Classifier.prepare` takes them.
+            level: Samples less typical than that are unknown (closed forms).
 
         Warns:
             UserWarning: As :meth:`caution`.
@@ -235,7 +245,20 @@ class TrainedClient:
         if told := self.caution(chosen):
             warnings.warn(told, stacklevel=2)
         labels, scores = self.classify(samples, chosen)
-        return Prediction(labels.numpy(), scores.softmax(-1).numpy(), self.classifier.class_names, chosen)
+        names, typical = self.classifier.class_names, self._typical(samples, chosen)
+        return Prediction(labels.numpy(), scores.softmax(-1).numpy(), names, chosen, typical, level)
+
+    @torch.no_grad()
+    def _typical(self, samples: Tensor, rule: str) -> NDArray[np.float64] | None:
+        """Return how typical samples are; None if the method knows nothing of that."""
+        found = [torch.zeros(0, dtype=torch.float64)]
+        for part in samples.split(BATCH):
+            batch = Batch(self.classifier.prepare(part), torch.zeros(len(part), dtype=torch.int64))
+            own = self.method.typical(self.classifier.model, batch, self.received, self.state, rule)
+            if own is None:
+                return None
+            found.append(own)
+        return torch.cat(found).numpy()
 
     @torch.no_grad()
     def classify(self, samples: Tensor, rule: str) -> tuple[Tensor, Tensor]:

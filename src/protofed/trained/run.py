@@ -49,7 +49,9 @@ class TrainedRun(Run):
         """
         return self.client(client).model(rule)
 
-    def predict(self, client: str, samples: Any, rule: str = "", resize: int | None = None) -> Prediction:
+    def predict(
+        self, client: str, samples: Any, rule: str = "", resize: int | None = None, level: float = 0.0
+    ) -> Prediction:
         """Classify samples with a client's model.
 
         Args:
@@ -58,6 +60,7 @@ class TrainedRun(Run):
             rule: E.g. ``head`` or ``global``; ``prototypes`` for the nearest prototype, ``""`` for the client's
                 own (see :meth:`~protofed.trained.opening.TrainedClient.rule`).
             resize: Side in pixels to which pictures are scaled and centre-cropped; None for that of the run.
+            level: Samples less typical than that are ``unknown`` (closed forms).
 
         Raises:
             ProtofedError: If the samples do not suit the model, or there is no such rule.
@@ -66,7 +69,7 @@ class TrainedRun(Run):
 
         trained = self.client(client)
         side = trained.resize if resize is None else resize
-        return trained.predict(as_samples(samples, trained, side), rule)
+        return trained.predict(as_samples(samples, trained, side), rule, level)
 
     def export(
         self, client: str, path: str | Path, format: str = "", rule: str = "", samples: Sequence[str | Path] = ()

@@ -17,7 +17,7 @@ from protofed.data.arrow import LABEL_NAMES
 from protofed.data.comparing import alike, majority
 from protofed.data.dates import DAY, day
 from protofed.data.options import DataOptions
-from protofed.data.tables import category
+from protofed.data.tables import another_unit, category
 from protofed.data.typed import identifies
 from protofed.errors import unknown_name
 from protofed.untrusted import limits
@@ -29,8 +29,6 @@ FEW_CLASSES = 10
 FEW_TESTED = 30
 """Test samples below which a difference of a few points is chance."""
 TEST_FRACTION = 0.25
-UNIT = 4.0
-"""Ratio of medians between one site and the others from which on a column probably has another unit."""
 OUT = "leave the column out; correct it to use it"
 _LABEL = re.compile(
     r".*(activity|class|condition|death|deceased|default|diagnos|died|disease|event|fraud|grade|group|label|"
@@ -402,17 +400,11 @@ def _numbers(name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Notice]:
     middles = {site: float(np.median(column.numbers)) for site, column in columns.items() if len(column.numbers)}
     for site, middle in middles.items() if len(middles) > 1 else ():
         others = float(np.median([value for other, value in middles.items() if other != site]))
-        ratio = middle / others if others > 0 and middle > 0 else 1.0
-        if not 1 / UNIT < ratio < UNIT and _apart(columns, site):
+        rest = np.concatenate([column.numbers for other, column in columns.items() if other != site])
+        (low, high), (first, last) = (np.quantile(values, [0.25, 0.75]) for values in (columns[site].numbers, rest))
+        if another_unit((low, middle, high), (first, others, last)):
             told = f"median {middle:.4g}, elsewhere {others:.4g}: another unit?"
             yield Notice(site, name, told, "standardise each site by itself", {"data.standardise": "site"})
-
-
-def _apart(columns: Mapping[str, ColumnScan], site: str) -> bool:
-    """Return whether the middle halves of a site's numbers and of all others' do not overlap."""
-    rest = np.concatenate([column.numbers for other, column in columns.items() if other != site])
-    (low, high), (first, last) = (np.quantile(values, [0.25, 0.75]) for values in (columns[site].numbers, rest))
-    return bool(low > last or high < first)
 
 
 def _missing(sheets: Sequence[SiteTable], names: Sequence[str]) -> Iterator[Notice]:

@@ -21,7 +21,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from protofed.methods.parts.moments import Linear, Sums, floor, part_of, solve
+from protofed.methods.given import Tensors
+from protofed.methods.parts.moments import Linear, Sums, floor, part_of, solve, symmetric, triangle
 from protofed.methods.parts.prior import RHO
 
 Shrinkage = float | Literal["oas"]
@@ -38,6 +39,8 @@ TEMPERATURES = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
 """Factors of log-posteriors, the best of which counts: classifiers of few samples are overconfident."""
 LEAST = -20.0
 """Least log-likelihood of a sample."""
+STEPS = 128
+"""Quantiles of a client's own distances that are kept."""
 PREFERENCE = 2.0
 """Nats by which any other mixture must be more likely than that of all samples together."""
 TIE = 0.01
@@ -182,6 +185,41 @@ class Pools(NamedTuple):
             scores: Tensor = prior - 0.5 * ratio.square() * distance
             yield chosen, scores
 
+    def distances(self, x: Tensor, y: Tensor, mixture: Mix, dtype: torch.dtype) -> Tensors:
+        """Return by what new samples are known to be like the client's: the metric, means, and its own distances.
+
+        Args:
+            x: ``(n, d)`` float64 samples of the client.
+            y: ``(n,)`` their classes.
+
+        Returns:
+            ``metric``, the inverse covariance as a triangle; ``centres`` ``(K, d)``; both of the place ``view`` of
+            features side by side; ``near`` ``(K + 1, 1 + STEPS)``, per class and of all together the number of
+            squared distances of samples, left out, from their class, and quantiles of these.
+        """
+        seen, here = self.view(mixture.view), part_of(x.shape[1], mixture.view, self.views)
+        others = seen.heard if mixture.heard and seen.heard else seen.others
+        means = (seen.own.sums + mixture.kappa * others.sums) / (
+            seen.own.counts + mixture.kappa * others.counts
+        ).clamp(min=1e-9).unsqueeze(-1)
+        lower, _ = seen._factors([(mixture.share, mixture.shrinkage)], dtype)
+        near = x.new_zeros(len(means) + 1, 1 + STEPS)
+        if len(some := voters(y, seen.own.counts)):
+            held = seen.own.counts.nonzero().squeeze(-1)
+            place = torch.searchsorted(held, y[some]).unsqueeze(-1)
+            ((_, (scores,)),) = seen.left_out(x[some, here], y[some], [mixture], dtype)
+            prior = (seen.own.counts[y[some]] + RHO - 1).log()
+            found = 2 * (prior - scores.gather(-1, place).squeeze(-1)).nan_to_num(nan=0.0, posinf=0.0)
+            steps = torch.linspace(0, 1, STEPS, dtype=x.dtype)
+            for k in [*held.tolist(), len(means)]:
+                own = found if k == len(means) else found[y[some] == k]
+                if len(own):
+                    near[k] = torch.cat([own.new_tensor([len(own)]), own.quantile(steps)])
+        metric = triangle(torch.cholesky_inverse(lower[0]).nan_to_num(nan=0.0))
+        view = torch.tensor(mixture.view)
+        parts = {"metric": metric.to(dtype), "centres": means.to(dtype), "near": near.to(dtype)}
+        return {**parts, "view": view}
+
     def _factors(
         self, kinds: Sequence[tuple[float | None, Shrinkage]], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
@@ -206,6 +244,30 @@ class Pools(NamedTuple):
         lower, failed = torch.linalg.cholesky_ex(matrices)
         lower[failed > 0] = float("nan")  # sums of clients that lie need not have a covariance
         return lower, factors
+
+
+def typical(features: Tensor, received: Tensors, known: Tensor) -> Tensor:
+    """Return p-values of samples: the largest over classes of that of the distance from a class, ``(n,)``.
+
+    As in cross-conformal prediction by class (Vovk, 2015), a sample of a known class is rarely less typical than a
+    share p of that class's own: its distance is compared with theirs, each left out of what it is compared with.
+    Where a client has no two samples of a class, it is with those of all its samples from their classes.
+
+    Args:
+        features: ``(n, d)``.
+        received: With the tensors of :meth:`Pools.distances`.
+        known: ``(K,)`` bool, the classes that can be answered.
+    """
+    centres, near = received["centres"].double(), received["near"].double()
+    d, view = centres.shape[1], int(received["view"])
+    apart = features[:, view * d : (view + 1) * d].double().unsqueeze(1) - centres[known]
+    metric = symmetric(received["metric"].double(), d)
+    squares = ((apart @ metric) * apart).sum(-1)
+    own = torch.where(near[:-1, :1] > 0, near[:-1], near[-1:])[known]
+    number, steps = own[:, 0], own[:, 1:].contiguous()
+    below = torch.searchsorted(steps, squares.mT.contiguous()).mT / STEPS  # share of the class that is nearer
+    found: Tensor = ((1 + (1 - below) * number) / (number + 1)).amax(-1)
+    return found
 
 
 class Selection(NamedTuple):
