@@ -53,6 +53,7 @@ def sites(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.filterwarnings("ignore:.*another unit")  # of Köln's ages
 @few(("standardise", "categories"), [("auto", "one_hot"), ("federated", "embedding"), ("none", "one_hot")], 1)
 def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, sites, tmp_path):
     options = {"data__standardise": standardise, "data__missing": "indicator", "model__categories": categories}
@@ -81,6 +82,7 @@ def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, 
         np.testing.assert_array_equal(found, known)
 
 
+@pytest.mark.filterwarnings("ignore:.*another unit")
 @few("more", [{}, {"execution__executor": "workers", "execution__workers": 2}], 1)
 def test_closed_forms_choose_a_standardisation_alike_over_a_network(more, sites, tmp_path):
     options = {"data__standardise": "federated", "data__missing": "mean", "encoder__name": "random"}

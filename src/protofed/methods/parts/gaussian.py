@@ -210,11 +210,11 @@ class Pools(NamedTuple):
             ((_, (scores,)),) = seen.left_out(x[some, here], y[some], [mixture], dtype)
             prior = (seen.own.counts[y[some]] + RHO - 1).log()
             found = 2 * (prior - scores.gather(-1, place).squeeze(-1)).nan_to_num(nan=0.0, posinf=0.0)
-            steps = torch.linspace(0, 1, STEPS, dtype=x.dtype)
-            for k in [*held.tolist(), len(means)]:
-                own = found if k == len(means) else found[y[some] == k]
-                if len(own):
-                    near[k] = torch.cat([own.new_tensor([len(own)]), own.quantile(steps)])
+            order = found.argsort()
+            found, of = found[order], y[some][order]
+            for k in [*of.unique().tolist(), len(means)]:
+                own = found if k == len(means) else found[of == k]
+                near[k, 0], near[k, 1:] = len(own), own[torch.arange(STEPS) * len(own) // STEPS]
         metric = triangle(torch.cholesky_inverse(lower[0]).nan_to_num(nan=0.0))
         view = torch.tensor(mixture.view)
         parts = {"metric": metric.to(dtype), "centres": means.to(dtype), "near": near.to(dtype)}
