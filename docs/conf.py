@@ -44,7 +44,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_execution_in_temp = True
-nb_execution_excludepatterns = ["*three-machines*"]  # tests/apps/flower/test_notebook.py runs it: it takes minutes
+nb_execution_excludepatterns = ["*three-machines*"]  # a slow test of protofed-flower runs it
 nb_merge_streams = True
 
 # The API, from docstrings.

@@ -17,8 +17,8 @@ from typing import Self
 
 import psutil
 
-from protofed.apps.flower.app import create_app
-from protofed.apps.flower.keys import create_keys
+from protofed_flower.app import create_app
+from protofed_flower.keys import create_keys
 
 BIN = Path(sys.executable).parent
 CONNECTION = "trial"

@@ -4,6 +4,7 @@ import torch
 
 from protofed.methods import Rule, Traits
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
+from protofed.methods.traits import Protection
 
 
 class Nested(AuxiliaryMethod):
@@ -17,7 +18,9 @@ class Nested(AuxiliaryMethod):
     @classmethod
     def traits(cls, options):
         rules = (Rule("both", "Both", "its class by all features"), Rule("small", "Shared network", open=True))
-        return Traits("part of the weights", "|w_aux|", "|w_aux|", rules=rules, counts=True, beyond_means="")
+        return Traits(
+            "part of the weights", "|w_aux|", "|w_aux|", rules=rules, counts=True, protection=Protection("")
+        )
 
     def extend(self, model):
         super().extend(model)

@@ -18,13 +18,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from protofed import __version__
-from protofed.apps.flower.client_app import app
-from protofed.apps.flower.messages import Job
-from protofed.apps.flower.node import Node, _built, _company
-from protofed.apps.flower.nodes import RECORD
-from protofed.apps.flower.server_app import Gathering, serve
-from protofed.apps.flower.sources import plan_text
-from protofed.apps.flower.summary import client_summaries
 from protofed.config.architectures import FederationSummary
 from protofed.data import DataOptions
 from protofed.experiments import Experiment
@@ -36,6 +29,13 @@ from protofed.samples import FederatedData
 from protofed.trained.metrics import measure
 from protofed.trained.run import TrainedRun
 from protofed.visits.contract import Trained
+from protofed_flower.client_app import app
+from protofed_flower.messages import Job
+from protofed_flower.node import Node, _built, _company
+from protofed_flower.nodes import RECORD
+from protofed_flower.server_app import Gathering, serve
+from protofed_flower.sources import plan_text
+from protofed_flower.summary import client_summaries
 from support import K, experiment, ordinary
 
 Tamper = Callable[[int, Message, Message], Message | None]
@@ -189,7 +189,7 @@ def contents(*folders: Path) -> dict[Path, bytes]:
 
 def enrolled(nodes: dict[int, dict[str, Any]], folder: Path, **settings: int) -> dict[int, dict[str, Any]]:
     """Give nodes what they need for secure aggregation: keys, and a roster that an authority signed."""
-    from protofed.apps.flower.keys import create_keys
+    from protofed_flower.keys import create_keys
 
     create_keys(folder, len(nodes), clients=[Path(node["client-dir"]).name for node in nodes.values()])
     files = {"roster": str(folder / "roster.json"), "authority": str(folder / "ca.crt")}

@@ -81,6 +81,7 @@ FEATURES = 6
 BASE = {
     "rounds": 2,
     "model": {"name": "mlp", "d": 5, "options": {"hidden": [7]}},
+    "encoder": {"name": "none"},
     "training": {"batch_size": 4, "lr": 0.1},
     "execution": {"device": "cpu"},
 }

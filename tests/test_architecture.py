@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import protofed
+from conftest import REPOSITORY
 from protofed.methods import methods
 from support import few
 
@@ -34,14 +35,12 @@ CORE = (
 )
 ALLOWED = {"torch", "numpy", "safetensors", "msgspec"}
 # These files of the core import more, inside a function or as a module that only functions import, for those who
-# choose wire.compression=zstd, a model of timm or Hugging Face, privacy.mode or secure.aggregation.
+# choose wire.compression=zstd, a model of timm or Hugging Face, or privacy.mode.
 LAZY = {
     "wire/compression.py": {"zstandard"},
     "models/hugging.py": {"transformers"},
     "models/vision.py": {"timm"},
     "stages/privacy/accounting.py": {"dp_accounting", "scipy"},
-    "stages/secure/peers.py": {"cryptography"},
-    "stages/secure/protocol.py": {"cryptography", "flwr"},
 }
 
 
@@ -217,17 +216,15 @@ def test_hardly_anything_looks_at_a_clock_that_can_be_set():
 
     A server's starts are numbered by it, but ever higher whatever it says. Server and nodes compare theirs.
     """
+    flower = (REPOSITORY / "packages/protofed-flower/src/protofed_flower").glob("*.py")
     found = {
-        path
-        for path in files()
-        if "time.time" in text(path)
-        for node in nodes(path)
+        path.stem
+        for path in (*(ROOT / each for each in files()), *flower)
+        if "time.time" in (content := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(content))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
     }
-    assert found == {
-        f"apps/{path}.py"
-        for path in ("ui/runs/following", "flower/server_app", "flower/nodes", "flower/client_app")
-    }
+    assert found - {"server_app", "nodes", "client_app"} == {"following"}
 
 
 def test_runs_are_read_without_heavy_imports():
@@ -251,7 +248,7 @@ def test_codecs_are_registered_whichever_module_comes_first():
 
 def test_commands_and_engines_are_found_by_their_entry_points():
     found = {group: entry_points(group=f"protofed.{group}") for group in ("commands", "engines")}
-    assert found["commands"].names >= {"audit", "demo", "deploy", "reproduce", "ui"}
+    assert found["commands"].names >= {"audit", "demo", "deploy", "ui"}
     assert found["engines"].names >= {"flower"}
 
 

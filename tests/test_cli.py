@@ -72,14 +72,6 @@ def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypa
     assert "runs/quickstart-2/report.html" in output
 
 
-def test_reproduce_refuses_a_format_that_there_is_not_before_anything_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("protofed.apps.reproduction.running.reproduce", lambda *_: pytest.fail("it ran"))
-    status, _, error = inside(monkeypatch, capsys, tmp_path, "reproduce", "fedproto/table2", "--format", "latx")
-    assert status == 2
-    assert error == "error: unknown format 'latx': did you mean 'latex'? Valid: csv, latex, markdown, text\n"
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_sweep_prints_a_table_of_two_options_within_80_columns(tmp_path, monkeypatch, capsys):
     chosen = [*SMALL, "method.s=2,4", "method.scaling=true,false", "--methods", "local,tinyproto", "--quiet"]
@@ -255,7 +247,6 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
     [
         (("sweep", "quickstart", "method.lambda=1,2"), "protofed.api.sweep"),
         (("tune", "quickstart", "method.lambda=1..2"), "protofed.api.tune"),
-        (("reproduce", "fedproto/table1"), "protofed.apps.reproduction.running.reproduce"),
     ],
 )
 def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tmp_path, monkeypatch, capsys):
@@ -338,3 +329,12 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys):
         cut = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
         assert path.read_bytes() == cut.read_bytes(), path
     assert load_file(cut)
+
+
+def test_a_command_whose_distribution_is_not_installed_names_it(tmp_path, monkeypatch, capsys):
+    kept = [command for command in cli.app.registered_commands if command.name != "reproduce"]
+    monkeypatch.setattr(cli.app, "registered_commands", kept)
+    monkeypatch.setattr(typer.main, "get_command", typer.main.get_command.__wrapped__)  # built anew
+    status, _, error = inside(monkeypatch, capsys, tmp_path, "reproduce", "all")
+    assert status == 2
+    assert error == "error: reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce\n"

@@ -90,7 +90,7 @@ def test_an_actor_asks_mkl():
         @ray.remote
         class Actor:
             def look(self):
-                import protofed.apps.flower.client_app
+                import protofed_flower.client_app
                 return os.environ.get("MKL_CBWR")
         print(os.environ.get("MKL_CBWR"), ray.get(Actor.remote().look.remote()))
         ray.shutdown()

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import protofed
 from support import script
@@ -21,8 +22,12 @@ def test_version_changelog_and_citation_agree():
         r"^## (\S+) \((\d{4}-\d{2}-\d{2})\)$", (ROOT / "CHANGELOG.md").read_text(), re.M
     ).groups()
     citation = (ROOT / "CITATION.cff").read_text()
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == version
-    assert protofed.__version__ == version
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == protofed.__version__
+    if "dev" in protofed.__version__:
+        assert "\n## Unreleased\n" in (ROOT / "CHANGELOG.md").read_text()
+        assert Version(protofed.__version__) > Version(version)
+    else:
+        assert protofed.__version__ == version
     assert f"version: {version}\n" in citation
     assert f"date-released: {released}\n" in citation
 

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from protofed.apps.reproduction.papers import ACCURACY, NAMES, Printed, find_paper
+from protofed_papers.papers import ACCURACY, NAMES, Printed, find_paper
 
 METHODS = {
     "fedavg": "FedAvg",

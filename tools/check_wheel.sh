@@ -8,8 +8,8 @@ trap 'rm -rf "$place"' EXIT
 uv build --quiet --wheel --out-dir "$place/dist"
 uv venv --quiet --python "${1:-3.11}" "$place/venv"
 VIRTUAL_ENV=$place/venv uv pip install --quiet --compile-bytecode --constraint constraints.txt \
-    "$(echo "$place"/dist/*.whl)[dev]"
-cp -r tests pyproject.toml "$place"  # the latter for pytest's settings
+    "$(echo "$place"/dist/protofed-*.whl)[dev]"
+cp -r tests conftest.py pyproject.toml "$place"  # the latter for pytest's settings
 
 cd "$place"
 unset PYTHONPATH

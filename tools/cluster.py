@@ -1,6 +1,6 @@
 """Measure a simulation on Ray: seconds per round of 100 clients, locally, on Ray and on two Ray nodes of one core.
 
-Usage: ``python tools/cluster.py [--rounds 4]``. This needs ``protofed[flower]`` and MNIST in PROTOFED_DATA or
+Usage: ``python tools/cluster.py [--rounds 4]``. This needs ``protofed-flower`` and MNIST in PROTOFED_DATA or
 ../shared/data; two nodes need ``unshare --mount``.
 """
 
@@ -19,8 +19,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))  # the tests start and stop the same processes
 
-from deployment import BIN, rounds_of  # noqa: E402
 from raycluster import RayCluster, own_disks  # noqa: E402
+
+from deployment import BIN, rounds_of  # noqa: E402
 
 OPTIONS = ("method.name=fedproto", "evaluation.on=own", "evaluation.every=1", "checkpoint.every=0")
 

@@ -131,7 +131,7 @@ class Arm:
         """What its clients compute."""
         if self.sends_nothing:
             return next(group for group, controls in GROUPS.items() if self.plain in controls)
-        if self.label in ("fedavg-tiny", "fedlc-tiny", "fedetf", "fpl", "fedproc", "fedplvm"):
+        if self.label in ("fedavg-tiny", "fedlc-tiny", "fedetf", "fpl", "fedproc", "fedplvm", "moon"):
             return SHARED
         if self.label.startswith("beacon") or self.label.endswith("-tiny"):
             return TWO

@@ -2,7 +2,8 @@
 
 Runs mutmut (``uv pip install mutmut``) on a copy of the repository in ``build/mutation``, by default against the
 package's own tests that are quick. Mutants are chosen by name or pattern, such as ``'*[05]'`` for every fifth.
-Survivors are worth a second run against more tests: ``--tests tests/apps/flower/test_serve.py tests/stages``.
+Survivors are worth a second run against more tests:
+``--tests packages/protofed-flower/tests/test_serve.py tests/stages``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SLOW = (
 )
 """Names of tests that start processes or take seconds, which would be waited for with every mutant."""
 TESTS = {
-    "rounds": ["tests/rounds", "tests/stages/robust", "tests/apps/flower/test_serve.py"],
+    "rounds": ["tests/rounds", "tests/stages/robust", "packages/protofed-flower/tests/test_serve.py"],
     "visits": [
         "tests/visits",
         "tests/rounds/test_evaluation.py",

@@ -1,6 +1,6 @@
 """Measure Flower's overhead: seconds per round of the local engine, a Ray simulation and a deployment on loopback.
 
-Usage: ``python tools/network.py [--rounds 4]``. This needs ``protofed[flower]``; the case of real clients also
+Usage: ``python tools/network.py [--rounds 4]``. This needs ``protofed-flower``; the case of real clients also
 needs ``fed-mnist7k`` in PROTOFED_DATA or ../shared/data.
 """
 

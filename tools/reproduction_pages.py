@@ -1,7 +1,7 @@
 """What the docs say of the papers' tables and claims: ``python tools/reproduction_pages.py [--check]``.
 
 Tables and claims with their verdicts in docs/reproduction and in the baseline of hub/, and gains over controls
-in the former's README.md, come from the results in ``src/protofed/apps/reproduction/results``, at the scales
+in the former's README.md, come from the results in ``papers/src/protofed_papers/results``, at the scales
 and rounds of ``verdicts.json`` there. What lies between two marks of a page is replaced; a test runs this with
 ``--check``. After further runs, ``--add FILE`` takes in the ``results.csv`` of a folder in which ``protofed
 reproduce`` ran, and ``--verdicts`` writes the verdicts on the results into ``verdicts.json``: look at what it
@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from protofed.apps.reproduction.cells import CONTROLS
-from protofed.apps.reproduction.judging import judged, rules_of, verdicts
-from protofed.apps.reproduction.layout import Row, Scope, Sheet, committed_scopes, formula_runs
-from protofed.apps.reproduction.output import as_markdown, facts_of, heading, section_label
-from protofed.apps.reproduction.papers import ACCURACY, CODED, Claim, Paper, papers
-from protofed.apps.reproduction.results import FOLDER, Result, committed, read_results, write_results
-from protofed.apps.reproduction.verdicts import CONTRADICTED, NOT_RUN
 from protofed.trained.paired import interval, relation
+from protofed_papers.cells import CONTROLS
+from protofed_papers.judging import judged, rules_of, verdicts
+from protofed_papers.layout import Row, Scope, Sheet, committed_scopes, formula_runs
+from protofed_papers.output import as_markdown, facts_of, heading, section_label
+from protofed_papers.papers import ACCURACY, CODED, Claim, Paper, papers
+from protofed_papers.results import FOLDER, Result, committed, read_results, write_results
+from protofed_papers.verdicts import CONTRADICTED, NOT_RUN
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reproduction"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -17,10 +18,12 @@ from unittest import mock
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import protofed
-from protofed.stages.secure import protocol
-from protofed.stages.secure.peers import KnownPeers
+from protofed.runs.records import RoundRecord
+from protofed.stages.secure.stage import SecureSum, Summed
 from protofed.text import size
 from protofed.trained.run import TrainedRun
+from protofed_flower import protocol
+from protofed_flower.peers import KnownPeers
 
 CASES = {
     "`fedproto`, d = 64, 20 clients": {"method.name": "fedproto"},
@@ -51,12 +54,24 @@ def measured(chosen: dict[str, Any], secure: bool, client: type[protocol.SecureC
         "secure.aggregation": secure,
         "execution.executor": "sequential",
     }
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(protocol, "SecureClient", client):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(SecureSum, "sum", _protected(client)):
         run = protofed.run("quickstart", overrides, out=Path(folder) / "run")
         assert isinstance(run, TrainedRun)
         rounds = run.rounds[1:]  # the first sends nothing down, and loads the library
     sent = [statistics.fmean(r.bytes[way] for r in rounds) for way in ("up", "down")]
     return [*sent, statistics.median(r.seconds["aggregation"] for r in rounds)]
+
+
+def _protected(client: type[protocol.SecureClient]) -> Callable[..., Summed]:
+    """Return what adds the uploads of a simulation by the protocol."""
+    add = SecureSum.sum
+
+    def protected(stage: SecureSum, messages: Any, broadcasts: Any, record: RoundRecord) -> Summed:
+        offers = {n: stage.offer(n, m, broadcasts[n], record.round) for n, m in messages.items()}
+        stage.conduct = protocol.over(protocol.here({n: client(n, *offer) for n, offer in offers.items()}))
+        return add(stage, messages, broadcasts, record)
+
+    return protected
 
 
 def main() -> None:
@@ -66,7 +81,7 @@ def main() -> None:
     print("|---|---|---:|---:|---:|")
     ways = {
         "plain": (False, protocol.SecureClient),
-        "secure, in a simulation": (True, protocol.SecureClient),
+        "secure, without signatures": (True, protocol.SecureClient),
         "secure, with signatures": (True, Signing),
     }
     for title, chosen in CASES.items():

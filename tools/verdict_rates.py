@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from protofed.apps.reproduction.verdicts import Contrast, judge, number_verdict
 from protofed.trained.paired import interval
+from protofed_papers.verdicts import Contrast, judge, number_verdict
 
 PAGE = Path(__file__).parent.parent / "docs" / "reproduction" / "README.md"
 FIRST, LAST = "<!-- rates: made by tools/verdict_rates.py -->", "<!-- end of rates -->"

@@ -346,11 +346,13 @@ def _engine(name: str) -> Engine:
         return run_experiment
     engines = entry_points(group="protofed.engines")
     if name not in engines.names:
+        if name == "flower":
+            raise ConfigError("--engine flower needs protofed-flower: pip install protofed-flower")
         raise ConfigError(unknown_name("engine", name, ["local", *sorted(engines.names)]))
     try:
         found: Engine = engines[name].load()
     except ImportError as error:
-        raise ConfigError(f"--engine {name} needs {error.name}: pip install 'protofed[{name}]'") from None
+        raise ConfigError(f"--engine {name} needs the package {error.name}") from None
     return found
 
 

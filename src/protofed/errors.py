@@ -18,7 +18,7 @@ class ProtofedError(Exception):
     samples too, so that of an error at a node the server is told the code alone, and what comes with it.
 
     Attributes:
-        code: Of ``protofed.apps.flower.refusals.CODES``.
+        code: Of ``protofed_flower.refusals.CODES``.
         option: Dotted name of the option concerned; "" for none.
         names: Names of classes or columns that do not fit, if they may be told.
     """

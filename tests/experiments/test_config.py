@@ -8,6 +8,7 @@ import tomllib
 import pytest
 import tomli_w
 
+from protofed.config import schema
 from protofed.config.schema import (
     apply_overrides,
     comparison,
@@ -258,8 +259,8 @@ def test_a_recipes_own_variant_replaces_the_built_in_one():
 
 def test_a_misspelt_built_in_variant_gets_a_suggestion():
     for place in ({}, {"variants": {"local-tuned": {"method": {"name": "local"}}}}):
-        with pytest.raises(ConfigError, match="'beacon-int4': did you mean 'beacon-int8'") as caught:
-            resolve(place, method="beacon-int4")
+        with pytest.raises(ConfigError, match="'local-balance': did you mean 'local-balanced'") as caught:
+            resolve(place, method="local-balance")
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="must name its method"):
         resolve({"variants": {"a": {"method": {"name": "unshared"}}}}, method="local")
@@ -300,3 +301,18 @@ def test_options_of_the_last_version_say_what_to_use_instead(options, instead):
 def test_a_recipe_of_the_last_version_with_its_defaults_is_read():
     old = {"encoder": {"beside": False, "members": []}, "method": {"name": "fedlda", "expert": "none"}}
     assert resolve(old).key == resolve({"method": {"name": "fedlda"}}).key
+
+
+def test_recipes_that_ship_need_nothing_else(monkeypatch):
+    """Those of other distributions are found beside them, and an unknown name says where they are."""
+    every = recipes()
+    monkeypatch.setattr(schema, "entry_points", lambda group: ())
+    for found in (schema._collections, schema.variants):
+        monkeypatch.setattr(schema, found.__name__, found.__wrapped__)
+    own = recipes()
+    assert len(own) <= 16
+    assert own.items() <= every.items()
+    for name in own:
+        schema.comparison(load_recipe(name))
+    with pytest.raises(ConfigError, match="those of papers and studies come with a checkout: uv run protofed"):
+        load_recipe("protonorm-cifar100")

@@ -259,7 +259,7 @@ class Scaled(torch.nn.Module):
 
 
 def test_a_client_with_other_weights_is_left_out_by_name(tmp_path, monkeypatch, caplog):
-    from protofed.apps.flower.sources import Folder
+    from protofed_flower.sources import Folder
 
     forget()
     root = write_folders(tmp_path / "data", ordinary())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import protofed
 from protofed.config.schema import every_method
 from protofed.experiments import resolve
 from protofed.experiments.loading import load_data
+from protofed.models.encoders import EncoderOptions
 from support import SMALL_RUN, command, few, write_vectors
 
 
@@ -39,7 +41,8 @@ def runs(tmp_path_factory):
 
 
 def held_by(run, client):
-    return {c.name: c.test for c in load_data(resolve(run.config)).clients}[client].x
+    unencoded = replace(resolve(run.config), encoder=EncoderOptions())
+    return {c.name: c.test for c in load_data(unencoded).clients}[client].x
 
 
 @pytest.mark.parametrize("method", every_method())

@@ -276,8 +276,8 @@ def tensors(rng: random.Random, folder: Path) -> None:
 @cache
 def flower() -> list[tuple[str, Callable[[Any], object], dict[str, Any]]]:
     """Return name, reader and a valid message for all that is read from the other side."""
-    from protofed.apps.flower import messages as m
     from protofed.visits.contract import Evaluated, Trained
+    from protofed_flower import messages as m
 
     ann = m.Description("ann", ("cat", "dog"), True, (3, 0), (1, 2), 2, (1, 8, 8), {"epochs": 2, "lr": 0.1}, 0)
     bob = m.Description("bob", ("cat",), False, (4,), (0,), 0, (1, 8, 8))

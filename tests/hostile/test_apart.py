@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import zipfile
@@ -15,10 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from openpyxl import Workbook
+from PIL import Image
 
 from hostile.bounds import bounded, refused
 from protofed.data import DataOptions, apart, load_pool, reader
+from protofed.data.images import decode
 from protofed.errors import DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
@@ -63,7 +68,10 @@ def test_sheets(name, tmp_path):
 def test_styles_are_not_read(tmp_path):
     book(tmp_path / "a.xlsx", STYLES, b"</fonts>", b"<font><name val='a'/></font>" * 800_000 + b"</fonts>")
     with bounded(10, 100):
-        assert apart.read("Excel", tmp_path / "a.xlsx", Budget(1)).to_pydict() == {"age": ["1"], "label": ["y"]}
+        assert apart.read_table("Excel", tmp_path / "a.xlsx", Budget(1)).to_pydict() == {
+            "age": ["1"],
+            "label": ["y"],
+        }
 
 
 def test_rows_that_are_no_bytes_in_the_file(tmp_path):
@@ -85,11 +93,69 @@ def stream(path: Path, table: pa.Table, **options: object) -> None:
 
 def test_compressed_streams(tmp_path):
     stream(tmp_path / "a.arrow", pa.table({"x": np.arange(10)}), compression="zstd")
-    assert len(apart.read("Arrow", tmp_path / "a.arrow", Budget(1))) == 10
+    assert len(apart.read_table("Arrow", tmp_path / "a.arrow", Budget(1))) == 10
     stream(tmp_path / "b.arrow", pa.table({"x": np.zeros(10**8)}), compression="zstd")
     with bounded(20, 400):
-        message = refused(lambda: apart.read("Arrow", tmp_path / "b.arrow", Budget(9)), DataError)
+        message = refused(lambda: apart.read_table("Arrow", tmp_path / "b.arrow", Budget(9)), DataError)
     assert "GB of memory: save the data set again" in message
+
+
+def black(side: int, mode: str = "L") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (side, side)).save(file, "PNG")
+    return file.getvalue()
+
+
+def decoded(payloads: list[bytes], **options: int) -> torch.Tensor:
+    return decode(payloads.__getitem__, torch.arange(len(payloads)), "image {}".format, Budget(1), **options)
+
+
+def test_images_are_decoded_in_the_process_and_it_outlives_bad_ones(tmp_path):
+    assert decoded([black(4)] * 600).shape == (600, 1, 4, 4)
+    (process,) = apart._running
+    for bad, told in (
+        (b"no image", "not a readable image"),
+        (black(5), "image of 5×5 pixels, but others have 4×4: set data.options.resize"),
+        (black(2**13 + 1), "at most 67108864"),
+    ):
+        message = refused(lambda bad=bad: decoded([black(4)] * 300 + [bad]), DataError)
+        assert message.startswith("image 300: ")
+        assert told in message
+    assert apart._running == [process]
+    with bounded(10, 100):
+        assert decoded([black(2**13)] * 2, resize=8).shape == (2, 1, 8, 8)
+
+
+def test_images_that_take_more_memory_than_the_process_has(monkeypatch):
+    assert decoded([black(4)]).shape == (1, 1, 4, 4)
+    monkeypatch.setattr(limits, "READER_BYTES", 2**26)
+    monkeypatch.setattr(limits, "IMAGE_MEMORY", 0)
+    large = black(2**13, "RGB")
+    with bounded(10, 200):
+        message = refused(lambda: decoded([large], resize=8), DataError)
+    assert re.fullmatch(r"image 0: takes more than .* GB of memory.*: save them anew, with fewer pixels", message)
+    monkeypatch.undo()
+    assert decoded([black(4)]).shape == (1, 1, 4, 4)
+
+
+def test_headers(tmp_path):
+    paths = [tmp_path / "a.png", tmp_path / "b.tiff", tmp_path / "c.png"]
+    paths[0].write_bytes(black(4))
+    entry = struct.pack("<HHII", 1, 1, 2**31, 26)  # a field of two gigabytes, in a sparse file
+    paths[1].write_bytes(b"II*\0" + struct.pack("<IHH", 8, 1, 0)[:6] + entry + bytes(4))
+    os.truncate(paths[1], 2**33)
+    os.mkfifo(paths[2])
+    with bounded(10, 100):
+        assert apart.read_headers([*paths, *paths[:1] * 300]) == [(4, 4, "L"), None, None, *[(4, 4, "L")] * 300]
+
+
+def test_an_archive_expands_to_what_it_announces(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((10**6, 50), np.float32), y=np.zeros(10**6, np.int64))
+    assert (tmp_path / "a.npz").stat().st_size < 10**6
+    with bounded(20, 400):
+        assert len(apart.read_arrays(tmp_path / "a.npz", Budget(1), ["x"], [])["x"]) == 10**6
+        message = refused(lambda: read(tmp_path / "a.npz", max_gb=0.1), DataError)
+    assert message.endswith("a.npz: x: needs 0.2 GB of memory, but only 0.1 of data.max_gb = 0.1 is left")
 
 
 @pytest.mark.slow
@@ -100,6 +166,8 @@ def test_time_is_limited(tmp_path, monkeypatch):
     book(tmp_path / "a.xlsx", SHEET, b"</sheetData>", row * 400_000 + b"</sheetData>")
     message = refused(lambda: read(tmp_path / "a.xlsx"), DataError)
     assert "bytes take more than 0 s: delete empty rows" in message
+    message = refused(lambda: decoded([black(2**13)] * 50, resize=8), DataError)
+    assert message == "image 0: and 49 further images take more than 3 s: save them anew, with fewer pixels"
 
 
 @pytest.fixture
@@ -114,10 +182,10 @@ def test_one_process_reads_many_files_and_errors_do_not_end_it(ordinary, tmp_pat
     read(ordinary)
     (process,) = apart._running
     refused(lambda: read(tmp_path / "b.parquet"), DataError)
-    assert len(apart.read("parquet", tmp_path / "a\nb\udc80.parquet", Budget(1), ["x"])) == 2
+    assert len(apart.read_table("parquet", tmp_path / "a\nb\udc80.parquet", Budget(1), names=["x"])) == 2
     refused(lambda: read(ordinary, max_gb=1e-8), DataError)  # in the middle of an answer
     assert apart._running != [process]
-    assert len(apart.read("parquet", ordinary, Budget(1), ["x"])) == 2
+    assert len(apart.read_table("parquet", ordinary, Budget(1), names=["x"])) == 2
 
 
 def test_a_process_that_ended_is_begun_again(ordinary):
@@ -137,7 +205,7 @@ def test_a_fork_begins_its_own(ordinary):
     read(ordinary)
     if not (child := os.fork()):
         try:
-            apart.read("parquet", ordinary, Budget(1), ["x"])
+            apart.read_table("parquet", ordinary, Budget(1), names=["x"])
             apart._end()
             os._exit(0)
         finally:
@@ -153,7 +221,7 @@ def test_the_process_begins_with_little(ordinary):
         "print({name for name in ('torch', 'pandas', 'datasets') if sys.modules.get(name)}, file=sys.stderr)"
     )
     asked = {"form": "parquet", "path": str(ordinary), "names": ["x"], "schema": False}
-    line = json.dumps({**asked, "memory": 2**28, "seconds": 9}).encode()
+    line = json.dumps({**asked, "memory": 2**28, "seconds": 9, "lengths": []}).encode()
     ran = subprocess.run([sys.executable, "-c", code], input=line, capture_output=True, check=True)
     assert ran.stdout.endswith(reader.FRAME.pack(b"Z", 0))
     assert ran.stderr == b"set()\n"

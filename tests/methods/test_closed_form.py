@@ -101,15 +101,20 @@ def test_partial_participation_and_late_clients_count_once(owners, seed):
 
 
 @settings(max_examples=15)
-@given(PARTS, st.integers(0, 99), st.booleans())
-def test_fed3r_is_the_ridge_regression_of_the_pooled_samples(owners, seed, secure):
+@given(PARTS, st.integers(0, 99), st.booleans(), st.booleans())
+def test_fed3r_is_the_ridge_regression_of_the_pooled_samples(owners, seed, secure, constant):
     x, y = points(24, seed)
     owners[:4] = [0, 1, 2, 3]
     more = {"secure__aggregation": True, "secure__fraction_bits": 40} if secure else {}
     data = divided(x, y, owners, ["ann", "bob", "cid", "dan"])
+    more["method__constant"] = constant
     federation = run("fed3r", data, method__lambda=0.5, method__normalise=False, **more)
     targets = torch.nn.functional.one_hot(y, K).double()
+    x = torch.cat([x, torch.ones(len(x), int(constant), dtype=x.dtype)], 1)
     expected = Ridge(alpha=0.5, fit_intercept=False).fit(x, targets).coef_
+    if constant:
+        assert federation.server["bias"].numpy() == pytest.approx(expected[:, -1], rel=1e-6, abs=1e-6)
+        expected = expected[:, :-1]
     assert federation.server["weights"].numpy() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
@@ -278,6 +283,26 @@ def test_one_round_unless_asked_otherwise():
     assert resolve({"method": {"name": "fedlda"}}).rounds == 1
     held = apply_overrides(tree, {"data.validation_fraction": 0.2})
     assert resolve(held, method="fedlda").rounds == 1
+
+
+@pytest.mark.parametrize("method", [*CLOSED, "fedpft"])
+def test_a_closed_form_has_an_encoder_unless_a_network_is_asked_for(method):
+    """A recipe's network, which nobody would train, is no reason to take its features."""
+    tree = {"model": {"name": "cnn4", "d": 16}, "transforms": {"mean": [0.5], "std": [0.5]}}
+    found = resolve(tree, method=method)
+    assert (found.encoder.name, found.encoder.dim, found.model.name) == ("auto", 128, "identity")
+    assert not found.transforms.mean
+    assert resolve(found.to_tree()) == found
+    assert resolve({**tree, "encoder": {"dim": 32}}, method=method).encoder.dim == 32
+    asked = resolve(apply_overrides(tree, {"encoder.name": "none"}), method=method)
+    assert (asked.encoder.name, asked.model.name) == ("", "cnn4")
+    assert asked.to_tree()["encoder"]["name"] == "none"
+    assert resolve(asked.to_tree()) == asked != found
+    assert asked.key != found.key
+    trained = resolve(tree, method="fedproto")
+    assert (trained.encoder.name, trained.model.name) == ("", "cnn4")
+    assert resolve(trained.to_tree(), method=method).encoder == found.encoder  # it asked for nothing
+    assert resolve(apply_overrides(tree, {"encoder.name": "none"}), method="fedproto") == trained
 
 
 @pytest.mark.parametrize(

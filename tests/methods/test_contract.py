@@ -147,7 +147,7 @@ def test_declared_rules_are_known_in_older_runs():
                 assert known(rule.name).title == rule.title
 
 
-OWN = ("methods", "apps/ui/demo", "apps/reproduction", "runs/rules.py")
+OWN = ("methods", "apps/ui/demo", "runs/rules.py")
 """What may name methods and rules: themselves, the demonstration, papers' data, and what older runs lack."""
 WORDS = {"global", "head", "local", "nearest"}
 """Names of rules that mean other things as well, such as an engine or a part of a model."""

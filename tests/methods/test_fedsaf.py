@@ -1,4 +1,4 @@
-"""FedSAF: against a naive reference for both relations, and what neither of them depends on."""
+"""FedSAF: against a naive reference for each structure, and what none of them depends on."""
 
 from __future__ import annotations
 
@@ -11,39 +11,55 @@ import naive
 from naive import build, same, same_nets, uneven
 from protofed.errors import ConfigError
 from protofed.methods import Batch
-from protofed.methods.fedsaf import relations
+from protofed.methods.fedsaf import structural as structural_loss
 from support import K, visited
 
-WEIGHT = 0.7
+WEIGHT, SAMPLES = 0.7, 0.3
+STRUCTURES = ["cka", "gram", "distances"]
 
 
-def length(v):
-    return (v @ v).sqrt()
+def centred(rows):
+    middle = naive.mean(rows)
+    return [v - middle for v in rows]
 
 
-def loss(w, batch, shared, relation):
-    """``CE + λ·mean over pairs (r(c_i, c_j) − r(C_i, C_j))²``."""
+def structural(rows, targets, kind):
+    """Return the loss between two lists of vectors, pair by pair."""
+    n = len(rows)
+    if n < 2:
+        return torch.zeros((), dtype=torch.float64)
+    if kind == "gram":
+        rows, targets = ([v / v.norm().clamp(min=1e-12) for v in one] for one in (rows, targets))
+    if kind == "distances":
+        pairs = [(i, j) for i in range(n) for j in range(i)]
+        a, b = ([((one[i] - one[j]) @ (one[i] - one[j])).sqrt() for i, j in pairs] for one in (rows, targets))
+    else:
+        pairs = [(i, j) for i in range(n) for j in range(n)]
+        rows, targets = centred(rows), centred(targets)
+        a, b = ([one[i] @ one[j] for i, j in pairs] for one in (rows, targets))
+    if kind == "gram":
+        return naive.mean([(p - q) ** 2 for p, q in zip(a, b, strict=True)])
+    lengths = sum(p * p for p in a).sqrt() * sum(q * q for q in b).sqrt()
+    return 1 - sum(p * q for p, q in zip(a, b, strict=True)) / lengths
+
+
+def loss(w, batch, shared, kind):
+    """``CE + λ·ℓ(c, C) + γ·ℓ(f, C_y)``."""
     f, y = [naive.features(w, x) for x, _ in batch], [c for _, c in batch]
     crossed = naive.mean([naive.cross_entropy(naive.head(w, a), c) for a, c in zip(f, y, strict=True)])
-    own = {c: naive.mean([a for a, b in zip(f, y, strict=True) if b == c]) for c in sorted(set(y)) if c in shared}
-    pairs = [(i, j) for i in own for j in own if i != j]
-    if not pairs:
+    if not shared:
         return crossed
-    if relation == "cosines":
-        found, wanted = (
-            [p[i] @ p[j] / (length(p[i]).clamp(min=1e-12) * length(p[j]).clamp(min=1e-12)) for i, j in pairs]
-            for p in (own, shared)
-        )
-    else:
-        apart = [[length(p[i] - p[j]) for i, j in pairs] for p in (own, shared)]
-        found, wanted = ([d / naive.mean(one) for d in one] for one in apart)
-    return crossed + WEIGHT * naive.mean([(a - b) ** 2 for a, b in zip(found, wanted, strict=True)])
+    own = {c: naive.mean([a for a, b in zip(f, y, strict=True) if b == c]) for c in sorted(set(y)) if c in shared}
+    classes = structural([*own.values()], [shared[c] for c in own], kind)
+    targets = [shared.get(c, a.detach()) for a, c in zip(f, y, strict=True)]
+    return crossed + WEIGHT * classes + SAMPLES * structural(f, targets, kind)
 
 
-@pytest.mark.parametrize("relation", ["cosines", "distances"])
-def test_three_rounds(relation):
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_three_rounds(kind):
     data = uneven()
-    federation = build("fedsaf", data, rounds=3, method__lambda=WEIGHT, method__relation=relation)
+    options = {"method__lambda": WEIGHT, "method__samples": SAMPLES, "method__structure": kind}
+    federation = build("fedsaf", data, rounds=3, **options)
     own = {c.name: naive.own_net(federation, c.name) for c in data.clients}
     shared = {}
     for number, record in enumerate(federation.run(), start=1):
@@ -51,7 +67,7 @@ def test_three_rounds(relation):
         for c in data.clients:
             for batch in naive.rounds_of(c.train, c.name, number):
                 (own[c.name],), _ = naive.step(
-                    [own[c.name]], lambda n, b=batch, known=shared: loss(n[0], b, known, relation)
+                    [own[c.name]], lambda n, b=batch, known=shared: loss(n[0], b, known, kind)
                 )
             same_nets(naive.own_net(federation, c.name), own[c.name])
             f = [naive.features(own[c.name], x.double()) for x in c.train.x]
@@ -63,44 +79,44 @@ def test_three_rounds(relation):
         assert set(record.accuracy.clients) == {"head", "local"}
 
 
-@given(seed=st.integers(0, 2**31), relation=st.sampled_from(["cosines", "distances"]), absent=st.booleans())
-def test_relations_know_nothing_of_the_basis(seed, relation, absent):
-    """Nor of the scale; distances nor of the origin."""
+@given(seed=st.integers(0, 2**31), kind=st.sampled_from(STRUCTURES), absent=st.booleans())
+def test_structures_know_nothing_of_the_basis(seed, kind, absent):
+    """Nor of the scale, nor, but for ``gram``, of the origin; rows that do not count change nothing."""
     source = torch.Generator().manual_seed(seed)
-    rows = torch.randn(5, 4, generator=source, dtype=torch.float64)
+    rows, targets = torch.randn(2, 5, 4, generator=source, dtype=torch.float64)
     turn = torch.linalg.qr(torch.randn(4, 4, generator=source, dtype=torch.float64))[0]
-    pairs = ~torch.eye(5, dtype=torch.bool)
-    if absent:
-        pairs[2], pairs[:, 2] = False, False
-    moved = 3.0 * rows @ turn + (10.0 if relation == "distances" else 0.0)
-    torch.testing.assert_close(
-        relations(moved, pairs, relation)[pairs], relations(rows, pairs, relation)[pairs], rtol=1e-6, atol=1e-6
-    )
+    weight = torch.ones(5, dtype=torch.float64)
+    weight[2] = 0 if absent else 1
+    held = weight > 0
+    moved = 3.0 * rows @ turn + (0.0 if kind == "gram" else 10.0)
+    found = structural_loss(moved, targets, weight, kind)
+    same(found, structural([*rows[held]], [*targets[held]], kind))
+    same(structural_loss(moved, rows, weight, kind), torch.zeros_like(found))
 
 
-@pytest.mark.parametrize("relation", ["cosines", "distances"])
-def test_coinciding_and_zero_means_have_finite_gradients(relation):
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_coinciding_and_zero_rows_have_finite_gradients(kind):
     rows = torch.zeros(4, 3, requires_grad=True)
-    (relations(rows, ~torch.eye(4, dtype=torch.bool), relation) ** 2).sum().backward()
+    structural_loss(rows, torch.randn(4, 3), torch.ones(4), kind).backward()
     assert bool(rows.grad.isfinite().all())
 
 
-@pytest.mark.parametrize("relation", ["cosines", "distances"])
-def test_one_class_or_no_prototypes_leave_cross_entropy(relation):
-    federation, alone = build("fedsaf", method__relation=relation), build("local")
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_one_sample_or_no_prototypes_leave_cross_entropy(kind):
+    federation, alone = build("fedsaf", method__structure=kind), build("local")
     c = visited(federation)["ann"]
     given = {"prototypes": torch.randn(K, naive.D, dtype=torch.float64), "present": torch.ones(K, dtype=torch.bool)}
-    one = torch.zeros_like(c.train.y)
-    for received, y in ((federation.method.receive(c, None), c.train.y), (given, one)):
-        batch = Batch(c.train.x.double(), y)
+    for received, n in ((federation.method.receive(c, None), len(c.train)), (given, 1)):
+        batch = Batch(c.train.x[:n].double(), c.train.y[:n])
         terms, _ = federation.method.loss(c.model, batch, received, c.state)
         expected, _ = alone.method.loss(c.model, batch, {}, {})
-        assert not terms["relations"].detach().any()
+        assert not terms["classes"].detach().any()
+        assert not terms["samples"].detach().any()
         same(terms["cross_entropy"], expected["cross_entropy"])
 
 
 def test_bad_options():
     with pytest.raises(ConfigError, match="regulariser"):
         build("fedsaf", method__regulariser="samples")
-    with pytest.raises(ConfigError, match=r"relation must be .cosines. or .distances., not"):
-        build("fedsaf", method__relation="angles")
+    with pytest.raises(ConfigError, match="structure"):
+        build("fedsaf", method__structure="angles")

@@ -11,7 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protofed.data import DataOptions
+from protofed.data.preparing import prepare
+from protofed.data.tables import RawColumn
 from protofed.experiments.assemble import assemble
+from protofed.experiments.encoding import encode
 from protofed.methods import Local
 from protofed.methods.parts import gaussian
 from protofed.methods.parts.gaussian import (
@@ -29,6 +33,7 @@ from protofed.methods.parts.gaussian import (
     voters,
 )
 from protofed.methods.parts.moments import Sums, floor
+from protofed.models.encoders import EncoderOptions
 from protofed.samples import ClientData, FederatedData, Samples
 from support import EXACT, command, experiment, few, visited
 
@@ -203,7 +208,7 @@ def test_sites_that_cannot_choose_take_what_all_have(case):
             part[1][0] = 2
     federation = federation_of(parts)
     received = visited(federation)["c0"].received
-    kappa, share, shrinkage, number = received["choice"].tolist()
+    kappa, share, shrinkage, number, *_ = received["choice"].tolist()
     if case in ("one class", "no sample that may vote", "one sample"):
         assert (kappa, share, shrinkage) == (1, -1, -1)
     assert number == {"one class": 9, "three samples": 2, "a class of one sample everywhere": 29}.get(case, 0)
@@ -308,15 +313,20 @@ def test_choices_in_words():
         "0.1 of their weight (1), nothing of others (1). Without two samples of any class, and so with the first "
         "choice: cid."
     )
+    of_two = {name: Selection(Mix(0.0, 0.0, 0.1, view), 9).tensor(2) for name, view in (("ann", 0), ("bob", 1))}
+    assert told({"ann": of_two["ann"]}).endswith("Clients measure alike: standardised together.")
+    assert told({"bob": of_two["bob"]}).endswith("Each client measures in its own way: standardised by site.")
+    assert "alike at ann (standardised together) and otherwise at bob (standardised by site)" in told(of_two)
 
 
-@few("normalise", [True, False], 1)
+@few(("normalise", "constant"), [(True, True), (False, False), (True, False), (False, True)], 2)
 @few("ridge", [0.01, 1e-4], 1)
-def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge, normalise):
+def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge, normalise, constant):
     from protofed.methods import Task, get
 
     (x, y), *others = drawn(4, 3, n=12)
-    method = get("fed3r")(get("fed3r").Options(normalise=normalise), Task(3, 4, 1, 0, 1.0, dtype=torch.float64))
+    options = get("fed3r").Options(normalise=normalise, constant=constant)
+    method = get("fed3r")(options, Task(3, 4, 1, 0, 1.0, dtype=torch.float64))
     everything = [np.concatenate(parts) for parts in zip((x, y), *others, strict=True)]
     gram = method.gathered(
         [Sums.of(torch.tensor(a), torch.tensor(b), 3, second=True) for a, b in [(x, y), *others]]
@@ -324,10 +334,12 @@ def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge,
     held = torch.tensor(sorted(set(y.tolist())))
     place = torch.searchsorted(held, torch.tensor(y))
     found = method.left_out(torch.tensor(x), place, held, gram, ridge)
+    everything[0] = np.concatenate([everything[0], np.ones((len(everything[0]), int(constant)))], 1)
+    x = everything[0][: len(x)]
     for i in range(len(y)):
         rest = np.arange(len(everything[1])) != i
         X, targets = everything[0][rest], np.eye(3)[everything[1][rest]]
-        W = np.linalg.solve(X.T @ X + ridge * np.eye(4), X.T @ targets)
+        W = np.linalg.solve(X.T @ X + ridge * np.eye(X.shape[1]), X.T @ targets)
         W = W / np.linalg.norm(W, axis=0) if normalise else W
         assert found[i].tolist() == pytest.approx((x[i] @ W)[held.numpy()].tolist(), rel=1e-8, abs=1e-8)
 
@@ -354,3 +366,70 @@ def test_other_closed_forms_choose_alike(method):
             torch.testing.assert_close(tensor, received[1][name][key], rtol=1e-6, atol=1e-7)
         if method != "local_lda":
             torch.testing.assert_close(one["weights"], federation.server["weights"], rtol=1e-6, atol=1e-7)
+
+
+def hospitals(seed: int, units: bool) -> FederatedData:
+    """Return raw tables of four hospitals whose class shares differ; perhaps each measures in units of its own."""
+    rng = np.random.default_rng(seed)
+    means, shares = rng.normal(size=(2, 6)) * 0.9, [0.9, 0.7, 0.3, 0.1]
+    scale, shift = rng.lognormal(size=(4, 6)), 9 * rng.normal(size=(4, 6))
+    clients = []
+    for i, share in enumerate(shares):
+        parts = []
+        for n in (80, 1500):
+            y = (rng.random(n) < share).astype(int)
+            x = means[y] + rng.normal(size=(n, 6))
+            x = x * scale[i] + shift[i] if units else x * [1, 10, 0.1, 3, 1, 1] + [70, 0, 0, 5, 0, 1]
+            parts.append(Samples(torch.tensor(x), torch.tensor(y)))
+        clients.append(ClientData(f"h{i}", *parts, None, {}))
+    return FederatedData(tuple(clients), 2, ("ill", "well"), (6,))
+
+
+def hospital_accuracy(
+    raw: FederatedData, standardise: str, method: str = "fedlda", encoder: str = "random", **options: object
+):
+    columns = tuple(RawColumn(str(number)) for number in range(6))
+    data = prepare(raw, columns, DataOptions(standardise=standardise))
+    data = encode(data, EncoderOptions(encoder, dim=6), kept=False)
+    federation = assemble(experiment(method, **{**EXACT, **options}), data)[0]
+    rounds = list(federation.run())
+    choices = {name: client.received.get("choice") for name, client in visited(federation).items()}
+    return rounds[-1].accuracy.weighted["head"], choices
+
+
+@few(("method", "encoder"), [("fedlda", "random"), ("fedlda", "identity"), ("local_lda", "random")], 1)
+@few("units", [False, True], 2)
+def test_each_client_chooses_how_its_table_is_standardised(method, encoder, units):
+    kinds = ("site", "federated", "chosen")
+    by_seed = [[hospital_accuracy(hospitals(s, units), k, method, encoder)[0] for k in kinds] for s in range(6)]
+    *single, found = np.mean(by_seed, 0)
+    assert found >= max(single) - 0.005
+
+
+@pytest.mark.parametrize(
+    "options", [{"execution__executor": "fused"}, {"secure__aggregation": True}, {"method__centre": True}]
+)
+def test_standardisation_is_chosen_alike_whatever_the_engine(options):
+    raw = hospitals(0, True)
+    plain, choices = hospital_accuracy(raw, "chosen", method__centre=options.get("method__centre", False))
+    found, others = hospital_accuracy(raw, "chosen", **options)
+    assert found == pytest.approx(plain, abs=2e-3)
+    assert all(choices[name][4] == others[name][4] for name in choices)
+    assert "standardised" in told(choices)
+
+
+def test_one_of_several_features_is_chosen_as_if_it_stood_alone():
+    (x, y), *others = drawn(0, n=20)
+    noise = np.random.default_rng(1).normal(size=(3, 20, 4))
+    worse = [(np.concatenate([a + 5 * e, a], 1), b) for (a, b), e in zip([(x, y), *others], noise, strict=True)]
+    both = pools_of(worse[0], worse[1:], 3)._replace(views=2)
+    alone = choose(pools_of((x, y), others, 3), torch.tensor(x), torch.tensor(y), SHRINKAGES, torch.float64)
+    found = choose(both, torch.tensor(worse[0][0]), torch.tensor(y), SHRINKAGES, torch.float64)
+    assert found == alone._replace(mixture=alone.mixture._replace(view=1))
+    wide, narrow = (
+        pools.classifier(choice.mixture, torch.float64)
+        for pools, choice in ((both, found), (pools_of((x, y), others, 3), alone))
+    )
+    assert torch.allclose(wide.weights[:, 4:], narrow.weights)
+    assert not wide.weights[:, :4].any()
+    assert torch.allclose(wide.bias, narrow.bias)

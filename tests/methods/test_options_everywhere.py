@@ -108,7 +108,7 @@ def test_degenerate_clients(variant):
     "variant", ["gfpl batch heads", "protonorm own", "tinyproto compensated", "beacon validation", "beacon alone"]
 )
 def test_nodes(variant, tmp_path: Path):
-    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+    pytest.importorskip("protofed_flower", reason="needs protofed-flower")
     from network import FakeGrid, forget, locally, nodes_of, over, wanted, write_folders
 
     threads = torch.get_num_threads()

@@ -47,6 +47,7 @@ def assert_same_weights(found, expected) -> None:
     ("method", "options"),
     [
         ("fedprox", {"method__mu": 0.0}),
+        ("moon", {"method__mu": 0.0}),
         ("feduv", {"method__variance": 0.0, "method__uniformity": 0.0}),
     ],
 )
@@ -344,6 +345,7 @@ def test_clients_drawn_by_their_size():
         ("lg_fedavg", {"method__shared": []}, "lg_fedavg: method.shared is empty"),
         ("lg_fedavg", {"method__shared": ["backbone"]}, "unknown module in method.shared 'backbone'"),
         ("fedprox", {"method__mu": -1.0}, "mu must be at least 0"),
+        ("moon", {"method__temperature": 0.0}, "temperature must be greater than 0"),
         ("fedlc", {"method__rho": 0.0}, "rho must be greater than 0, not 0"),
         ("feduv", {"method__variance": -1.0}, "variance must be at least 0"),
         ("fednh", {"method__rho": 1.5}, r"method\.rho must lie in \[0, 1\], not 1\.5"),

@@ -79,6 +79,31 @@ def test_fedprox(mu, weighting):
     assert (record.losses["proximal"] > 0) is (mu > 0)
 
 
+@few(("mu", "tau"), [(0.0, 0.5), (1.5, 0.3)], 2)
+def test_moon(mu, tau):
+    """``L = CE + μ·ℓ_con`` (Eq. 3), with the client's last model and the received one held still."""
+    federation, parties = build("moon", method__mu=mu, method__temperature=tau)
+    current = {n: w.numpy().copy() for n, w in federation.server.items()}
+    for number, record in enumerate(federation.run(), start=1):
+        losses = []
+        for p in parties:
+            last, start, p.weights = p.weights, current, dict(current)
+
+            def loss(w, batch, last=last, start=start, weight=mu if number > 1 else 0.0):
+                total = 0.0
+                for x, _ in batch:
+                    z, z_g, z_l = (unit(features(v, x)) for v in (w, start, last))
+                    near, far = math.exp(z @ z_g / tau), math.exp(z @ z_l / tau)
+                    total -= math.log(near / (near + far)) / len(batch)
+                return cross_entropy(w, batch) + weight * total
+
+            losses.append(p.epoch(loss, ALL, number))
+        current = mean([p.weights for p in parties], sizes(parties))
+        assert record.losses["total"] == pytest.approx(total(parties, losses), rel=1e-6)
+        assert_near(federation.server, current)
+        check_scores(record, parties, current)
+
+
 def calibrations(p, tau, prior):
     """``−τ·n_y^(−1/4)``, −∞ for an absent class, or ``log((n_y + ρ)/(n + ρK))`` with ρ = ½."""
     counts = [sum(y == c for _, y in p.train) for c in range(K)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+pytest.importorskip("protofed_flower", reason="needs protofed-flower")
 
 import network
 from network import FakeGrid, contents, killed, locally, nodes_of, over, wanted, write_folders
@@ -91,6 +91,8 @@ def nothing_of_bob(folder: Path) -> None:
 def test_what_remains_is_a_run_without_the_client(case, root, tmp_path):
     run = locally(chosen(case, root), tmp_path / "run")
     expected = locally(chosen(case, without_bob(root)), tmp_path / "expected")
+    (run.directory / "audit.json").write_text('{"client": "bob"}')  # what applications add
+    (run.directory / "received.jsonl").write_text('{"client":"bob"}\n{"client":"ann"}\n')
     found = api.forget(run, "bob")
     assert found is not None
     assert found.names == ["ann", "cid"]
@@ -101,6 +103,8 @@ def test_what_remains_is_a_run_without_the_client(case, root, tmp_path):
     ):
         same_tensors(found.directory / file, expected.directory / file)
     nothing_of_bob(found.directory)
+    assert (found.directory / "received.jsonl").read_text() == '{"client":"ann"}\n'
+    assert not (found.directory / "audit.json").exists()
     assert "forgotten on" in found.report.read_text()
     assert [r.accuracy for r in found.rounds] == [r.accuracy for r in expected.rounds]
     x = np.load(root / "clients" / "ann" / "test.npz")["x"]

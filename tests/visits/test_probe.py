@@ -63,7 +63,7 @@ def test_hooks_count_once_and_see_their_own_client():
 @few("simulated", [False, True], 1, ids=["deployment", "simulation"])
 @few("method", METHODS, 1)
 def test_nodes(method, simulated, tmp_path: Path):
-    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+    pytest.importorskip("protofed_flower", reason="needs protofed-flower")
     from network import assert_nodes_agree, wanted, write_folders
 
     root = write_folders(tmp_path / "data", ordinary())

@@ -236,7 +236,7 @@ def test_stacks_that_cannot_go_on_are_run_one_by_one(overrides, reason, caplog):
 @pytest.mark.slow
 @few("simulated", [False, True], 1, ids=["deployment", "simulation"])
 def test_nodes_agree(simulated, tmp_path: Path):
-    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+    pytest.importorskip("protofed_flower", reason="needs protofed-flower")
     from network import assert_nodes_agree, wanted, write_folders
 
     root = write_folders(tmp_path / "data", images())
@@ -292,10 +292,10 @@ def test_a_state_of_another_model_is_told_in_one_line(kept, tmp_path):
     ],
 )
 def test_what_a_node_returns_as_a_state_is_checked(options, kept, reason, tmp_path, monkeypatch):
-    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'protofed[flower]'")
+    pytest.importorskip("protofed_flower", reason="needs protofed-flower")
     from network import FakeGrid, forget, nodes_of, over, wanted, write_folders
-    from protofed.apps.flower import visits
     from protofed.errors import FederationError
+    from protofed_flower import visits
 
     forget()
     root = write_folders(tmp_path / "data", ordinary())

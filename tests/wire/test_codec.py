@@ -333,7 +333,7 @@ def test_zstandard_is_needed_only_by_those_who_choose_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     runpy.run_path(compression.__file__)
     assert same(FLOAT32.decode(FLOAT32.encode(payload(), SCHEMA), SCHEMA), payload())
-    with pytest.raises(ConfigError, match=r"needs the package zstandard: pip install protofed\[flower\]"):
+    with pytest.raises(ConfigError, match=r"needs the package zstandard: pip install zstandard"):
         get_codec("float32", "zstd")
 
 

@@ -101,8 +101,8 @@ def models(runs: Sequence[Run]) -> str:
 def model_names(run: Run) -> str:
     """Return the architectures of a run's clients, each with its number of parameters, and their fixed features."""
     kinds = dict.fromkeys((c.architecture, c.parameters) for c in run.clients)
-    encoder = run.config.get("encoder", {}).get("name")
-    features = f" on fixed features (encoder.name={encoder})" if encoder else ""
+    encoder = run.config.get("encoder", {}).get("name") or "none"
+    features = "" if encoder == "none" else f" on fixed features (encoder.name={encoder})"
     return _listed([f"{name} with {number(size)} parameters" for name, size in kinds]) + features
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
+from typer.core import TyperGroup
 
 from protofed.errors import ConfigError, printable
 
@@ -30,6 +31,19 @@ class _Console(Console):
 
 console = _Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 errors = _Console(stderr=True)
+
+
+def commands_beside(others: Mapping[str, str]) -> type[TyperGroup]:
+    """Return a group of commands that says what to do in place of ``others``, which are not here, by name."""
+
+    class Commands(TyperGroup):
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            if cmd_name not in self.commands and cmd_name in others:
+                raise ConfigError(others[cmd_name])
+            return super().get_command(ctx, cmd_name)
+
+    return Commands
+
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, one GPU such as cuda:1, or mps.")]
 DataDir = Annotated[

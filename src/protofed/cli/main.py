@@ -24,6 +24,7 @@ from protofed.cli.common import (
     Overrides,
     Quiet,
     Seeds,
+    commands_beside,
     console,
     errors,
     names_of,
@@ -39,7 +40,15 @@ from protofed.errors import CheckpointError, ConfigError, ProtofedError
 if TYPE_CHECKING:
     from protofed.runs.run import Run
 
+ELSEWHERE = {
+    "deploy": "deploy is a command of protofed-flower: pip install protofed-flower",
+    "ledger": "ledger is a command of protofed-flower: pip install protofed-flower",
+    "reproduce": "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce",
+}
+"""What to do for commands of other distributions where these are not installed."""
+
 app = typer.Typer(
+    cls=commands_beside(ELSEWHERE),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Prototype-based federated learning: different models, different data, a few kilobytes per round.",

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -253,6 +254,10 @@ USUAL = "usual_rounds"
 """Key of a built-in recipe whose number of rounds nobody has asked for: methods that need fewer run fewer."""
 _OF_SAMPLES = ("name", "members", "options", "shared")
 """Keys of a model that suit its samples."""
+NO_ENCODER = "none"
+"""Name of no encoder: a closed form then has the features of a network, trained elsewhere or not at all."""
+ENCODED_DIM = 128
+"""Numbers per sample of the encoder of closed forms by default."""
 ENCODED_MODEL = "identity"
 """Architecture by default where an encoder makes vectors of the samples."""
 PARTITION = "dirichlet"
@@ -316,6 +321,8 @@ class Experiment:
         for f in fields(self):
             if f.name in SECTIONS:
                 tree[f.name] = plain(getattr(self, f.name))
+        if not self.encoder.name and methods.get(self.method).traits(self.method_options).rounds is not None:
+            tree["encoder"]["name"] = NO_ENCODER
         return without_none(tree)
 
     def identity(self) -> Tree:
@@ -358,10 +365,17 @@ def identity(tree: Mapping[str, Any]) -> Tree:
 _WITHOUT_EFFECT = {"data": ("data_dir", "max_gb"), "evaluation": ("metrics",)}
 
 
+@cache
+def _collections() -> tuple[Path, ...]:
+    """Return the folders with ``recipes/`` and ``variants.toml``: the own one, and those of other distributions."""
+    others = (entry.load() for entry in entry_points(group="protofed.recipes"))
+    return tuple(Path(str(resources.files(package))) for package in ("protofed.config", *others))
+
+
 def recipes() -> dict[str, Path]:
-    """Return the built-in recipes by name."""
-    folder = resources.files("protofed.config") / "recipes"
-    return {Path(str(f)).stem: Path(str(f)) for f in sorted(folder.iterdir(), key=str) if f.name.endswith(".toml")}
+    """Return the recipes of what is installed by name."""
+    found = {path.stem: path for folder in _collections() for path in (folder / "recipes").glob("*.toml")}
+    return dict(sorted(found.items()))
 
 
 def load_recipe(recipe: Recipe) -> Tree:
@@ -375,7 +389,10 @@ def load_recipe(recipe: Recipe) -> Tree:
         if str(recipe) not in builtin and path.is_dir():
             raise ConfigError(f"{recipe}: a folder, and no recipe: protofed try {recipe}")
         if str(recipe) not in builtin:
-            raise ConfigError(unknown_name("recipe", str(recipe), builtin) + ", or a path ending in .toml")
+            raise ConfigError(
+                unknown_name("recipe", str(recipe), builtin)
+                + ", or a path ending in .toml; those of papers and studies come with a checkout: uv run protofed"
+            )
         path = builtin[str(recipe)]
     try:
         tree = read_toml(path)
@@ -422,11 +439,11 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
         # Members take precedence over a name, so that even the same name is another model.
         if table.get(key, default) != overrides[name] or (key == "name" and table.get("members")):
             result[section] = {} if dropped is None else {k: v for k, v in table.items() if k not in dropped}
-    encoder, model = (table if isinstance(table := result.get(n), dict) else {} for n in ("encoder", "model"))
+    encoder = table if isinstance(table := result.get("encoder"), dict) else {}
     named = overrides.get("encoder.name")
-    if named and named != encoder.get("name") and not {"model.name", "model.members"} & overrides.keys():
-        result["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
-        result.pop("transforms", None)
+    other = named not in (None, "", NO_ENCODER, encoder.get("name"))
+    if other and not {"model.name", "model.members"} & overrides.keys():
+        result = _for_vectors(result)
     for dotted, value in overrides.items():
         *path, last = dotted.split(".")
         table = result
@@ -456,16 +473,20 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     scalars["stages"] = texts("stages", scalars["stages"])
     if not isinstance(scalars["recipe"], str) or {"/", "\\", "\0"} & set(scalars["recipe"]):
         raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
+    method_name, method_options = _method(tree, method)
+    traits = methods.get(method_name).traits(method_options)
+    tree = _encoded(tree, traits)
     sections: Tree = {
         n: build_options(cls, _kept(_table(tree, n), n, n), n) for n, cls in SECTIONS.items() if n != "compare"
     }
     encoder, named = sections["encoder"], {"name", "members"} & _table(tree, "model").keys()
     if encoder.name and not named:
         sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
-    method_name, method_options = _method(tree, method)
-    traits = methods.get(method_name).traits(method_options)
     if traits.rounds is not None and ("rounds" not in tree or tree.get(USUAL)):
         scalars["rounds"] = traits.rounds
+    if sections["data"].standardise in ("federated", "chosen"):
+        both = traits.chooses and encoder.name and sections["privacy"].mode == "none"
+        sections["data"] = replace(sections["data"], standardise="chosen" if both else "federated")
     once = traits.rounds is not None and scalars["rounds"] == 1 and traits.exchanges != "nothing"
     if once and sections["evaluation"].at == "trained":
         raise ConfigError(
@@ -483,6 +504,27 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         partition=partition_name,
         partition_options=build_options(kind.Options, partition, "partition"),
     )
+
+
+def _encoded(tree: Mapping[str, Any], traits: methods.Traits) -> Mapping[str, Any]:
+    """Return a recipe with the encoder that a closed form has unless the recipe names one, or :data:`NO_ENCODER`.
+
+    Model and transforms of the recipe, which are for its samples as they are, are then left out.
+    """
+    own = _table(tree, "encoder")
+    if own.get("name") == NO_ENCODER:
+        return {**tree, "encoder": {**own, "name": ""}}
+    if own.get("name") or traits.rounds is None:
+        return tree
+    return {**_for_vectors(tree), "encoder": {**own, "name": "auto", "dim": own.get("dim") or ENCODED_DIM}}
+
+
+def _for_vectors(tree: Mapping[str, Any]) -> Tree:
+    """Return a recipe without a model and transforms of samples that are no vectors."""
+    kept = {name: table for name, table in tree.items() if name != "transforms"}
+    if isinstance(model := tree.get("model"), dict):
+        kept["model"] = {k: v for k, v in model.items() if k not in _OF_SAMPLES}
+    return kept
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
@@ -504,8 +546,9 @@ def check_number(name: str, value: Any) -> None:
 
 @cache
 def defaults(method: str, partition: str) -> dict[str, Any]:
-    """Return all options that determine results, by dotted name, of an experiment with a method and a partition."""
-    return flat(resolve({"method": {"name": method}, "partition": {"name": partition}}).identity())
+    """Return all options that determine results, by dotted name, of a method and a partition without an encoder."""
+    tree = {"method": {"name": method}, "partition": {"name": partition}, "encoder": {"name": NO_ENCODER}}
+    return flat(resolve(tree).identity())
 
 
 def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any], str | None]:
@@ -530,8 +573,8 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
 
 @cache
 def variants() -> Tree:
-    """Return the built-in variants by name."""
-    return read_toml(Path(str(resources.files("protofed.config") / "variants.toml")))
+    """Return the variants of what is installed by name."""
+    return {k: v for folder in _collections() for k, v in read_toml(folder / "variants.toml").items()}
 
 
 def _variants_of(tree: Mapping[str, Any]) -> Tree:

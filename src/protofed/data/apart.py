@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
+
+import numpy as np
 
 from protofed.data import reader
 from protofed.data.reader import FRAME
@@ -21,99 +24,219 @@ from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import open_ordinary, reason
 
-Form = Literal["parquet", "Arrow", "Excel"]
-
+_HEADERS = 256
+"""Headers of images that are read in one go."""
 _ADVICE = {
     "parquet": "write fewer rows per file",
     "Arrow": "save the data set again by save_to_disk",
     "Excel": "delete empty rows and columns, or save it as CSV",
+    "CSV": "split it into several files",
+    ".npz": "split it into several files",
 }
 
 
-def read_schema(form: Form, path: Path) -> Any:
-    """Return the ``pyarrow.Schema`` of a file; raises what :func:`read` raises."""
-    return read(form, path, Budget(limits.READER_BYTES / 1e9), schema=True).schema
+def read_schema(form: str, path: Path) -> Any:
+    """Return the ``pyarrow.Schema`` of a file; raises what :func:`read_table` raises."""
+    return read_table(form, path, Budget(limits.READER_BYTES / 1e9), schema=True).schema
 
 
-def read(
-    form: Form, path: Path, budget: Budget, names: Sequence[str] | None = None, *, schema: bool = False
-) -> Any:
+def read_table(form: str, path: Path, budget: Budget, *, schema: bool = False, **options: Any) -> Any:
     """Return a file as a ``pyarrow.Table``.
 
     Args:
-        form: ``Arrow`` is a stream, and ``Excel`` the first sheet as texts.
-        names: Columns of a parquet file; None for all columns.
+        form: ``parquet``, ``Arrow`` (a stream), ``CSV`` or ``Excel`` (the first sheet); the last two as texts.
         schema: Without rows.
+        options: ``names``, the columns of a parquet file, or None for all; ``encoding`` of a CSV file.
 
     Raises:
         DataError: If the file is unreadable, has too many rows or columns, or takes too much memory or time.
     """
     import pyarrow as pa
 
+    found: list[bytes] = []
+
+    def receive(kind: bytes, length: int, answers: IO[bytes]) -> None:
+        budget.take(length, path)
+        found.append(answers.read(length))
+
+    _read_file(form, path, budget, receive, schema=schema, **options)
+    tables = [pa.ipc.open_stream(content).read_all() for content in found]
+    table = pa.concat_tables([table for table in tables if len(table)] or tables[:1])
+    return table.replace_schema_metadata(tables[0].schema.metadata)
+
+
+def read_arrays(path: Path, budget: Budget, names: Sequence[str], needed: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of some names of an ``.npz`` file.
+
+    Args:
+        needed: Names without which the file is refused.
+
+    Raises:
+        DataError: If the file is unreadable, has none or several of a name, or takes too much memory or time.
+    """
+    found: dict[str, np.ndarray] = {}
+    places: list[memoryview] = []
+
+    def receive(kind: bytes, length: int, answers: IO[bytes]) -> None:
+        if kind == b"H":
+            about = json.loads(answers.read(length))
+            shape, dtype = about["shape"], np.dtype(about["dtype"])
+            budget.take(math.prod(shape) * dtype.itemsize, f"{path}: {about['name']}")
+            flat = np.empty(math.prod(shape), dtype)
+            found[about["name"]] = flat.reshape(shape, order=about["order"])
+            places[:] = [flat.view(np.uint8).data]
+        else:
+            answers.readinto(places[0][:length])  # type: ignore[attr-defined]
+            places[0] = places[0][length:]
+
+    _read_file(".npz", path, budget, receive, names=names, needed=needed)
+    return found
+
+
+def read_images(
+    payloads: Sequence[Any], where: Callable[[int], str], channels: int, resize: int, size: Sequence[int] | None
+) -> tuple[np.ndarray, list[int]]:
+    """Decode images.
+
+    Args:
+        payloads: Encoded, anything with the buffer protocol.
+        where: Called with the place of an image among them.
+        channels: 1 for grey, 3 for RGB, 0 for grey if all are grey and RGB otherwise.
+        resize: Side in pixels to which images are scaled and centre-cropped; 0 keeps the stored size.
+        size: Height and width that all must have; None for those of the first image.
+
+    Returns:
+        uint8 ``(n, H, W)`` or ``(n, H, W, 3)``, and the places of grey images among coloured ones.
+
+    Raises:
+        DataError: If an image is not readable, not 8-bit or too large, or differs in size.
+    """
+    about: dict[str, Any] = {}
+
+    def receive(kind: bytes, length: int, answers: IO[bytes]) -> None:
+        if kind == b"H":
+            about.update(json.loads(answers.read(length)))
+        else:
+            about["images"] = np.empty(about["shape"], np.uint8)
+            answers.readinto(about["images"].reshape(-1))  # type: ignore[attr-defined]
+
+    total = sum(len(memoryview(payload)) for payload in payloads)
+    memory = limits.READER_BYTES + 2 * total + reader.THREADS * limits.IMAGE_MEMORY
+    asked = {"form": "image", "channels": channels, "resize": resize, "size": size}
+    try:
+        _ask(asked, memory, _seconds(total), receive, payloads)
+    except _UnusableError as error:
+        raise DataError(f"{where(error.place)}: {error}") from None
+    except (TimeoutError, MemoryError, EOFError) as error:
+        told = f"takes {error}" if len(payloads) == 1 else f"and {len(payloads) - 1} further images take {error}"
+        raise DataError(f"{where(0)}: {told}: save them anew, with fewer pixels") from None
+    return about["images"], about["grey"]
+
+
+def read_headers(paths: Sequence[Path]) -> list[tuple[int, int, str] | None]:
+    """Return width, height and Pillow's mode of image files; None for a file that is none."""
+    found: list[tuple[int, int, str] | None] = []
+
+    def receive(kind: bytes, length: int, answers: IO[bytes]) -> None:
+        found.extend(header and tuple(header) for header in json.loads(answers.read(length)))
+
+    def ask(some: Sequence[Path]) -> None:
+        asked = {"form": "headers", "paths": [os.path.abspath(path) for path in some]}
+        try:
+            _ask(asked, limits.READER_BYTES, limits.READER_SECONDS, receive)
+        except (TimeoutError, MemoryError, EOFError):
+            if len(some) == 1:
+                found.append(None)
+                return
+            for path in some:  # one of them takes too much
+                ask([path])
+
+    for start in range(0, len(paths), _HEADERS):
+        ask(paths[start : start + _HEADERS])
+    return found
+
+
+_Receive = Callable[[bytes, int, IO[bytes]], None]
+"""Takes a frame from the answer, given its kind and its length, which is read before memory is allocated."""
+
+
+def _seconds(size: int) -> int:
+    return limits.READER_SECONDS + size // limits.READER_SPEED
+
+
+def _read_file(form: str, path: Path, budget: Budget, receive: _Receive, **options: Any) -> None:
     try:
         with open_ordinary(path) as file:
             size = file.seek(0, os.SEEK_END)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({reason(error)})") from None
-    most = limits.READER_BYTES + min(limits.EXPANSION * size, budget.left)
-    seconds = limits.READER_SECONDS + size // limits.READER_SPEED
-    asked = {"form": form, "path": os.path.abspath(path), "names": names, "schema": schema}
+    expanded = budget.left if form == ".npz" else limits.EXPANSION * size  # an archive's arrays announce their size
+    most = limits.READER_BYTES + min(expanded, budget.left)
     taken = 0
 
-    def admit(length: int) -> None:
+    def admit(kind: bytes, length: int, answers: IO[bytes]) -> None:
         nonlocal taken
         taken += length
         if taken > most:
-            raise MemoryError
-        budget.take(length, path)
+            raise MemoryError(f"more than {most / 1e9:.2g} GB of memory")
+        receive(kind, length, answers)
 
     try:
-        found = _answer({**asked, "memory": most, "seconds": seconds}, admit)
-        tables = [pa.ipc.open_stream(content).read_all() for content in found]
-        return pa.concat_tables([table for table in tables if len(table)] or tables[:1])
-    except ValueError as error:
+        _ask({"form": form, "path": os.path.abspath(path), **options}, most, _seconds(size), admit)
+    except _UnusableError as error:
         raise DataError(f"{path}: {error}") from None
-    except TimeoutError:
-        told = f"take more than {seconds} s"
-    except MemoryError:
-        told = f"take more than {most / 1e9:.2g} GB of memory"
-    except EOFError:
-        told = f"are damaged, or take more than {most / 1e9:.2g} GB of memory"
-    raise DataError(f"{path}: its {size} bytes {told}: {_ADVICE[form]}")
+    except (TimeoutError, MemoryError, EOFError) as error:
+        raise DataError(f"{path}: its {size} bytes take {error}: {_ADVICE[form]}") from None
 
 
-def _answer(asked: dict[str, Any], admit: Callable[[int], None]) -> list[bytes]:
-    """Return the tables of an answer as Arrow streams.
+class _UnusableError(Exception):
+    """Raised with what the process says of a file, and the image that it concerns."""
+
+    def __init__(self, text: str, place: int) -> None:
+        super().__init__(text)
+        self.place = place
+
+
+def _ask(asked: dict[str, Any], memory: int, seconds: int, receive: _Receive, payloads: Sequence[Any] = ()) -> None:
+    """Ask the process.
 
     Args:
-        admit: Called with the length of each before memory is allocated.
+        memory: Bytes that it may use for this.
+        seconds: Processor time that it may use for this.
+        receive: Called for each frame that is not the last.
 
     Raises:
-        ValueError: With what the process says of the file.
+        _UnusableError: With what the process says.
         MemoryError: If its memory did not suffice.
         TimeoutError: If it used up its time.
         EOFError: If it ended otherwise.
     """
-    found: list[bytes] = []
-    kind = b"T"
+    lengths = [len(memoryview(payload)) for payload in payloads]
+    asked = {**asked, "memory": memory, "seconds": seconds, "lengths": lengths}
+    enough = f"more than {memory / 1e9:.2g} GB of memory"
+    clean = False
     with _lock:
         try:
-            answers, head = _asked(json.dumps(asked).encode() + b"\n")
-            while kind == b"T":
-                if len(head) < FRAME.size:
-                    raise TimeoutError if _running[0].wait() == -signal.SIGXCPU else EOFError
+            answers, head = _asked([json.dumps(asked).encode() + b"\n", *payloads])
+            while len(head) == FRAME.size:
                 kind, length = FRAME.unpack(head)
-                admit(length)
-                found.append(answers.read(length))
-                head = answers.read(FRAME.size) if kind == b"T" else b""
+                if kind == b"M":
+                    raise MemoryError(enough)
+                if kind == b"Z":
+                    clean = True
+                    return
+                if kind == b"E":
+                    text, place = json.loads(answers.read(length))
+                    clean = True
+                    raise _UnusableError(text, place)
+                receive(kind, length, answers)
+                head = answers.read(FRAME.size)
+            if _running[0].wait() == -signal.SIGXCPU:
+                raise TimeoutError(f"more than {seconds} s")
+            raise EOFError(f"{enough}, or are damaged")
         finally:
-            if kind == b"T":  # the rest of this answer would be taken for the next one
+            if not clean:  # the rest of this answer would be taken for the next one
                 _end()
-    if kind == b"M":
-        raise MemoryError
-    if kind == b"E":
-        raise ValueError(found[-1].decode())
-    return found[:-1]
 
 
 _lock = threading.RLock()
@@ -121,7 +244,7 @@ _running: list[subprocess.Popen[bytes]] = []
 """The process that reads for this one, begun when it is needed."""
 
 
-def _asked(line: bytes) -> tuple[IO[bytes], bytes]:
+def _asked(pieces: Sequence[Any]) -> tuple[IO[bytes], bytes]:
     """Send a request to the process, and return where it answers, and how the answer begins."""
     while True:
         begun = not _running
@@ -131,7 +254,8 @@ def _asked(line: bytes) -> tuple[IO[bytes], bytes]:
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):
-            process.stdin.write(line)
+            for piece in pieces:
+                process.stdin.write(piece)
             process.stdin.flush()
         head = process.stdout.read(FRAME.size)
         if head or begun or process.wait() != 0:
@@ -145,6 +269,7 @@ def _begin() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        pipesize=2**20,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from protofed.data import apart
 from protofed.data.arrow import from_arrow
@@ -21,16 +18,10 @@ from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 
 SUFFIXES = (".csv", ".tsv", ".xlsx")
-DELIMITERS = ",;\t|"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")
 """Texts that stand for a missing value."""
-_EXPANSION = 12
-"""Bytes of memory per byte of a file: a short value takes up to as much as Arrow's offsets and a float64."""
-_HEADER_BYTES = 2**20
 _BLOCK_BYTES = 2**22
-_QUOTED = re.compile(rb'"[^"]*"')
-_ROW = re.compile(r"Row #(\d+): (Expected \d+ columns, got \d+)")
 
 
 def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget) -> Listing:
@@ -86,7 +77,7 @@ def read_texts(path: Path, columns: Columns, budget: Budget) -> Any:
     if path.suffix.lower() == ".xlsx":
         if find_spec("python_calamine") is None:
             raise ConfigError(f"{path}: Excel files need python-calamine: pip install 'protofed[excel]'")
-        table = _without(missing, apart.read("Excel", path, budget))
+        table = _without(missing, apart.read_table("Excel", path, budget))
     else:
         table = _texts(path, missing, budget, columns.encoding)
     names = columns.called(table.column_names)
@@ -110,51 +101,20 @@ def in_utf8(path: Path) -> bool:
     return True
 
 
-def _decoded(path: Path, file: BinaryIO, encoding: str) -> BinaryIO:
-    """Return a file in UTF-8, which it is in itself unless it says otherwise or an encoding is given."""
-    start = file.read(2)
-    file.seek(0)
-    if start not in _UTF16 and (not encoding or in_utf8(path)):
-        return file
-    used = "utf-16" if start in _UTF16 else encoding
-    content = file.read()
-    try:
-        return BytesIO(content.decode(used).encode())
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}: is not text in {used}, in line {line}: set another data.encoding") from None
-
-
 def _texts(path: Path, missing: Sequence[str], budget: Budget, encoding: str) -> Any:
     """Return all columns of a CSV file as texts, with decimal points."""
     import pyarrow as pa
-    from pyarrow import csv
 
-    with open_file(path) as given:
-        size = given.seek(0, 2)
-        given.seek(0)
-        if size > limits.CSV_BYTES:
-            raise DataError(f"{path}: has {size} bytes, more than {limits.CSV_BYTES}")
-        budget.take(_EXPANSION * size, path)
-        file = _decoded(path, given, encoding)
-        header = file.readline(_HEADER_BYTES)
+    with open_file(path) as file:
+        if file.seek(0, 2) > limits.CSV_BYTES:
+            raise DataError(f"{path}: has {file.tell()} bytes, more than {limits.CSV_BYTES}")
         file.seek(0)
-        counts = Counter(chr(byte) for byte in _QUOTED.sub(b"", header))
-        delimiter = max(DELIMITERS, key=lambda character: counts[character])
-        if counts[delimiter] >= limits.COLUMNS:
-            raise DataError(f"{path}: has more than {limits.COLUMNS} columns")
-        try:
-            # The names come first, because types are given by name.
-            read = csv.ReadOptions(use_threads=False, block_size=max(_BLOCK_BYTES, 2 * len(header)))
-            parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            names = csv.open_csv(file, read, parse, csv.ConvertOptions(strings_can_be_null=True)).schema.names
-            file.seek(0)
-            convert = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-            table = csv.read_csv(file, read, parse, convert)
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise DataError(f"{path}: {_reason(str(error))}") from None
+        utf16 = file.read(2) in _UTF16
+    used = "utf-16" if utf16 else "utf-8" if not encoding or in_utf8(path) else encoding
+    table = apart.read_table("CSV", path, budget, encoding=used)
+    delimiter = table.schema.metadata[b"delimiter"]
     table = _without(missing, table)
-    if delimiter != ",":
+    if delimiter != b",":
         table = pa.table([_with_points(column) for column in table.columns], names=table.column_names)
     return table
 
@@ -164,20 +124,6 @@ def _without(missing: Sequence[str], table: Any) -> Any:
     import pyarrow as pa
 
     return pa.table([_trimmed(column, missing) for column in table.columns], names=table.column_names)
-
-
-def _reason(text: str) -> str:
-    """Return why a file cannot be read, without its content."""
-    if re.search("utf-?8", text, re.IGNORECASE):
-        return "is not text in UTF-8: save it in that encoding, or set data.encoding, such as cp1252 of Excel"
-    if "Empty CSV" in text:
-        return "is empty: expected a header and rows"
-    if "straddling" in text:
-        return f"has a row of more than {_BLOCK_BYTES} bytes"
-    if found := _ROW.search(text):
-        row, numbers = found.groups()
-        return f"line {row}: {numbers[0].lower()}{numbers[1:]}"
-    return "not a readable CSV file"
 
 
 def _trimmed(column: Any, missing: Sequence[str]) -> Any:

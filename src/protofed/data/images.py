@@ -1,34 +1,22 @@
-"""Decoding of images to uint8 tensors; the number of pixels is checked before an image is decoded."""
+"""Decoding of images to uint8 tensors, in a process with limits."""
 
 from __future__ import annotations
 
-import io
-import os
-import warnings
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.errors import DataError
+from protofed.data import apart
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 
 SUFFIXES = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"])
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-"""Formats that are decoded, whatever the file name."""
-
-_GREY = frozenset({"1", "L", "LA"})
-_MODE = {1: "L", 3: "RGB"}
 _CHUNK = 256
-_LARGE = 4096  # bytes of an encoded image above which threads gain more than the interpreter lock costs
-
-
-class _ColourFoundError(Exception):
-    """Raised when a data set taken for grey contains a colour image."""
+_CHUNK_BYTES = 64 * limits.MiB
+"""Bytes of the images that are decoded in one go, encoded or not, unless a single one has more."""
 
 
 def decode(
@@ -55,94 +43,43 @@ def decode(
     Raises:
         DataError: If an image is not readable, not 8-bit or too large, or the images differ in size.
     """
-    numbers, left = rows.tolist(), budget.left
-    # Not around each image, because threads share the warning filters.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            tensor, grey = _decode(payload, numbers, where, budget, channels, resize)
-        except _ColourFoundError:
-            budget.left = left
-            tensor, grey = _decode(payload, numbers, where, budget, 3, resize)
+    numbers = rows.tolist()
+    first, _ = apart.read_images([payload(numbers[0])], lambda _: where(numbers[0]), channels, resize, None)
+    size, taken = first.shape[1:3], len(numbers) * first.nbytes
+    budget.take(taken, where(numbers[0]))
+    pieces: list[np.ndarray] = []
+    grey: list[int] = []  # among coloured ones
+    most = min(_CHUNK, max(1, _CHUNK_BYTES // first.nbytes))
+    start = 0
+    for chunk in _chunks(map(payload, numbers), most):
+        own = numbers[start : start + len(chunk)]
+        images, places = apart.read_images(chunk, [*map(where, own)].__getitem__, channels, resize, size)
+        pieces.append(images)
+        grey += [start + place for place in places]
+        start += len(chunk)
+    coloured = any(piece.ndim == 4 for piece in pieces)
+    total = len(numbers) * size[0] * size[1] * (3 if coloured else 1)
+    budget.take(total - taken, where(numbers[0]))
+    out = np.empty((len(numbers), 3 if coloured else 1, *size), dtype=np.uint8)
+    while pieces:
+        piece = pieces.pop()
+        start -= len(piece)
+        out[start : start + len(piece)] = piece[:, None] if piece.ndim == 3 else piece.transpose(0, 3, 1, 2)
+        if coloured and piece.ndim == 3:
+            grey += range(start, start + len(piece))
     if converted is not None and not channels:
-        converted += [where(row) for row in grey]
-    return tensor
+        converted += [where(numbers[place]) for place in sorted(grey)]
+    return torch.from_numpy(out)
 
 
-def _decode(
-    payload: Callable[[int], Any],
-    rows: list[int],
-    where: Callable[[int], str],
-    budget: Budget,
-    channels: int,
-    resize: int,
-) -> tuple[Tensor, list[int]]:
-    """Return the images, and the rows of those that were converted from grey to colour."""
-    first, _ = _one(payload(rows[0]), where(rows[0]), channels, resize)
-    fixed = channels or (1 if first.ndim == 2 else 3)
-    strict = not channels and fixed == 1
-    budget.take(len(rows) * first.nbytes, where(rows[0]))
-    out = np.empty((len(rows), *first.shape), dtype=np.uint8)
-    coloured = np.zeros(len(rows), dtype=bool)
-
-    def fill(start: int) -> None:
-        for position in range(start, min(start + _CHUNK, len(rows))):
-            row = rows[position]
-            image, coloured[position] = _one(payload(row), where(row), fixed, resize, strict)
-            if image.shape != first.shape:
-                raise DataError(
-                    f"{where(row)}: image of {_size(image)} pixels, but others have {_size(first)}: "
-                    "set data.options.resize"
-                )
-            out[position] = image
-
-    starts = range(0, len(rows), _CHUNK)
-    if len(memoryview(payload(rows[0]))) < _LARGE:
-        for start in starts:
-            fill(start)
-    else:
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for _ in pool.map(fill, starts):
-                pass
-    tensor = torch.from_numpy(out)
-    shaped = tensor.unsqueeze(1) if first.ndim == 2 else tensor.permute(0, 3, 1, 2).contiguous()
-    return shaped, [rows[position] for position in np.flatnonzero(coloured)]
-
-
-def _one(encoded: Any, where: str, channels: int, resize: int, strict: bool = False) -> tuple[np.ndarray, bool]:
-    """Return one image, ``(H, W)`` or ``(H, W, 3)``, and whether it was converted from grey to colour.
-
-    With ``strict``, colour is not converted to grey.
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-            mode = image.mode
-            if not 0 < image.width * image.height <= limits.PIXELS:
-                raise DataError(
-                    f"{where}: image of {image.height}×{image.width} pixels: at most {limits.PIXELS} are read"
-                )
-            if image.format == "JPEG" and bytes(encoded).count(b"\xff\xda") > limits.SCANS:
-                raise DataError(f"{where}: image of more than {limits.SCANS} scans: save it anew")
-            if mode.startswith(("I", "F")):
-                raise DataError(f"{where}: image with more than 8 bits per channel ({mode}): save it with 8 bits")
-            if strict and mode not in _GREY:
-                raise _ColourFoundError
-            target = _MODE[channels or (1 if mode in _GREY else 3)]
-            if resize:
-                image.draft(target, (resize, resize))  # lets a JPEG decoder skip unneeded resolution
-            picture = image.convert(target) if image.mode != target else image
-            if resize:
-                picture = ImageOps.fit(picture, (resize, resize), Image.Resampling.BILINEAR)
-            return np.asarray(picture), mode in _GREY and target == "RGB"
-    except (DataError, _ColourFoundError):
-        raise
-    except Image.DecompressionBombError:
-        raise DataError(f"{where}: image of more than {limits.PIXELS} pixels, the maximum") from None
-    except Exception as error:  # PIL raises many types for a damaged file
-        raise DataError(f"{where}: not a readable image ({type(error).__name__})") from None
-
-
-def _size(image: np.ndarray) -> str:
-    return f"{image.shape[0]}×{image.shape[1]}"
+def _chunks(payloads: Iterable[Any], most: int) -> Iterator[list[Any]]:
+    chunk: list[Any] = []
+    length = 0
+    for payload in payloads:
+        chunk.append(payload)
+        length += len(memoryview(payload))
+        if len(chunk) == most or length > _CHUNK_BYTES:
+            yield chunk
+            chunk, length = [], 0
+    if chunk:
+        yield chunk

@@ -93,10 +93,11 @@ class DataOptions(Options):
         "columns of numbers with the least and the largest value that they can have, known without the samples; "
         "values are clamped and mapped to [-1, 1] (* = all other columns of numbers): {age = [0, 110]}",
     )
-    standardise: Literal["auto", "none", "site", "federated"] = option(
+    standardise: Literal["auto", "none", "site", "federated", "chosen"] = option(
         "auto",
         "(x - mean) / standard deviation of each number of a table or vector, or channel of a series, over the "
-        "training samples of each site | of all sites, from sums; auto: site for tables, else none",
+        "training samples of each site | of all sites, from sums (of which closed forms make chosen: both, of "
+        "which each client takes what suits its own samples); auto: site for tables, else none",
     )
     max_gb: float = option(
         0.0,

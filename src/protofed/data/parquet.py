@@ -39,5 +39,5 @@ def parse_parquet(path: Path, columns: Columns, budget: Budget) -> tuple[Any, li
     meant = pa.schema([f.with_name(n) for f, n in zip(schema, called, strict=True)], schema.metadata)
     chosen = choose(meant, columns, str(path)).names
     names = [own for own, name in zip(schema.names, called, strict=True) if name in chosen]
-    table = apart.read("parquet", path, budget, names)
+    table = apart.read_table("parquet", path, budget, names=names)
     return table.rename_columns(columns.called(table.column_names)).replace_schema_metadata(schema.metadata), called

@@ -42,7 +42,7 @@ def parse_saved(folder: Path, columns: Columns, budget: Budget) -> Any:
     tables: list[Any] = []
     files = _files(folder)
     for file in files:
-        table = apart.read("Arrow", file, budget)
+        table = apart.read_table("Arrow", file, budget)
         if tables and not table.schema.equals(tables[0].schema):
             raise DataError(f"{file}: its columns are not those of {files[0]}: keep splits of equal columns")
         tables.append(table)

@@ -23,7 +23,7 @@ from protofed.errors import DataError, unknown_name
 from protofed.untrusted import limits
 from protofed.untrusted.decoding import ClassName, decoded
 
-Standardise = Literal["none", "site", "federated"]
+Standardise = Literal["none", "site", "federated", "chosen"]
 Missing = Literal["refuse", "mean", "indicator"]
 Kind = Literal["number", "category", "text", "token", "identifier", "unknown"]
 TEXTS: tuple[Kind, ...] = ("text", "token")
@@ -105,10 +105,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Preparation of a table: from raw columns to the inputs of a model."""
+    """Preparation of a table: from raw columns to the inputs of a model.
+
+    Attributes:
+        beside: If both standardisations stand side by side, for a closed form to choose: the columns as the site
+            standardises them, the same as ``columns`` where the site is not known.
+    """
 
     standardise: Standardise
     columns: Annotated[tuple[Column, ...], Meta(min_length=1, max_length=limits.COLUMNS)]
+    beside: Annotated[tuple[Column, ...], Meta(max_length=limits.COLUMNS)] = ()
 
     def __post_init__(self) -> None:
         if len({column.name for column in self.columns}) < len(self.columns):
@@ -120,8 +126,13 @@ class Table:
         return tuple(RawColumn(c.name, c.kind, c.categories) for c in self.columns)
 
     @property
+    def views(self) -> int:
+        """Number of times that all inputs stand side by side, each time standardised otherwise."""
+        return 2 if self.standardise == "chosen" else 1
+
+    @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of all inputs of a model."""
+        """Names of all inputs of a model, once."""
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
@@ -145,6 +156,8 @@ class Table:
             "none": "numbers are as they are",
             "site": "numbers are standardised by the training samples of each site",
             "federated": "numbers are standardised by the training samples of all sites, from sums",
+            "chosen": "numbers are standardised by the training samples of all sites, from sums, and beside it of "
+            "each site",
         }
         names = list(dict.fromkeys(_text_of(c) if c.kind in TEXTS else c.name for c in self.columns))
         few = ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
@@ -188,7 +201,7 @@ class Table:
 
     def shape(self, raw: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a sample's inputs, given that of a raw sample."""
-        return (len(self.inputs), *raw[1:])
+        return (self.views * len(self.inputs), *raw[1:])
 
     def encode(
         self,
@@ -258,7 +271,8 @@ class TableInputs(nn.Module):
         self.columns = len(table.columns)
         # Of every input: its column, whether it is a number or 1 for a missing value, and its category's number.
         rows: list[tuple[float, ...]] = []
-        for i, c in enumerate(table.columns):
+        parts = (table.columns, table.beside or table.columns)[: table.views]
+        for i, c in (pair for columns in parts for pair in enumerate(columns)):
             codes = range(len(c.categories)) if c.kind == "category" else [0]
             most = 1.0 if c.bounded else math.inf
             rows += [(i, c.kind != "category", 0, code, c.mean, c.scale, c.fill, most) for code in codes]
@@ -373,7 +387,7 @@ def stated(
 
     Args:
         sums: Over its training samples.
-        standardise: Sums are stated only if ``federated``.
+        standardise: Sums are stated only if ``federated`` or ``chosen``.
         missing: Missing values are stated only if ``indicator``.
         ranges: Nothing is stated of the values of these columns.
 
@@ -386,7 +400,7 @@ def stated(
             found.append(SiteColumn(column.name, column.kind))
             continue
         site = SiteColumn(column.name, column.kind, column.categories, missing == "indicator" and m.missing)
-        if standardise == "federated" and column.kind == "number":
+        if standardise in ("federated", "chosen") and column.kind == "number":
             if 0 < m.number < limits.LEAST_SUMMED:
                 raise DataError(
                     f"column {column.name!r} has {m.number} values for training, too few to state their mean "
@@ -469,7 +483,8 @@ def fit(
 
     Args:
         sites: Over the training samples, for each of the columns.
-        standardise: ``federated`` for numbers over all sites. With ``site`` each site has its own, see :func:`own`.
+        standardise: ``federated`` or ``chosen`` for numbers over all sites. With ``site`` and ``chosen`` each site
+            has its own, see :func:`own`.
         ranges: Samples have no influence on these columns.
     """
     fitted, told = [], missing == "indicator"
@@ -482,7 +497,7 @@ def fit(
             continue
         indicator = told and any(m.missing for m in own)
         made = Column(column.name, column.kind, categories=column.categories, indicator=indicator)
-        fitted.append(_scaled(made, own, standardise) if standardise == "federated" else made)
+        fitted.append(_scaled(made, own, standardise) if standardise in ("federated", "chosen") else made)
     return Table(standardise, tuple(fitted))
 
 
@@ -491,7 +506,8 @@ def own(table: Table, site: Sequence[Moments]) -> Table:
     if table.standardise == "federated":
         return table
     pairs = zip(table.columns, site, strict=True)
-    return replace(table, columns=tuple(_scaled(c, [m], table.standardise) for c, m in pairs))
+    scaled = tuple(_scaled(c, [m], table.standardise) for c, m in pairs)
+    return replace(table, beside=scaled) if table.standardise == "chosen" else replace(table, columns=scaled)
 
 
 def _scaled(column: Column, sites: Sequence[Moments], standardise: Standardise) -> Column:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,13 +24,11 @@ from protofed.runs.border import Border
 from protofed.runs.loading import load_run
 from protofed.runs.run import Run
 from protofed.samples import FederatedData
+from protofed.stages.secure.stage import Conduct
 from protofed.storage.files import read_tensors
 from protofed.visits.client import check_optimizers
 from protofed.visits.contract import Executor
 from protofed.visits.visit import LocalTrainer
-
-if TYPE_CHECKING:
-    from protofed.stages.secure.protocol import Ask
 
 
 def assemble(
@@ -116,7 +113,7 @@ def build_federation(
     trainer: LocalTrainer,
     executor: Executor,
     state: ServerState | None = None,
-    ask: Ask | None = None,
+    conduct: Conduct | None = None,
 ) -> Federation:
     """Return a federation before its first round.
 
@@ -131,5 +128,5 @@ def build_federation(
     )
     evaluation = Evaluation(experiment.evaluation, method, executor)
     check_optimizers(method, executor.clients, experiment.rounds)
-    found = stages.stages(experiment, trainer, participation, hostile, guard, ask)
+    found = stages.stages(experiment, trainer, participation, hostile, guard, conduct)
     return Federation(method, trainer.codec, executor, participation, evaluation, found, state or ServerState())

@@ -125,18 +125,18 @@ class Builder:
         """Return a client's first state; numbers of samples on which messages may depend are noisy if protected."""
         counts, private = member.train.counts(self.federated.num_classes).cpu(), member.plan.private
         told = counts
-        if private is not None and not self.method.declared.vector:
+        if private is not None and not self.method.protection.dp_statistics:
             private = replace(private, secret=self.trainer.secret)
             told = private_counts(counts, private, generator(self.trainer.seed, COUNTS, member.name))
         kept = self.method.client_state(counts)
-        state = self.method.client_state(told) | {name: kept[name] for name in self.method.declared.kept}
+        state = self.method.client_state(told) | {name: kept[name] for name in self.method.protection.local_only}
         return state if told is counts else {**state, COUNTS: told}
 
     def _task(self) -> Task:
         summary, federated = self.summary, self.federated
         template = summary.template or summary.architectures[0]
         noise, e = None, self.experiment
-        if e.privacy.mode == "sample" and self.method_class.traits(e.method_options).vector:
+        if e.privacy.mode == "sample" and self.method_class.traits(e.method_options).protection.dp_statistics:
             honest = e.secure.least(summary.clients) - e.privacy.colluders if e.secure.aggregation else 1
             noise = multiplier(e.privacy) / math.sqrt(max(1, honest))
         return Task(
@@ -154,6 +154,7 @@ class Builder:
             classes=federated.class_names,
             noise=noise,
             summed=e.secure.aggregation,
+            views=federated.table.views if federated.table else 1,
         )
 
     def _sizes(self) -> list[int]:
@@ -175,7 +176,7 @@ class Builder:
     def _protected(self, name: str) -> bool:
         """Return whether a weight of the clients' models is trained by DP-SGD in some round."""
         phases = (phase for r in range(1, self.experiment.rounds + 1) for phase in self.method.round(r).phases)
-        return any(u.trainable(name) for phase in phases if not phase.stays for u in phase.updates)
+        return any(u.trainable(name) for phase in phases if not phase.local_only for u in phase.updates)
 
     def _client_model(self, architecture: Architecture, scope: str, device: torch.device) -> models.SplitModel:
         """Return a model as clients train it: with the method's networks, on the device, in the right layout."""

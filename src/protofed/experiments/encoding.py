@@ -48,7 +48,8 @@ def encode(
     if not options.name:
         return federated
     texts = federated.table.texts if federated.table else ()
-    encoder = build_encoder(options, federated.input_shape, weights_dir, texts=texts)
+    views = federated.table.views if federated.table else 1
+    encoder = build_encoder(options, federated.input_shape, weights_dir, texts=texts, views=views)
     width = encoder.width
     parts = [
         (f"{client.name}: {name} samples", part)

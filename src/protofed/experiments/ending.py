@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -36,20 +37,17 @@ from protofed.storage.files import (
     read_json,
     read_tensors,
     remove_partial,
-    write_bytes,
     write_json,
     write_tensors,
     write_text,
 )
 from protofed.storage.snapshots import Snapshot, flatten, unflatten
-from protofed.untrusted import claims, limits
+from protofed.untrusted import claims
 from protofed.untrusted.decoding import Shape, Side, decoded
-from protofed.untrusted.reading import lines, open_ordinary, parse_json, reason
+from protofed.untrusted.reading import parse_json
 
 VERSION = 1
 """Number of the format of ``end.json``."""
-RECEIVED = "received.jsonl"
-"""File in which the server of a deployment records what it received."""
 END = "end.json"
 _FROM_SERVER = "protofed.from_server"
 
@@ -209,33 +207,21 @@ def wipe(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         remove_partial(folder)
     write_text(folder / "rounds.jsonl", "")
-    for path in (folder / "federation.json", folder / "nodes.json"):
-        if path.is_file():
-            write_json(path, _wiped(read_json(path), gone))
-    if (received := folder / RECEIVED).is_file():
-        write_bytes(received, b"".join(_of_others(received, gone)))
-
-
-def _of_others(path: Path, gone: Mapping[str, str]) -> Iterator[bytes]:
-    """Yield the lines of a deployment's record of messages that are not of forgotten clients."""
-    try:
-        with open_ordinary(path) as file:
-            for line in lines(file, limits.LINE_BYTES):
-                entry = parse_json(line)
-                if isinstance(entry, dict) and entry.get("client") not in gone:
-                    yield line
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({reason(error)}): move it away") from None
+    if (path := folder / "federation.json").is_file():
+        write_json(path, without_clients(read_json(path), gone))
+    for application in entry_points(group="protofed.forgetting"):
+        with writing(folder):
+            application.load()(folder, gone)
 
 
 _FOLLOWS = (
     *("server.safetensors", "prototypes.safetensors", END),
-    *("metrics.json", "report.html", "audit.html", "audit.json"),
+    *("metrics.json", "report.html"),
 )
-"""Files that follow from the rounds of a run, beside those of its clients."""
+"""Files that follow from the rounds of a run, beside those of its clients and of applications."""
 
 
-def _wiped(tree: Tree, gone: Mapping[str, str]) -> Tree:
+def without_clients(tree: Tree, gone: Mapping[str, str]) -> Tree:
     """Return a description of clients without some of them."""
 
     def rest(part: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from protofed.compute.imports import user_class
 from protofed.config.schema import Experiment
@@ -17,12 +16,9 @@ from protofed.stages.privacy.clients import NoisySums
 from protofed.stages.privacy.noise import NO_NOISE, OwnNoise, from_seed, from_system
 from protofed.stages.privacy.samples import multiplier
 from protofed.stages.robust import Guard
-from protofed.stages.secure.stage import SecureSum
+from protofed.stages.secure.stage import Conduct, SecureSum
 from protofed.visits.contract import Executor
 from protofed.visits.visit import LocalTrainer
-
-if TYPE_CHECKING:
-    from protofed.stages.secure.protocol import Ask
 
 
 def attackers(experiment: Experiment, trainer: LocalTrainer, executor: Executor) -> Attackers | None:
@@ -52,12 +48,12 @@ def stages(
     participation: Participation,
     hostile: Attackers | None,
     robust: Guard,
-    ask: Ask | None = None,
+    conduct: Conduct | None = None,
 ) -> list[Stage]:
     """Return the stages of a federation.
 
     Args:
-        ask: Asks clients that hold their own uploads for secure aggregation; None for those of this process.
+        conduct: Runs secure aggregation with clients that hold their own uploads; None for those of this process.
 
     Raises:
         ConfigError: If stages do not suit the method, the clients or each other.
@@ -66,7 +62,7 @@ def stages(
     robust.check(participation.number_of(participation.able))
     hiding = _hiding(experiment, trainer, participation)
     merging = hiding if isinstance(hiding, ClientPrivacy) else None  # makes one upload of all
-    secure = secure_stage(experiment, trainer, ask, merging)
+    secure = secure_stage(experiment, trainer, conduct, merging)
     if secure is not None and experiment.robust.rule != "none" and method.upload_schema is not None:
         raise ConfigError(
             f"robust.rule={experiment.robust.rule} compares single uploads, which secure.aggregation hides: set "
@@ -129,7 +125,10 @@ def _hiding(
 
 
 def secure_stage(
-    experiment: Experiment, trainer: LocalTrainer, ask: Ask | None = None, hiding: ClientPrivacy | None = None
+    experiment: Experiment,
+    trainer: LocalTrainer,
+    conduct: Conduct | None = None,
+    hiding: ClientPrivacy | None = None,
 ) -> SecureSum | None:
     """Return the stage of secure aggregation; None if the experiment has none."""
     if not experiment.secure.aggregation:
@@ -143,6 +142,6 @@ def secure_stage(
     seed = None if trainer.secret else trainer.seed
     noise = NO_NOISE
     if method.task.noise:
-        unit = math.hypot(*method.declared.vector.values()) * 2.0**experiment.secure.fraction_bits
+        unit = math.hypot(*method.protection.dp_statistics.values()) * 2.0**experiment.secure.fraction_bits
         noise = OwnNoise(multiplier(experiment.privacy) * unit, experiment.privacy.colluders)
-    return SecureSum(experiment.secure, method, trainer.codec, ask, noisy, seed, noise, hiding)
+    return SecureSum(experiment.secure, method, trainer.codec, conduct, noisy, seed, noise, hiding)

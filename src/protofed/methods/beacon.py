@@ -29,7 +29,7 @@ from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.prior import cross_entropy, log_prior, over
 from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights, with_samples
-from protofed.methods.traits import ALL_CLASSES, GLOBAL_MODEL, HEAD
+from protofed.methods.traits import ALL_CLASSES, GLOBAL_MODEL, HEAD, Protection
 from protofed.models.tiny import tiny_width
 from protofed.options import Options, named, remote
 from protofed.prototypes.fusion import learned
@@ -123,8 +123,7 @@ class Beacon(Method[BeaconOptions]):
             "one K-way beacon",
             (HEAD, EXPERT, BEACON, both, replace(GLOBAL_MODEL, open=False)),
             counts=options.exchange and options.weighting == "samples",
-            beyond_means="",
-            kept=("prior", "own"),
+            protection=Protection("", local_only=("prior", "own")),
         )
 
     def check(self, clients: Mapping[str, bool]) -> None:
@@ -222,7 +221,7 @@ class Beacon(Method[BeaconOptions]):
         sgd = {"name": "SGD", "lr": o.lr, "momentum": o.momentum}
         beacon = Update(self.beacon_loss, lambda name: name.startswith("extras."), sgd)
         expert = Update(self.loss, lambda name: not name.startswith("extras."))
-        return Round((Phase((beacon,), epochs=o.epochs), Phase((expert,), stays=True)))
+        return Round((Phase((beacon,), epochs=o.epochs), Phase((expert,), local_only=True)))
 
     def beacon_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Balanced softmax: the cross-entropy of ``h_θ(x) + π_i``."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods.given import Batch, Build, Local, Task, Tensors
-from protofed.methods.traits import HEAD, Exchange, Traits
+from protofed.methods.traits import HEAD, Exchange, Protection, Traits
 from protofed.options import NoOptions
 from protofed.prototypes.inference import most_likely
 from protofed.wire.schema import Payload, Schema
@@ -33,7 +33,7 @@ else:
     O = TypeVar("O")  # noqa: E741
 
 __all__ = ["Aggregate", "Batch", "Build", "Exchange", "Local", "Loss", "Method", "Phase", "Round", "Statistics"]
-__all__ += ["Task", "Tensors", "Terms", "Traits", "Update", "Upload", "every_parameter", "predict"]
+__all__ += ["Protection", "Task", "Tensors", "Terms", "Traits", "Update", "Upload", "every_parameter", "predict"]
 
 Terms: TypeAlias = "tuple[Tensors, Output | None]"
 """Named scalar terms, whose sum is minimised, and the output of the client's model for the batch; None if the loss
@@ -92,7 +92,7 @@ class Phase:
         source: Returns ``(x, y)``, e.g. pseudo-features drawn from received mixtures; None for the client's
             training data.
         only: Returns whether a client takes part; None for all.
-        stays: Nothing that it trains ever leaves the client or influences what does.
+        local_only: Nothing that it trains ever leaves the client or influences what does.
         after: Called after every epoch with the client, whose state it may change, and the epoch's statistics if
             they are collected ``"during"`` training, otherwise none.
     """
@@ -101,7 +101,7 @@ class Phase:
     epochs: int | None = None
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
     only: Callable[[Local], bool] | None = None
-    stays: bool = False
+    local_only: bool = False
     after: Callable[[Local, Tensors], None] | None = None
 
     def passes(self, epochs: int) -> int:
@@ -171,6 +171,7 @@ class Method(Generic[O]):
         self.options = options
         self.task = task
         self.declared = self.traits(options)
+        self.protection = self.declared.protection
 
     @classmethod
     def traits(cls, options: O) -> Traits:
@@ -215,7 +216,10 @@ class Method(Generic[O]):
         """Add networks of the method's own to ``model.extras``; called once, under the client's init seed."""
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Return a new client's state, given its ``(K,)`` class counts, or noisy ones (see :attr:`Traits.kept`)."""
+        """Return a new client's state, given its ``(K,)`` class counts, or noisy ones.
+
+        Those of :attr:`Protection.local_only` are always made of the true counts.
+        """
         return {}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:

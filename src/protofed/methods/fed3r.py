@@ -30,6 +30,8 @@ class Fed3ROptions(RidgeOptions):
     )
     normalise: bool = remote(True, "columns of W of unit length, so that frequent classes are not preferred")
 
+    constant: bool = remote(False, "one more feature, which is 1 (the authors' code)")
+
     @property
     def ridge(self) -> float | Literal["auto"]:
         """λ."""
@@ -47,6 +49,11 @@ class Fed3R(Ridged[Fed3ROptions]):
     second = True
     usual, ridges = 0.01, (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
     taken = True
+
+    @property
+    def constant(self) -> bool:
+        """As the options say."""
+        return self.options.constant
 
     @property
     def normalised(self) -> bool:

@@ -17,7 +17,7 @@ from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Method, Tensors, Traits
 from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
 from protofed.methods.parts.weights import copied, load_weights, sharing_notes
-from protofed.methods.traits import GLOBAL_MODEL, HEAD
+from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.wire.schema import Payload
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FedAvg(AveragedWeights[W], Method[W]):
             (GLOBAL_MODEL, HEAD),
             same_architecture=True,
             counts=True,
-            beyond_means="",
+            protection=Protection(""),
             stale=cls.aggregate is FedAvg.aggregate,
         )
 

@@ -16,6 +16,7 @@ from protofed.methods import register
 from protofed.methods.contract import Traits
 from protofed.methods.parts.moments import Sums
 from protofed.methods.parts.ridged import Gram, Ridged, RidgeOptions
+from protofed.methods.traits import Protection
 from protofed.options import remote
 
 
@@ -58,7 +59,7 @@ class FedCOF(Ridged[FedCOFOptions]):
     def traits(cls, options: FedCOFOptions) -> Traits:
         """Noise on the means of single clients exceeds what they tell of the covariance."""
         more = "its server compares the means of single clients, which noise hides (fedlda takes the sums)"
-        return replace(super().traits(options), sums_only=False, beyond_means=more)
+        return replace(super().traits(options), sums_only=False, protection=Protection(more))
 
     def gathered(self, parts: Iterable[Sums]) -> Gram:
         """Estimate the covariance from the single clients' means.

@@ -20,6 +20,7 @@ from protofed.methods.contract import Aggregate, Method, Phase, Round, Statistic
 from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy
+from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
@@ -96,7 +97,7 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
             options.head_rules(),
             sums_only=not alone,
             personal=alone,
-            beyond_means="leave_one_out treats every client differently" * alone,
+            protection=Protection("leave_one_out treats every client differently" * alone),
         )
 
     @property

@@ -36,7 +36,7 @@ from protofed.methods.parts.generator import (
 )
 from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.weights import WeightedMean, load_weights, weight_of
-from protofed.methods.traits import GLOBAL_MODEL, HEAD
+from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.options import remote
 from protofed.wire.schema import Payload, Schema, weight_schema
 
@@ -141,7 +141,7 @@ class FedGen(FedAvg[FedGenOptions]):
             same_architecture=not alone,
             same_feature_dim=True,
             sums_only=False,
-            beyond_means=None,
+            protection=Protection(),
         )
 
     def shares(self, name: str) -> bool:

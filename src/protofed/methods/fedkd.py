@@ -31,6 +31,7 @@ from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.prior import cross_entropy
 from protofed.methods.parts.training import sound
 from protofed.methods.parts.weights import WeightedMean, copied, load_weights, under, weight_of, with_samples
+from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.wire.schema import Field, Payload, Schema
 
@@ -100,7 +101,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             down="≈ r·|w_aux|",
             sums_only=compress == "none",
             personal=compress == "updates",
-            beyond_means=None,
+            protection=Protection(),
             ends="fedkd raises the energy of its messages until the last round" * (compress != "none"),
         )
 

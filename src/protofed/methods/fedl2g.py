@@ -23,6 +23,7 @@ from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Tr
 from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy
 from protofed.methods.parts.training import batch_statistics
+from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.prototypes.inference import pull
 from protofed.prototypes.means import RunningMean
@@ -88,7 +89,7 @@ class FedL2G(PrivateHead[FedL2GOptions], Method[FedL2GOptions]):
             "yes" if of_features else "yes, of one K",
             options.head_rules(),
             same_feature_dim=of_features,
-            beyond_means="they are gradients of a few samples, to which no noise is added",
+            protection=Protection("they are gradients of a few samples, to which no noise is added"),
         )
 
     @property

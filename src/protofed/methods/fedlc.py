@@ -50,7 +50,8 @@ class FedLC(FedAvg[FedLCOptions]):
     @classmethod
     def traits(cls, options: FedLCOptions) -> Traits:
         """The global model without the client's class frequencies and with them; its own model with them."""
-        return replace(super().traits(options), rules=(GLOBAL_MODEL, GLOBAL_PRIOR, HEAD), kept=("own_calibration",))
+        found = replace(super().traits(options), rules=(GLOBAL_MODEL, GLOBAL_PRIOR, HEAD))
+        return found.protecting(local_only=("own_calibration",))
 
     def client_state(self, counts: Tensor) -> Tensors:
         """Remember ``c_i`` for the loss, and for predictions."""

@@ -29,7 +29,19 @@ from protofed.methods.parts.gaussian import (
     choose,
     discriminant,
 )
-from protofed.methods.parts.moments import LARGEST, ClosedForm, Linear, Sums, symmetric, triangle, within
+from protofed.methods.parts.moments import (
+    LARGEST,
+    ClosedForm,
+    Linear,
+    Sums,
+    floor,
+    senders,
+    size,
+    symmetric,
+    triangle,
+    within,
+)
+from protofed.methods.parts.resemblance import heard, resemblance
 from protofed.options import Options, remote
 from protofed.prototypes.inference import closeness
 from protofed.prototypes.table import Prototypes
@@ -73,6 +85,11 @@ class FedLDAOptions(Shrunk):
         "for head, each client mixes its own sums with all others', as its own samples, each left out in turn, are "
         "most likely; or takes the classifier of all",
     )
+    listen: bool = remote(
+        False,
+        "for head, class means of others whom a client's own resemble count for more, as another choice beside "
+        "those that count alike",
+    )
     centre: bool = remote(
         False,
         "subtract from a client's features b_i of μ_ik ≈ a_k + b_i, what sets all of its class means apart from "
@@ -87,6 +104,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     For ``head``, a client chooses between its own sums and those of all (:mod:`protofed.methods.parts.gaussian`).
     Server state then: also ``counts`` ``(K,)``; ``moment`` and ``within`` ``(d·(d + 1)/2,)``, the mean second
     moment and scatter about each client's own class means; ``most``, the largest number of samples of one client.
+    With ``listen`` also ``apart`` ``(M, M)``, ``precisions`` ``(M, K)`` and ``heard`` ``(M, K, d)``, of clients in
+    the order of their names: :mod:`protofed.methods.parts.resemblance`.
     """
 
     name = "fedlda"
@@ -97,6 +116,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     def __init__(self, options: FedLDAOptions, task: Task) -> None:
         self.mixes = options.personal and task.noise is None  # sums within clients have no bound that noise hides
+        self.listens = self.mixes and options.listen
         super().__init__(options, task)
         if task.noise is not None and options.centre:
             raise ConfigError("privacy.mode=sample: fedlda sends noisy sums: set method.centre=false")
@@ -104,13 +124,15 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     @classmethod
     def traits(cls, options: FedLDAOptions) -> Traits:
         """A client that mixes is sent all sums."""
-        found = super().traits(options)
+        found, listens = super().traits(options), options.personal and options.listen
         return replace(
             found,
-            down="K·d + d·(d+1)" if options.personal else "K·(2·d + 1)",
+            down=("2·K·d" if listens else "K·d") + " + d·(d+1)" if options.personal else "K·(2·d + 1)",
             rules=(*found.rules, NEAREST),
-            sums_only=not options.centre,
-            kept=(*found.kept, "sent"),
+            sums_only=not (options.centre or listens),
+            personal=listens,
+            protection=replace(found.protection, local_only=(*found.protection.local_only, "sent")),
+            chooses=options.personal,
         )
 
     # What crosses the network.
@@ -128,15 +150,17 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             assert schema is not None
             return self.schema({**self.rows("means"), **schema.fields})
         d = self.task.feature_dim
-        square = Field((d * (d + 1) // 2,), limit=LARGEST**2)
+        square = Field((size(d, self.task.views),), limit=LARGEST**2)
         counts = {"counts": Field(("k",), "count", parameter=False), "most": Field((), "count", parameter=False)}
-        return self.schema({**self.rows("means"), **counts, "moment": square, "within": square})
+        near = {"heard": Field(("k", "d"), limit=LARGEST), "precisions": Field(("k",), limit=LARGEST)}
+        more = near if self.listens else {}
+        return self.schema({**self.rows("means"), **counts, "moment": square, "within": square, **more})
 
     def packed(self, sums: Sums) -> Payload:
         """Return the moment, and where the server sees sums alone the scatter."""
         payload = super().packed(sums)
         if self.mixes and self.task.summed:
-            payload["within"] = triangle(sums.scatter) / sums.counts.sum().clamp(min=1)
+            payload["within"] = triangle(sums.scatter, self.task.views) / sums.counts.sum().clamp(min=1)
         return payload
 
     # The client.
@@ -155,8 +179,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         return super().upload(local, statistics)
 
     def classifier(self, total: Sums) -> Linear:
-        """Return the discriminant of all samples."""
-        return discriminant(total, self.options.first, self.task.dtype)
+        """Return the discriminant of all samples, by the first of the features side by side."""
+        views = self.task.views
+        return discriminant(total.view(0, views), self.options.first, self.task.dtype).beside(0, views)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Make the classifiers of all, and of the client; before there are others, of its own samples alone."""
@@ -168,16 +193,15 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         own = self.own_sums(local)
         total = own if message is None else self.sums_in(message)
         by = self.offset(local, total.means)
-        shared = centring.placed(self.classifier(total), by)
-        received = {**shared.tensors(dtype), "means": (total.means.rows + by).to(dtype)}
+        every = {"means": (total.means.rows + by).to(dtype)}
         if not self.mixes:
-            return received
-        own = centring.moved(own, by)
-        pools = Pools.alone(own) if message is None else self.pools(local, own, message, by)
+            return {**centring.placed(self.classifier(total), by).tensors(dtype), **every}
+        own, views = centring.moved(own, by), self.task.views
+        pools = Pools.alone(own, views) if message is None else self.pools(local, own, message, by)
         choice = choose_at(local, pools, self.options.shrinkages, dtype, by)
         mixed = centring.placed(pools.classifier(choice.mixture, dtype), by)
-        received |= mixed.tensors(dtype) if message is None else {}
-        return {**received, **mixed.tensors(dtype, "own_"), "choice": choice.tensor()}
+        shared = centring.placed(self.classifier(total), by) if message is not None else mixed
+        return {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), "choice": choice.tensor(views)}
 
     def offset(self, local: Local, means: Prototypes) -> Tensor:
         """Return ``b_i`` of what a client reports, ``(d,)`` float64; 0 if features are not centred."""
@@ -198,7 +222,17 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             by: Subtracted from the features of ``own``.
         """
         total = self.sums_in(message)
-        scatter = symmetric(message["within"].cpu().double(), self.task.feature_dim) * float(total.counts.sum())
+        within_ = symmetric(message["within"].cpu().double(), self.task.feature_dim, self.task.views)
+        scatter = within_ * float(total.counts.sum())
+        near = None
+        if self.listens:
+            K, classes = self.task.num_classes, message["classes"].cpu()
+            precisions = message["precisions"].cpu().double().clamp(min=0)
+            sums = message["heard"].cpu().double() * precisions.unsqueeze(-1)
+            none = Sums.none(K, self.task.feature_dim, second=False)
+            near = Sums(
+                none.counts.index_copy(0, classes, precisions), none.sums.index_copy(0, classes, sums), none.moment
+            )
         reported, mine = self.reported(local), own
         if bool((reported != (own.counts > 0)).any()):
             mine = centring.moved(self.own_sums(local, among=reported), by)
@@ -206,10 +240,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         share = min(1.0, float(message["most"]) / max(1.0, float(mine.counts.sum())))
         rest = total.plus(mine, -share)
         if not bool(local.state["sent"]) or bool((rest.counts <= -1).any()):
-            return Pools(own, total, scatter)
+            return Pools(own, total, scatter, self.task.views, near)
         known = rest.counts >= 0.5
         rest = rest._replace(counts=rest.counts * known, sums=rest.sums * known.unsqueeze(-1))
-        return Pools(own, rest, scatter - share * mine.scatter)
+        return Pools(own, rest, scatter - share * mine.scatter, self.task.views, near)
 
     def head(self, classifier: Linear, features: Tensor, state: Tensors) -> Tensor:
         """Return log-posteriors of the client's classes, up to a constant."""
@@ -258,14 +292,28 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             for name, sent in held.items():
                 if name.startswith("within."):
                     samples = held[f"samples.{name.partition('.')[2]}"]
-                    scatter += symmetric(sent.double(), d) * float(samples)
-        squares = {name: triangle(m) / n for name, m in (("moment", total.moment), ("within", scatter))}
+                    scatter += symmetric(sent.double(), d, self.task.views) * float(samples)
+        whole = {"moment": total.moment, "within": scatter}
+        squares = {name: triangle(square, self.task.views) / n for name, square in whole.items()}
         return {
             **state,
+            **(self._heard(held, scatter / n) if self.listens else {}),
             "counts": total.counts.long(),
             "most": most.long(),
             **{name: square.to(self.task.dtype) for name, square in squares.items()},
         }
+
+    def _heard(self, held: Tensors, covariance: Tensor) -> Tensors:
+        """Return what each client hears of all others, in the order of their names, and who resembles whom."""
+        parts = list(self.parts(held))
+        if not parts:
+            return {}
+        counts, means = torch.stack([p.counts for p in parts]), torch.stack([p.means.rows for p in parts])
+        square = max(part.square for part in parts)
+        apart = resemblance(counts, means, covariance, floor(square, self.task.dtype))
+        precisions, rows = heard(counts, means, apart)
+        named = {"apart": apart, "precisions": precisions, "heard": rows}
+        return {name: tensor.to(self.task.dtype) for name, tensor in named.items()}
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or the sums of all."""
@@ -277,7 +325,14 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         if not self.mixes:
             return {**message, "means": means}
         counts = server["counts"][classes]
+        more = {}
+        if self.listens:
+            names = senders(server)
+            at = names.index(client) if client in names else None
+            precisions = counts.to(means) if at is None else server["precisions"][at, classes]
+            more = {"heard": means if at is None else server["heard"][at, classes], "precisions": precisions}
         return {
+            **more,
             "classes": classes,
             "means": means,
             "counts": counts,

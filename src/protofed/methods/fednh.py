@@ -21,6 +21,7 @@ from protofed.methods.contract import Aggregate, Phase, Round, Statistics, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
+from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.means import class_means, class_sums
@@ -82,7 +83,7 @@ class FedNH(FedAvg[FedNHOptions]):
             down=size,
             class_sets="one set of K prototypes",
             sums=True,
-            beyond_means="its server needs n_ic, which no noise hides",
+            protection=Protection("its server needs n_ic, which no noise hides"),
         )
 
     # What crosses the network.

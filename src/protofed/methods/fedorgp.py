@@ -58,7 +58,7 @@ class FedORGP(FedProto[FedORGPOptions]):
     def traits(cls, options: FedORGPOptions) -> Traits:
         """Training needs every single upload."""
         found = super().traits(options)
-        return replace(found, sums_only=False, beyond_means=found.beyond_means or None)
+        return replace(found, sums_only=False).protecting(dp_obstacle=found.protection.dp_obstacle or None)
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, and 2·cos(f(x), C_j) − 2 of prototypes."""

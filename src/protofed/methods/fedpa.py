@@ -30,6 +30,7 @@ from protofed.methods.parts.generator import (
 )
 from protofed.methods.parts.nearest import class_statistics, no_rows
 from protofed.methods.parts.weights import WeightedMean, weight_of
+from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.prototypes.inference import pull
 from protofed.prototypes.means import RunningMean, class_means
@@ -91,7 +92,7 @@ class FedPA(FedAvg[FedPAOptions]):
             down="|w| + |G| + K·d",
             same_feature_dim=True,
             sums_only=False,
-            beyond_means=None,
+            protection=Protection(),
         )
 
     # What crosses the network.

@@ -29,7 +29,7 @@ from protofed.methods.contract import Aggregate, Batch, Local, Method, Round, Te
 from protofed.methods.parts.moments import LARGEST, within
 from protofed.methods.parts.training import linear_layer, sound, train_linear
 from protofed.methods.parts.weights import load_weights
-from protofed.methods.traits import GLOBAL_MODEL, HEAD
+from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.options import Options, remote
 from protofed.prototypes.mixtures import Covariance, choose, fit_mixtures, shares
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
@@ -89,7 +89,7 @@ class FedPFT(Method[FedPFTOptions]):
             same_feature_dim=True,
             counts=True,
             sums_only=False,
-            kept=("own",),
+            protection=Protection(local_only=("own",)),
             rounds=1,
         )
 

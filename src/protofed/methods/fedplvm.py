@@ -19,6 +19,7 @@ from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.beside import ClustersBeside, centres, cluster_means, contrast
+from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.wire.schema import Payload
 
@@ -57,7 +58,7 @@ class FedPLVM(ClustersBeside, FedAvg[FedPLVMOptions]):
     def traits(cls, options: FedPLVMOptions) -> Traits:
         """Clusters need every single row."""
         return replace(
-            super().traits(options), up="|w| + c_i·d", down="|w| + c·d", sums_only=False, beyond_means=None
+            super().traits(options), up="|w| + c_i·d", down="|w| + c·d", sums_only=False, protection=Protection()
         )
 
     @property

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
 from protofed.methods import register
 from protofed.methods.contract import Batch, Phase, Round, Tensors, Terms, Traits, Update
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
@@ -69,7 +67,7 @@ class FedProc(MeansBeside, FedAvg[FedProcOptions]):
         table = Prototypes.of(received)
         rows, present = table.rows.unsqueeze(1), table.present.unsqueeze(1)
         apart = contrast(output.features, batch, rows, present, self.options.temperature)
-        share = torch.where(table.present.any(), alpha, 0.0)
+        share = alpha * table.present.any().to(output.features.dtype)
         return {
             "contrast": share * batch.mean(apart),
             "cross_entropy": (1 - share) * batch.cross_entropy(output.logits),

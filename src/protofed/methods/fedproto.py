@@ -16,7 +16,7 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Local, Method, Statistics, Tensors, Terms, Traits, Upload
 from protofed.methods.parts.nearest import SeenUploads, class_statistics, mean_of, nearest_scores, no_rows, pulled
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
-from protofed.methods.traits import GLOBAL, GLOBAL_OWN, LOCAL
+from protofed.methods.traits import GLOBAL, GLOBAL_OWN, LOCAL, Protection
 from protofed.options import remote
 from protofed.prototypes.inference import Distance
 from protofed.prototypes.means import class_means
@@ -86,7 +86,7 @@ class FedProto(PrivateHead[P], Method[P]):
             counts=counted,
             sums_only=not own,
             personal=own,
-            beyond_means=weighted if counted else known,
+            protection=Protection(weighted if counted else known),
             stale=cls.update is FedProto.update and options.aggregation != "paper",
         )
 

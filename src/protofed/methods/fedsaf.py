@@ -1,9 +1,8 @@
 """FedSAF: clients match the relations between global prototypes, not their coordinates.
 
 Wu et al., "From Coordinate Matching to Structural Alignment: Rethinking Prototype Alignment in Heterogeneous
-Federated Learning", 2026. Only the abstract and summaries were at hand: prototypes are averaged as ever, and the
-features of a client keep a basis of their own, so that only angles or distances between classes are aligned. Which
-of the two is an option here; the paper names two losses, GCSA and RCSA, of which no formula was found.
+Federated Learning", 2026. The paper's text was not at hand. The losses, their weights and that of samples are those
+of the first author's public code; it names them CKA, Gram and RDM, the paper GCSA and RCSA.
 """
 
 from __future__ import annotations
@@ -27,16 +26,21 @@ from protofed.prototypes.table import Prototypes
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
-Relation = Literal["cosines", "distances"]
+Structure = Literal["cka", "gram", "distances"]
 
 
 @dataclass(frozen=True)
 class FedSAFOptions(FedProtoOptions):
     """Hyperparameters."""
 
-    lambda_: float = remote(1.0, "weight λ of the relations", least=0)
-    relation: Relation = remote(
-        "cosines", "r(c_i, c_j): their cosine, or ‖c_i − c_j‖ as a multiple of its mean over the pairs"
+    lambda_: float = remote(1.0, "weight λ of ℓ between a batch's class means and the global prototypes", least=0)
+    samples: float = remote(
+        1.0, "weight of ℓ between a batch's features and the prototypes of their classes (0: without)", least=0
+    )
+    structure: Structure = remote(
+        "cka",
+        "ℓ: 1 − CKA of the two sets, the mean squared difference of their Gram matrices (of unit rows, centred), "
+        "or 1 − the cosine between their distances",
     )
     gamma: float = fixed(1.0)
     regulariser: Literal["prototypes"] = fixed("prototypes")
@@ -45,9 +49,10 @@ class FedSAFOptions(FedProtoOptions):
 
 @register
 class FedSAF(FedProto[FedSAFOptions]):
-    """``CE + λ·mean (r(c_i, c_j) − r(C_i, C_j))²`` over pairs of classes of a batch, whose means are the ``c_j``.
+    """``CE + λ·ℓ(c, C) + γ·ℓ(f(x), C_y)`` with the means ``c`` of a batch's classes; no ℓ depends on a basis.
 
-    The nearest global prototype is no rule here: nothing pulls features towards it.
+    A sample whose class has no prototype stands for itself. The nearest global prototype is no rule here: nothing
+    pulls features towards it.
     """
 
     name = "fedsaf"
@@ -61,37 +66,54 @@ class FedSAF(FedProto[FedSAFOptions]):
         return replace(super().traits(options), rules=options.head_rules(LOCAL))
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
-        """Cross-entropy and the mean squared difference of relations; 0 for a batch of one class."""
+        """Cross-entropy and the two structural losses, 0 without prototypes."""
         output, shared = model(batch.x), Prototypes.of(received)
         own = class_means(*class_sums(output.features, batch.y, len(shared.rows), batch.weight))
-        both = own.present & shared.present
-        pairs = both.unsqueeze(0) & both.unsqueeze(1) & ~torch.eye(len(both), dtype=torch.bool, device=both.device)
-        kind = self.options.relation
-        apart = relations(own.rows, pairs, kind) - relations(shared.rows, pairs, kind)
+        both = (own.present & shared.present).to(output.features.dtype)
+        known = shared.present[batch.y].unsqueeze(-1)
+        targets = torch.where(known, shared.rows[batch.y], output.features.detach())
+        weight = torch.ones_like(targets[:, 0]) if batch.weight is None else batch.weight.to(targets.dtype)
+        kind = self.options.structure
+        samples = structural(output.features, targets, weight * shared.present.any(), kind)
         return {
             "cross_entropy": cross_entropy(batch, output.logits, state),
-            "relations": self.options.lambda_ * _mean(apart.square(), pairs),
+            "classes": self.options.lambda_ * structural(own.rows, shared.rows, both, kind),
+            "samples": self.options.samples * samples,
         }, output
 
 
-def relations(rows: Tensor, pairs: Tensor, kind: Relation) -> Tensor:
-    """Return ``r(c_i, c_j)`` of ``(K, d)`` rows where ``(K, K)`` ``pairs`` is true: ``(K, K)``.
+def structural(rows: Tensor, targets: Tensor, weight: Tensor, kind: Structure) -> Tensor:
+    """Return ``ℓ`` between two sets of ``(n, d)`` rows, 0 for fewer than two.
 
-    Neither depends on the rows' basis, nor on their scale, and ``distances`` not on their origin. Coinciding rows
-    have no gradient.
+    Args:
+        weight: ``(n,)``, 0 for rows that do not count.
     """
-    if kind == "cosines":
-        directions = F.normalize(rows, dim=-1)
-        return directions @ directions.mT
-    held = pairs.any(-1, keepdim=True)
-    centred = torch.where(held, rows - (rows * held).sum(-2) / held.sum().clamp(min=1), 0.0)  # for accuracy
-    gram = centred @ centred.mT
+    tiny = torch.finfo(rows.dtype).tiny ** 0.5
+    w = weight / weight.sum().clamp(min=tiny)
+    pairs = w.unsqueeze(0) * w.unsqueeze(1)
+    if kind == "gram":
+        rows, targets = F.normalize(rows, dim=-1), F.normalize(targets, dim=-1)
+    grams = [_gram(x, w) for x in (rows, targets)]
+    if kind == "gram":
+        value = (pairs * (grams[0] - grams[1]).square()).sum()
+    else:
+        a, b = grams if kind == "cka" else (_distances(gram) for gram in grams)
+        lengths = (pairs * a.square()).sum() * (pairs * b.square()).sum()
+        value = 1 - (pairs * a * b).sum() / lengths.clamp(min=tiny).sqrt()
+    return torch.where((weight > 0).sum() > 1, value, 0.0)
+
+
+def _gram(rows: Tensor, w: Tensor) -> Tensor:
+    """Return the Gram matrix of rows, centred over those that count."""
+    held = (w > 0).unsqueeze(-1)
+    centred = torch.where(held, rows, 0.0) - w @ torch.where(held, rows, 0.0)
+    return centred @ centred.mT
+
+
+def _distances(gram: Tensor) -> Tensor:
+    """Return Euclidean distances; those of coinciding rows have no gradient."""
     lengths = gram.diagonal(dim1=-2, dim2=-1)
-    floor = torch.finfo(rows.dtype).eps * lengths.detach().amax().clamp(min=torch.finfo(rows.dtype).tiny)
-    distances = (lengths.unsqueeze(-1) + lengths.unsqueeze(-2) - 2 * gram).clamp(min=floor).sqrt()
-    return distances / _mean(distances, pairs).clamp(min=torch.finfo(rows.dtype).tiny ** 0.5)
-
-
-def _mean(values: Tensor, pairs: Tensor) -> Tensor:
-    """Return the mean over pairs, 0 without any."""
-    return torch.where(pairs, values, 0.0).sum() / pairs.sum().clamp(min=1)
+    tiny = torch.finfo(gram.dtype).tiny
+    floor = torch.finfo(gram.dtype).eps * lengths.detach().amax().clamp(min=tiny)
+    squared = lengths.unsqueeze(-1) + lengths.unsqueeze(-2) - 2 * gram
+    return torch.where(squared > floor, squared.clamp(min=floor).sqrt(), 0.0)

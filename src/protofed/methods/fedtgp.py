@@ -53,7 +53,7 @@ class FedTGP(FedProto[FedTGPOptions]):
     def traits(cls, options: FedTGPOptions) -> Traits:
         """Training needs every single upload."""
         found = super().traits(options)
-        return replace(found, sums_only=False, beyond_means=found.beyond_means or None)
+        return replace(found, sums_only=False).protecting(dp_obstacle=found.protection.dp_obstacle or None)
 
     def server_state(self) -> Tensors:
         """Start with a random prototype network (softmax)."""

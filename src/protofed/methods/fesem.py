@@ -22,7 +22,7 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Local, Task, Tensors, Traits, Upload
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
-from protofed.methods.traits import GLOBAL_MODEL, HEAD
+from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.options import remote
 from protofed.wire.schema import Field, Payload, Schema
 
@@ -74,7 +74,9 @@ class FeSEM(FedAvg[FeSEMOptions]):
     def traits(cls, options: FeSEMOptions) -> Traits:
         """Assignment compares single models; a client may be alone in its group, or among others of its class."""
         rules = (replace(GLOBAL_MODEL, open=False), HEAD)
-        return replace(super().traits(options), rules=rules, sums_only=False, personal=True, beyond_means=None)
+        return replace(
+            super().traits(options), rules=rules, sums_only=False, personal=True, protection=Protection()
+        )
 
     @cached_property
     def upload_schema(self) -> Schema:

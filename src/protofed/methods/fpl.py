@@ -14,6 +14,7 @@ from protofed.methods import register
 from protofed.methods.contract import Batch, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.beside import ClustersBeside, centres, contrast
+from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.prototypes.inference import pull
 
@@ -53,7 +54,7 @@ class FPL(ClustersBeside, FedAvg[FPLOptions]):
     def traits(cls, options: FPLOptions) -> Traits:
         """Clusters need every single mean."""
         return replace(
-            super().traits(options), up="|w| + K_i·d", down="|w| + c·d", sums_only=False, beyond_means=None
+            super().traits(options), up="|w| + K_i·d", down="|w| + c·d", sums_only=False, protection=Protection()
         )
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:

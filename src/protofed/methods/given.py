@@ -77,8 +77,10 @@ class Task:
         auxiliary: Builds an auxiliary network; None if there are no models at all.
         input_shape: Empty if there are no models at all.
         classes: Names of the ``K`` classes; empty if they are not known.
-        noise: Noise multiplier of one upload's :attr:`Traits.vector`; None without such noise.
+        noise: Noise multiplier of one upload's :attr:`Protection.dp_statistics`; None without such noise.
         summed: The server sees uploads added up alone (secure aggregation).
+        views: Number of equally long features side by side, of tables standardised in different ways; a classifier
+            is of one of them.
     """
 
     num_classes: int
@@ -95,6 +97,7 @@ class Task:
     classes: tuple[str, ...] = ()
     noise: float | None = None
     summed: bool = False
+    views: int = 1
 
 
 @dataclass

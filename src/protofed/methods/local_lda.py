@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Local, Tensors
+from protofed.methods.contract import Local, Tensors, Traits
 from protofed.methods.fedlda import Shrunk, choose_at
 from protofed.methods.parts.gaussian import Pools, discriminant
 from protofed.methods.parts.moments import ClosedForm, Linear, Sums
@@ -22,13 +24,18 @@ class LocalLDA(ClosedForm[Shrunk]):
     second = True
     alone = True
 
+    @classmethod
+    def traits(cls, options: Shrunk) -> Traits:
+        """Choose among features side by side."""
+        return replace(super().traits(options), chooses=True)
+
     def classifier(self, total: Sums) -> Linear:
         """Return the discriminant of the client's own samples."""
         return discriminant(total, self.options.first, self.task.dtype)
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Make the classifier, with the shrinkage under which the client's own samples are most likely."""
-        pools = Pools.alone(self.own_sums(local))
+        pools = Pools.alone(self.own_sums(local), self.task.views)
         choice = choose_at(local, pools, self.options.shrinkages, self.task.dtype)
         return pools.classifier(choice.mixture, self.task.dtype).tensors(self.task.dtype)
 

@@ -19,6 +19,7 @@ from protofed.methods.contract import Aggregate, Local, Task, Tensors, Traits, U
 from protofed.methods.fedproto import FedProto
 from protofed.methods.parts.nearest import SeenUploads
 from protofed.methods.protonorm import ProtoNorm
+from protofed.methods.traits import Protection
 from protofed.options import Options, build_options, named, remote
 from protofed.prototypes.masks import class_masks, compress, rebuild
 from protofed.prototypes.means import RunningMean
@@ -101,9 +102,11 @@ class TinyProto(FedProto[Any]):
             counts=(options.scaling and not options.mu) or base.counts,
             sums=options.scaling,
             sums_only=base.sums_only and reduction != "compensated",
-            beyond_means=more if sums else base.beyond_means,
-            conceals="Prototypes are multiplied by numbers of samples that are not sent (method.scaling)."
-            * options.scaling,
+            protection=Protection(
+                more if sums else base.protection.dp_obstacle,
+                hidden="Prototypes are multiplied by numbers of samples that are not sent (method.scaling)."
+                * options.scaling,
+            ),
             stale=False,
         )
 

@@ -8,15 +8,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from protofed.errors import ConfigError
 from protofed.runs.rules import ALL_CLASSES, GLOBAL, GLOBAL_MODEL, GLOBAL_OWN, HEAD, LOCAL, Rule
 
-__all__ = ["ALL_CLASSES", "GLOBAL", "GLOBAL_MODEL", "GLOBAL_OWN", "HEAD", "LOCAL", "Exchange", "Traits"]
+__all__ = ["ALL_CLASSES", "GLOBAL", "GLOBAL_MODEL", "GLOBAL_OWN", "HEAD", "LOCAL", "Exchange"]
+__all__ += ["Protection", "Traits"]
 
 Exchange = Literal["nothing", "prototypes", "logits", "part of the weights", "all weights"]
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What protects a method's clients, and what cannot.
+
+    Attributes:
+        dp_obstacle: Why client-level DP cannot be applied, as a clause: what the server takes of uploads besides
+            means in which all clients may weigh the same, and sums of fields that are sums over samples. ``""`` if
+            it can be applied, None if that is not declared.
+        dp_statistics: Factors of the statistics in the one vector that an upload consists of, to which
+            sample-level DP adds noise; empty if uploads are something else, or change from round to round.
+        local_only: Names in :meth:`Method.client_state` of tensors on which nothing that is sent may depend: they
+            are for predictions and for phases that stay on the client.
+        hidden: What uploads do not show of clients, as a sentence.
+    """
+
+    dp_obstacle: str | None = None
+    dp_statistics: Mapping[str, float] = field(default_factory=dict)
+    local_only: tuple[str, ...] = ()
+    hidden: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,16 +57,10 @@ class Traits:
         counts: Clients must disclose their numbers of samples, in uploads or before the first round.
         sums_only: Whether the server needs only sums over clients.
         personal: Clients are sent different messages.
-        beyond_means: What the server takes of uploads besides means of weights and of classes' rows, in which all
-            clients may weigh the same, and sums of fields that are sums over samples, as a clause; ``""`` if
-            nothing, None if that is not declared.
-        vector: Factors of the statistics in one vector of which uploads consist, if they are the same in every
-            round; empty if not.
-        conceals: What is not seen of clients in uploads that hold it, as a whole sentence.
+        protection: What protects clients.
         stale: Whether uploads of an earlier round may be mixed with a later broadcast, which is a mean of such
             uploads.
-        kept: Names in :meth:`Method.client_state` of tensors on which nothing that is sent may depend: they are
-            for predictions and for phases that stay on the client.
+        chooses: Clients choose by their own samples among features side by side (:attr:`Task.views`).
         rounds: Number of rounds after which more would change nothing; None if there is none.
         ends: Why the planned number of rounds matters before the last one, so that a run cannot be extended.
     """
@@ -60,13 +76,15 @@ class Traits:
     sums: bool = False
     sums_only: bool = True
     personal: bool = False
-    beyond_means: str | None = None
-    vector: Mapping[str, float] = field(default_factory=dict)
-    conceals: str = ""
+    protection: Protection = Protection()
     stale: bool = False
-    kept: tuple[str, ...] = ()
+    chooses: bool = False
     rounds: int | None = None
     ends: str = ""
+
+    def protecting(self, **changes: Any) -> Traits:
+        """Return these traits with changes to their protection."""
+        return replace(self, protection=replace(self.protection, **changes))
 
 
 def numbers(formula: str, sizes: Mapping[str, float]) -> float | None:

@@ -53,8 +53,6 @@ BASE: Tree = {
     "checkpoint": {"every": 0},
 }
 """Recipe of an estimator, before its parameters."""
-ENCODED: Tree = {"encoder.name": "auto", "encoder.dim": 128}
-"""Options of methods that have nothing to train, whose samples become random features."""
 ROUNDS = 20
 """Rounds of methods that train."""
 _READ = (
@@ -174,8 +172,6 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ConfigError(f"{name}: X, y and groups are the data: only data.{', data.'.join(_READ)} apply")
         tree = apply_overrides(BASE, given)
         fixed = methods.methods().get(self.method).traits(resolve(tree).method_options).rounds
-        if fixed is not None and not {"encoder", "model"} & {name.partition(".")[0] for name in given}:
-            tree = apply_overrides(tree, ENCODED)
         if rounds := self.rounds or (fixed is None and ROUNDS):
             tree = apply_overrides(tree, {"rounds": rounds})
         seed = self.random_state

@@ -40,6 +40,7 @@ class SiteSamples(NamedTuple):
         y: ``(n,)`` int64.
         folds: ``(draws, n)`` int64 in which fold a sample is judged; -1 for those that never are.
         shared: ``(n,)`` bool, those of which the others learn.
+        views: Number of equally long features side by side.
     """
 
     name: str
@@ -47,6 +48,7 @@ class SiteSamples(NamedTuple):
     y: Tensor
     folds: Tensor
     shared: Tensor
+    views: int = 1
 
     @property
     def judged(self) -> Tensor:
@@ -89,7 +91,8 @@ def divide(client: ClientData, draws: int, seed: int, *, given: bool) -> SiteSam
 def divide_all(data: FederatedData, seed: int, *, given: bool) -> list[SiteSamples]:
     """Return the samples of all clients with their folds."""
     draws = DRAWS if len(data.clients) <= MANY else 1
-    return [divide(client, draws, seed, given=given) for client in data.clients]
+    views = data.table.views if data.table else 1
+    return [divide(client, draws, seed, given=given)._replace(views=views) for client in data.clients]
 
 
 class Judged(NamedTuple):
@@ -114,7 +117,7 @@ def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions, sh
         share: Of a site's samples with which it answers alone; and of the others' together.
     """
     sites = [site._replace(x=site.x.flatten(1).double()) for site in sites]
-    d = sites[0].x.shape[1]
+    d, views = sites[0].x.shape[1], sites[0].views
     none = Sums.none(classes, d, second=True)
     some = [site.shared & (_order(site) < share) for site in sites]
     sums = [
@@ -133,15 +136,18 @@ def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions, sh
             few = rest & (_order(site) < share)
             test = site.x[out]
             for right, rows, pools in (
-                (both[0], few, Pools.alone(_sums(site, few, classes))),
-                (both[1], rest, Pools(_sums(site, rest, classes), others, around)),
+                (both[0], few, Pools.alone(_sums(site, few, classes), views)),
+                (both[1], rest, Pools(_sums(site, rest, classes), others, around, views)),
             ):
                 right[draw, out] = _answers(pools, site.x[rows], site.y[rows], test, options) == site.y[out]
             key = draw, fold
             left[key] = left.get(key, none).plus(_sums(site, out & site.shared, classes))
         found.alone.append(both[0][:, kept])
         found.together.append(both[1][:, kept])
-    rules = {key: discriminant(total.plus(part, -1.0), options.first, torch.float32) for key, part in left.items()}
+    rules = {}
+    for key, part in left.items():
+        outside = total.plus(part, -1.0).view(0, views)
+        rules[key] = discriminant(outside, options.first, torch.float32).beside(0, views)
     for site in sites:
         right = np.zeros((len(site.folds), len(site.y)))
         for draw, fold, out in site.parts():

@@ -100,7 +100,7 @@ def _hidden(run: Run, experiment: Experiment, client: str) -> str:
     if experiment.privacy.mode != "none":
         return f"what {client} sent is hidden by noise (privacy.mode={experiment.privacy.mode})"
     table = read_json(run.directory / "federation.json").get("table")
-    if isinstance(table, dict) and table.get("standardise") == "federated":
+    if isinstance(table, dict) and table.get("standardise") in ("federated", "chosen"):
         return f"everybody's samples are standardised by those of {client} too (data.standardise=federated)"
     return ""
 

@@ -293,8 +293,9 @@ def _open(run: Run, name: str, experiment: Experiment) -> TrainedClient:
     if encoding is not None:
         shape, eight_bit = encoding.input_shape, encoding.eight_bit
         execution = builder.experiment.execution
-        texts = table.texts if table else ()
-        encoder = build_encoder(builder.experiment.encoder, shape, execution.weights_dir, texts=texts)
+        texts, views = (table.texts, table.views) if table else ((), 1)
+        options = builder.experiment.encoder
+        encoder = build_encoder(options, shape, execution.weights_dir, texts=texts, views=views)
         if encoder.key != encoding.key:
             raise CheckpointError(
                 f"{run.directory}: the encoder is another one now (encoder.weights) than in the run"

@@ -77,19 +77,21 @@ TEXT = 2**18
 CSV_BYTES = 4 * GiB
 """Bytes of a CSV file."""
 READER_BYTES = 256 * MiB
-"""Memory of the process that reads a file of a compressed format, beside what :data:`EXPANSION` allows."""
+"""Memory of the process that reads a file, beside what :data:`EXPANSION` allows."""
 EXPANSION = 256
-"""Bytes of memory per byte of such a file."""
+"""Bytes of memory per byte of the file."""
 READER_SECONDS = 20
-"""Processor time for such a file, beside what :data:`READER_SPEED` allows."""
+"""Processor time for a file, beside what :data:`READER_SPEED` allows."""
 READER_SPEED = MiB
-"""Bytes of such a file for each further second."""
+"""Bytes of a file for each further second."""
 MEMBERS = 256
 """Arrays in an ``.npz`` file."""
 DIMENSIONS = 8
 """Dimensions of an array."""
 PIXELS = 2**26
 """Pixels of one image."""
+IMAGE_MEMORY = 16 * PIXELS
+"""Memory that one image may take while it is decoded: stored, converted, scaled and copied."""
 SCANS = 100
 """Scans of one JPEG, each of which goes through all its pixels; progressive ones have about ten."""
 IMAGE_BYTES = 256 * MiB

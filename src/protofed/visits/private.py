@@ -121,7 +121,7 @@ def rate(samples: int, size: int) -> float:
 
 def steps(phases: tuple[Phase, ...], epochs: int, samples: int, size: int) -> int:
     """Return the number of noisy steps of a round."""
-    private = [phase for phase in phases if not phase.stays]
+    private = [phase for phase in phases if not phase.local_only]
     return sum(phase.passes(epochs) * len(phase.updates) for phase in private) * -(-samples // size)
 
 
@@ -211,14 +211,14 @@ def private_statistics(
     per class at most 1. Divided by these bounds, all statistics together are one vector, to which a sample adds at
     most ``√T`` for ``T`` statistics. Classes whose noisy number of samples (``counts``) may be noise become empty.
 
-    In a :attr:`Traits.vector <protofed.methods.traits.Traits.vector>` all bounds are 1, and each statistic is
+    In :attr:`~protofed.methods.traits.Protection.dp_statistics` all bounds are 1, and each statistic is
     multiplied by its factor ``w`` before the noise and divided by it afterwards, so that a sample adds at most
     ``√Σw²``. No class becomes empty, since the sum over clients is to decide.
     """
     model.eval()
     totals: Tensors = {}
     dtype = next(model.parameters()).dtype
-    noise, release = Noise.of(local, private, "statistics"), method.declared.vector
+    noise, release = Noise.of(local, private, "statistics"), method.protection.dp_statistics
     statistics = method.statistics
     assert statistics is not None
     features, multiplier = 1.0 if release else private.features, 0.0 if private.masked else private.means

@@ -215,7 +215,7 @@ class LocalTrainer:
             if not released:
                 with steps.model(index) as model:
                     released = private_statistics(model, self.method, visit.local, visit.client.train, private)
-                if self.method.declared.vector:  # the same in every round, and so is its noise
+                if self.method.protection.dp_statistics:  # the same in every round, and so is its noise
                     visit.local.state |= {RELEASE + name: tensor for name, tensor in released.items()}
             found.append(released)
         return found
@@ -425,7 +425,7 @@ class LocalTrainer:
             nothing = data[0].at(slice(0))
             data = [own if phase.only(v.local) else nothing for own, v in zip(data, visits, strict=True)]
         plan = self._plan(visits[0].client).at(visits[0].local.round, self.method.task.rounds)
-        if phase.stays:
+        if phase.local_only:
             plan = replace(plan, private=None)
         noises = [Noise.of(v.local, plan.private, f"batches {number}") if plan.private else None for v in visits]
         prefix = f"{number}/"

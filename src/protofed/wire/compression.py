@@ -55,7 +55,5 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError:
-        raise ConfigError(
-            "wire.compression=zstd needs the package zstandard: pip install protofed[flower]"
-        ) from None
+        raise ConfigError("wire.compression=zstd needs the package zstandard: pip install zstandard") from None
     return zstandard

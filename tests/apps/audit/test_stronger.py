@@ -18,11 +18,11 @@ from protofed.apps.audit.attacks import INFORMED, SERVER
 from protofed.apps.audit.imprint import read_verbatim
 from protofed.apps.audit.membership import Observed, _findings, _view, likelihood_ratio
 from protofed.apps.audit.seen import Rows
-from protofed.apps.flower.pins import check_weights
 from protofed.errors import PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.models import SplitModel
 from protofed.samples import ClientData, Samples
+from protofed_flower.pins import check_weights
 from support import few
 
 

@@ -285,7 +285,7 @@ def test_early_stopping_by_scores_that_no_noise_hides_is_refused_as_typed(tmp_pa
 
 def described(root: Path, canary: list[Any], **chosen: Any) -> object:
     """Return what a node tells of its client before training; there are always as many samples."""
-    from protofed.apps.flower.sources import Folder
+    from protofed_flower.sources import Folder
 
     folder = root / "ann"
     folder.mkdir(parents=True)
@@ -308,7 +308,7 @@ def test_classes_as_they_occur_are_refused_by_a_node_and_would_tell(tmp_path, mo
     pytest.importorskip("flwr")
     with pytest.raises(ConfigError, match="does not cover classes as they occur among the labels of ann"):
         described(tmp_path / "a", [1, 0.5, 2], **RANGES)
-    monkeypatch.setattr("protofed.apps.flower.sources.check_classes", nothing)
+    monkeypatch.setattr("protofed_flower.sources.check_classes", nothing)
     found = [described(tmp_path / f"{label}", [1, 0.5, label], **RANGES) for label in (1, 2)]
     assert found[0] != found[1]
 

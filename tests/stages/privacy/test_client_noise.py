@@ -19,11 +19,9 @@ from protofed.stages.privacy import ClientPrivacy, PrivacyOptions
 from protofed.stages.privacy.accounting import ORDERS
 from protofed.stages.privacy.clients import NoisySums, noise_of
 from protofed.stages.privacy.noise import COARSEST, FINEST, NO_NOISE, OwnNoise
-from protofed.stages.secure.protocol import SecureAggregationError, SecureClient
 from protofed.stages.secure.stage import SecureSum
 from stages.privacy.everywhere import everywhere
 from stages.privacy.test_clients import Mixed, upload
-from stages.privacy.test_secure_protocol import NAMES, Round
 from support import build, few, stage, uploads
 
 UNIT = 2.0**24
@@ -95,9 +93,6 @@ def test_noise_that_whole_numbers_cannot_hold_or_nobody_adds_is_refused(noise, m
     with pytest.raises(PayloadError, match=match) as error:
         noise.share(3)
     assert "\n" not in str(error.value)
-    client = SecureClient("ann", np.zeros(2, dtype=np.uint64), noise)
-    with pytest.raises(PayloadError, match=match):
-        client.answer("keys", {"session": bytes(16), "threshold": 3, "length": 2})
 
 
 # The norm.
@@ -117,31 +112,6 @@ def test_rounded_contributions_are_no_longer_than_the_clip(mine, centre, weight,
 
 
 # The sum.
-
-
-def noisy(silent: dict[str, str]) -> tuple[Round, dict[str, OwnNoise]]:
-    """Return a round of five clients, three of them needed and one colluding, and the noise of each."""
-    round, noises = Round(5, 3, silent), {n: OwnNoise(1e6, 1, seed) for seed, n in enumerate(NAMES)}
-    round.clients = {n: SecureClient(n, vector, noises[n]) for n, vector in round.vectors.items()}
-    return round, noises
-
-
-@pytest.mark.parametrize("silent", [{}, {"bob": "keys", "eve": "masked"}, {"ann": "shares", "bob": "unmask"}])
-def test_a_sum_has_the_noise_of_all_who_are_in_it(silent):
-    round, noises = noisy(silent)
-    total = round.run()
-    there = [n for n in NAMES if silent.get(n, "unmask") == "unmask"]
-    assert round.server.arrived == there
-    expected = sum((round.vectors[n] + noises[n].draw(3, 6) for n in there), np.zeros(6, dtype=np.uint64))
-    assert np.array_equal(total, expected)
-    # The noise of those that are sure not to collude has the variance σ² at least.
-    assert (len(there) - 1) * noises["ann"].share(3) ** 2 >= 1e12 * (1 - 1e-9)
-
-
-def test_fewer_clients_than_the_noise_counts_on_end_the_round():
-    round, _ = noisy(dict.fromkeys(("ann", "bob", "cid"), "masked"))
-    with pytest.raises(SecureAggregationError, match="2 of the 3 clients needed sent vectors"):
-        round.run()
 
 
 @few("method", ["fedavg", "fedproto"], 1)

@@ -19,6 +19,7 @@ from protofed.errors import ConfigError
 from protofed.experiments.running import run_experiment
 from protofed.methods import Method, Upload, methods
 from protofed.methods.contract import Task, Traits
+from protofed.methods.traits import Protection
 from protofed.rounds import loop
 from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.stage import Opened
@@ -52,7 +53,7 @@ class Mixed(Method):
 
     @classmethod
     def traits(cls, options) -> Traits:
-        return Traits(beyond_means="")
+        return Traits(protection=Protection(""))
 
 
 def stage(noise=0.0, clip=1.0, rounds=1, rate=1.0, expected=2.0, source=None, kind=Mixed, **more) -> ClientPrivacy:

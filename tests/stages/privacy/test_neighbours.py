@@ -70,7 +70,7 @@ def test_the_registry_has_methods_to_protect():
 @few("method", protected("sample"), 5)
 def test_one_sample_changes_a_sum_of_gradients_by_the_norm_at_most(method, step):
     federation, local, data = opened(method)
-    updates = [u for phase in federation.method.round(1).phases if not phase.stays for u in phase.updates]
+    updates = [u for phase in federation.method.round(1).phases if not phase.local_only for u in phase.updates]
     assert updates
     for update in updates:
         chosen = {n: p for n, p in local.model.named_parameters() if update.trainable(n)}

@@ -174,14 +174,14 @@ def test_what_stays_with_a_client_knows_its_true_numbers_of_samples(method):
     method_, clients = federation.method, federation.executor.clients
     for name in federation.names:
         true = method_.client_state(clients[name].train.counts(4))
-        for entry in method_.declared.kept:
+        for entry in method_.protection.local_only:
             assert torch.equal(clients.snapshot(name).state[entry], true[entry])
     sent = [dict(u.payload) for u in uploads(build(method, rounds=2, **{**PRIVATE, "privacy__means": 30.0}))]
     other = build(method, rounds=2, **{**PRIVATE, "privacy__means": 30.0})
     for name in other.names:
         found = other.executor.clients.snapshot(name)
         other_state = method_.client_state(torch.tensor([0, 90, 1, 0]))
-        wrong = {entry: other_state[entry] for entry in method_.declared.kept}
+        wrong = {entry: other_state[entry] for entry in method_.protection.local_only}
         other.executor.clients.store.write(name, Snapshot(found.model, {**found.state, **wrong}, found.received))
     for a, b in zip(sent, uploads(other), strict=True):
         assert all(torch.equal(a[n], t) for n, t in b.payload.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -69,6 +68,9 @@ def test_results_equal_plain_aggregation_to_the_fixed_step(method, options):
     masked, secured = after(method, **options, **SECURE)
     assert plain.keys() == masked.keys()
     for name, tensor in plain.items():
+        if name == "most":  # of one client, in place of which stands a bound: that of all
+            assert masked[name] >= tensor
+            continue
         # Two rounds of training make a little more of a difference of 2^-24 in sums of a few clients.
         assert torch.allclose(tensor.double(), masked[name].double(), rtol=1e-4, atol=2e-4), name
     for one, other in zip(records, secured, strict=True):
@@ -190,13 +192,6 @@ def test_refuses_in_one_line_before_training(options, match):
     with pytest.raises(ConfigError, match=match) as error:
         support.build(name.pop("method__name"), **SECURE, **name)
     assert "\n" not in str(error.value)
-
-
-def test_names_the_package_that_is_missing(monkeypatch):
-    monkeypatch.delitem(sys.modules, "protofed.stages.secure.protocol", raising=False)
-    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.kdf.hkdf", None)
-    with pytest.raises(ConfigError, match=r"needs the package cryptography.* pip install 'protofed\[flower\]'"):
-        support.build("fedproto", **SECURE)
 
 
 def test_too_few_clients_leave_the_state_unchanged():

@@ -88,12 +88,13 @@ def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
 
 
 @functools.cache
-def environment() -> Environment:
-    """Return the templates, each of which is compiled once."""
+def environment(application: str = "protofed.analysis") -> Environment:
+    """Return the templates of an application's package, and those of reports, each of which is compiled once."""
     import jinja2
 
+    packages = dict.fromkeys((application, "protofed.analysis"))
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("protofed.analysis"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package) for package in packages]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

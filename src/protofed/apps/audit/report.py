@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ WORDS = {True: "yes", False: "no", None: "–"}
 def write_audit(audit: Audit, out: Path) -> Path:
     """Write one page about an audit, and ``audit.json`` beside it."""
     write_text(out.with_suffix(".json"), json.dumps(audit.to_dict(), indent=1, allow_nan=False) + "\n")
-    template = environment().get_template("audit.html")
+    template = environment("protofed.apps.audit").get_template("audit.html")
     pictures = [
         (p, [picture(t) for t in (p.found, p.nearest, p.guess)]) for p in audit.pictures if p.found.dim() == 3
     ]
@@ -36,6 +37,12 @@ def write_audit(audit: Audit, out: Path) -> Path:
         ),
     )
     return out
+
+
+def forget(run: Path, gone: Mapping[str, str]) -> None:
+    """Remove what an audit found in a run of which clients were forgotten."""
+    for name in ("audit.html", "audit.json"):
+        (run / name).unlink(missing_ok=True)
 
 
 def table(audit: Audit) -> TextTable:

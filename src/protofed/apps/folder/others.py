@@ -8,18 +8,17 @@ from itertools import islice
 from typing import Any
 
 import torch
-from PIL import Image, UnidentifiedImageError
 
 from protofed.apps.folder.notice import Notice, combined
 from protofed.apps.folder.scan import NESTED, DataFolder, files_of
 from protofed.apps.folder.tables import TEST_FRACTION, asked, of_classes, shown_classes, spelt, with_names
 from protofed.config.schema import apply_overrides
 from protofed.data import DataOptions
-from protofed.data.apart import read_schema
+from protofed.data.apart import read_headers, read_schema
 from protofed.data.arrow import choose
 from protofed.data.columns import Columns
 from protofed.data.folders import hidden
-from protofed.data.images import FORMATS, SUFFIXES
+from protofed.data.images import SUFFIXES
 from protofed.data.npz import read_npz
 from protofed.data.pool import Listing, open_dataset
 from protofed.data.saved import is_saved, saved_schema
@@ -46,17 +45,19 @@ def images(folder: DataFolder, names: Mapping[str, str]) -> tuple[list[Notice], 
     grey: dict[str, set[bool]] = {}
     held: Held = {}
     for site, path in folder.sites.items():
-        for file in islice(path.rglob("*"), limits.FILES):
-            unseen = any(map(hidden, file.relative_to(path).parts))
-            if unseen or file.suffix.lower() not in SUFFIXES or not file.is_file():
-                continue
+        files = [
+            file
+            for file in islice(path.rglob("*"), limits.FILES)
+            if file.suffix.lower() in SUFFIXES and not any(map(hidden, file.relative_to(path).parts))
+        ]
+        files = [file for file in files if file.is_file()]
+        for file, header in zip(files, read_headers(files), strict=True):
             held.setdefault(site, Counter())[file.parent.name] += 1
-            try:
-                with Image.open(file, formats=FORMATS) as picture:
-                    sizes[picture.size] += 1
-                    grey.setdefault(site, set()).add(picture.mode in GREY)
-            except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
+            if header is None:
                 found.append(Notice(site, "", f"{file.relative_to(path)} is no image", "replace it", open=True))
+                continue
+            sizes[header[:2]] += 1
+            grey.setdefault(site, set()).add(header[2] in GREY)
     if len(sizes) > 1:
         side = min(SIDE, *(min(size) for size in sizes))
         few = ", ".join(f"{w}×{h} ({n:,})" for (w, h), n in sizes.most_common(3))

@@ -44,7 +44,7 @@ def write_page(trial: Trial) -> None:
     }
     settled = [f for f in trial.notices if f.proposal and not f.open]
     tables = {"sites": sites_table(trial), "arms": arms_table(trial)}
-    template = environment().get_template("try.html")
+    template = environment("protofed.apps.folder").get_template("try.html")
     write_text(trial.page, template.render(trial=trial, settled=settled, **plots, **tables))
 
 

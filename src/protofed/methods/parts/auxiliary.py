@@ -13,7 +13,7 @@ from protofed.errors import ConfigError, ModelError
 from protofed.methods.contract import Batch, Method, Task, Tensors, Traits
 from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
-from protofed.methods.traits import GLOBAL_MODEL
+from protofed.methods.traits import GLOBAL_MODEL, Protection
 from protofed.options import named, remote
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class AuxiliaryMethod(PrivateHead[A], AveragedWeights[A], Method[A]):
             f"one K-way {cls.role}",
             options.head_rules(GLOBAL_MODEL),
             counts=True,
-            beyond_means="",
+            protection=Protection(""),
         )
 
     def __init__(self, options: A, task: Task) -> None:

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from protofed.methods.parts.moments import Linear, Sums, floor, solve
+from protofed.methods.parts.moments import Linear, Sums, floor, part_of, solve
 from protofed.methods.parts.prior import RHO
 
 Shrinkage = float | Literal["oas"]
@@ -30,6 +30,8 @@ SHRINKAGES: tuple[Shrinkage, ...] = ("oas", 0.03, 0.1)
 """Values of ``s`` among which a client chooses; the first stands where nobody does."""
 KAPPAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
 """Values of κ among which a client chooses."""
+HEARD = 0.3
+"""Least κ of the means of others that resemble the client's."""
 SHARES = (1.0, 0.1)
 """Values of c among which a client chooses; without others' class means also 0."""
 TEMPERATURES = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
@@ -44,6 +46,8 @@ NAMED = 5
 """Most clients without a choice whose names are given."""
 VOTERS = 500
 """Most samples of a client that are left out."""
+MOST = 2**20
+"""Most scores that are computed together."""
 
 
 class Mix(NamedTuple):
@@ -52,11 +56,15 @@ class Mix(NamedTuple):
     Attributes:
         kappa: κ of their class sums.
         share: c of their scatter within clients and classes; None for that of all samples together.
+        view: Place of the features that count among those side by side.
+        heard: Others' class means are those that the client's resemble, see :mod:`.resemblance`.
     """
 
     kappa: float
     share: float | None
     shrinkage: Shrinkage
+    view: int = 0
+    heard: bool = False
 
 
 class Pools(NamedTuple):
@@ -64,24 +72,36 @@ class Pools(NamedTuple):
 
     Attributes:
         within: ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``.
+        views: Number of equally long features side by side, of which one counts.
+        heard: Class sums of others, each as precise as it is about the client's own; None if not known.
     """
 
     own: Sums
     others: Sums
     within: Tensor
+    views: int = 1
+    heard: Sums | None = None
 
     @classmethod
-    def alone(cls, own: Sums) -> Pools:
+    def alone(cls, own: Sums, views: int = 1) -> Pools:
         """Return those of a client that hears of nobody."""
         none = Sums.none(*own.sums.shape, second=True)
-        return cls(own, none, none.moment)
+        return cls(own, none, none.moment, views)
+
+    def view(self, number: int) -> Pools:
+        """Return those of one of the features side by side."""
+        here = part_of(len(self.within), number, self.views)
+        own, others = (part.view(number, self.views) for part in (self.own, self.others))
+        heard = self.heard and self.heard._replace(sums=self.heard.sums[:, here])
+        return Pools(own, others, self.within[here, here], 1, heard)
 
     def mixtures(self, shrinkages: Sequence[Shrinkage]) -> list[Mix]:
         """Return the mixtures to choose from, the one of all samples together first."""
-        if not bool((self.others.counts > 0).any()):
-            return [Mix(0.0, 0.0, s) for s in shrinkages]
-        places = [(1.0, None), *itertools.product(KAPPAS, SHARES), (0.0, 0.0)]
-        return [Mix(kappa, share, s) for kappa, share in places for s in shrinkages]
+        together: list[tuple[float, float | None]] = [(1.0, None), *itertools.product(KAPPAS, SHARES)]
+        places = [*(together if bool((self.others.counts > 0).any()) else []), (0.0, 0.0)]
+        found = [Mix(*place, s, view) for view in range(self.views) for place in places for s in shrinkages]
+        near = [m._replace(heard=True) for m in found if m.kappa >= HEARD and m.share is not None]
+        return found + (near if self.heard else [])
 
     def covariance(self, share: float | None) -> tuple[Tensor, float]:
         """Return the covariance within classes of a mixture, and its number of samples."""
@@ -98,8 +118,11 @@ class Pools(NamedTuple):
         Args:
             dtype: Type in which moments were sent.
         """
-        total = self.own.plus(self.others, mixture.kappa)
-        return discriminant(total, mixture.shrinkage, dtype, *self.covariance(mixture.share))
+        seen = self.view(mixture.view)
+        others = seen.heard if mixture.heard and seen.heard else seen.others
+        total = seen.own.plus(others._replace(moment=seen.others.moment), mixture.kappa)
+        found = discriminant(total, mixture.shrinkage, dtype, *seen.covariance(mixture.share))
+        return found.beside(mixture.view, self.views)
 
     def left_out(
         self, x: Tensor, y: Tensor, mixtures: Sequence[Mix], dtype: torch.dtype
@@ -113,36 +136,51 @@ class Pools(NamedTuple):
             y: ``(n,)`` their classes, which have further samples of it.
 
         Yields:
-            Mixtures with one κ, and ``(mixtures, n, K')`` over the client's own K' classes, in order.
+            Some of the mixtures, and ``(mixtures, n, K')`` over the client's own K' classes, in order.
         """
         held = self.own.counts.nonzero().squeeze(-1)
         place = torch.searchsorted(held, y)
-        n_own, n_others = self.own.counts[held], self.others.counts[held]
+        sources = [self.others, *([self.heard] if self.heard else [])]
+        n_own, n_others = self.own.counts[held], torch.stack([part.counts[held] for part in sources])
         origin = x.mean(0)
-        means = [part.means.rows[held] - origin for part in (self.own, self.others)]
+        own, *others = (part.means.rows[held] - origin for part in (self.own, *sources))
         kinds = list(dict.fromkeys((m.share, m.shrinkage) for m in mixtures))
         lower, factors = self._factors(kinds, dtype)
-        rows = torch.cat([x - origin, *means]).mT.expand(len(kinds), -1, -1)
+        rows = torch.cat([x - origin - own[place], own, *others]).mT.expand(len(kinds), -1, -1)
         white = torch.linalg.solve_triangular(lower, rows, upper=False).mT
-        x_, own, others = white.split([len(x), len(held), len(held)], 1)
+        # All else follows from products of these: u = x - m_y with the client's mean m, and of others' means o.
+        u, m, *o = white.split([len(x), *[len(held)] * (1 + len(sources))], 1)
+        u_u, u_m, m_m = u.square().sum(-1, keepdim=True), u @ m.mT, m @ m.mT
+        u_o, m_o = (torch.stack([part @ other.mT for other in o]) for part in (u, m))
+        o_o = torch.stack([other @ other.mT for other in o])
         single = torch.nn.functional.one_hot(place, len(held)).to(x)
         prior = (n_own + RHO - single).log()
-        for kappa in dict.fromkeys(m.kappa for m in mixtures):
-            chosen = [m for m in mixtures if m.kappa == kappa]
+        at_once = max(1, MOST // max(1, prior.numel()))
+        for first in range(0, len(mixtures), at_once):
+            chosen = list(mixtures[first : first + at_once])
             at = torch.tensor([kinds.index((m.share, m.shrinkage)) for m in chosen])
-            n = n_own + kappa * n_others
-            mu = (n_own / n).unsqueeze(-1) * own[at] + (kappa * n_others / n).unsqueeze(-1) * others[at]
-            # The scatter of all samples together is about these means, any other about the client's own.
-            whole = torch.tensor([m.share is None for m in chosen]).unsqueeze(-1)
-            w = x_[at] - torch.where(whole.unsqueeze(-1), mu, own[at])[:, place]
-            number = torch.where(whole, n, n_own)
-            c = factors[at].unsqueeze(-1) * (number / (number - 1))[:, place]
-            less = (1 - c * w.square().sum(-1)).clamp(min=1e-12)
-            cross = (w * x_[at]).sum(-1, keepdim=True) - w @ mu.mT
-            apart = torch.cdist(x_[at], mu, compute_mode="donot_use_mm_for_euclid_dist").square()
-            ratio = torch.where(single > 0, (n / (n - 1))[place].unsqueeze(-1), 1.0)
-            distance = ratio.square() * (apart + (c / less).unsqueeze(-1) * cross.square())
-            yield chosen, prior - 0.5 * distance
+            of = torch.tensor([int(m.heard) for m in chosen])
+            whole = torch.tensor([m.share is None for m in chosen]).view(-1, 1, 1)
+            n = n_own + torch.tensor([m.kappa for m in chosen], dtype=x.dtype).unsqueeze(-1) * n_others[of]
+            a = (n_own / n).unsqueeze(1)  # μ = a·m + (1 - a)·o
+            m_mu = a * m_m[at] + (1 - a) * m_o[of, at]
+            mu_mu = a.mT * m_mu + (1 - a.mT) * (a * m_o[of, at].mT + (1 - a) * o_o[of, at])
+            own_ = place.expand(len(at), -1).unsqueeze(-1)
+            apart = u_m[at].gather(-1, own_) - a * u_m[at] - (1 - a) * u_o[of, at]
+            squares = m_m[at].diagonal(dim1=1, dim2=2)
+            cross = u_u[at] + apart
+            between = squares.unsqueeze(-1) - 2 * m_mu + mu_mu.diagonal(dim1=1, dim2=2).unsqueeze(1)
+            distance = cross + apart + between[:, place]
+            # The scatter of all samples together is about the means μ, any other about the client's own.
+            w_w = torch.where(whole, distance.gather(-1, own_), u_u[at])
+            about = squares.unsqueeze(-1) - m_mu - m_mu.diagonal(dim1=1, dim2=2).unsqueeze(-1) + mu_mu
+            cross = torch.where(whole, cross + apart.gather(-1, own_) + about[:, place], cross)
+            number = torch.where(whole, n.unsqueeze(-1), n_own.unsqueeze(-1))
+            c = factors[at].view(-1, 1, 1) * (number / (number - 1))[:, place]
+            distance = distance + c / (1 - c * w_w).clamp(min=1e-12) * cross.square()
+            ratio = 1 + single / (n - 1)[:, place].unsqueeze(-1)
+            scores: Tensor = prior - 0.5 * ratio.square() * distance
+            yield chosen, scores
 
     def _factors(
         self, kinds: Sequence[tuple[float | None, Shrinkage]], dtype: torch.dtype
@@ -153,19 +191,21 @@ class Pools(NamedTuple):
             Also the factors ``(m,)`` with which a sample's ``r·wwᵀ`` is part of each.
         """
         square = self.own.plus(self.others).square
-        matrices, factors = [], []
-        covariances = {share: self.covariance(share) for share, _ in kinds}
+        covariances = {share: self.covariance(share) for share in dict.fromkeys(share for share, _ in kinds)}
+        first = {share: oracle(*covariance) for share, covariance in covariances.items()}
+        values = []
         for share, shrinkage in kinds:
             whole, n = covariances[share]
-            s = oracle(whole, n) if shrinkage == "oas" else float(shrinkage)
-            rest = max(n - 1, 1.0)
-            matrix = (1 - s) * whole * (max(n, 1.0) / rest)
-            matrix.diagonal().add_(s * whole.diagonal().mean().clamp(min=0) + floor(square, dtype))
-            matrices.append(matrix)
-            factors.append((1 - s) / rest)
-        lower, failed = torch.linalg.cholesky_ex(torch.stack(matrices))
+            s, rest = first[share] if shrinkage == "oas" else float(shrinkage), max(n - 1, 1.0)
+            values.append(((1 - s) * max(n, 1.0) / rest, s, (1 - s) / rest))
+        of, mixed, factors = (torch.tensor(column, dtype=torch.float64) for column in zip(*values, strict=True))
+        whole = torch.stack([covariances[share][0] for share, _ in kinds])
+        diagonal = mixed * whole.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=0) + floor(square, dtype)
+        matrices = of.view(-1, 1, 1) * whole
+        matrices.diagonal(dim1=1, dim2=2).add_(diagonal.unsqueeze(-1))
+        lower, failed = torch.linalg.cholesky_ex(matrices)
         lower[failed > 0] = float("nan")  # sums of clients that lie need not have a covariance
-        return lower, lower.new_tensor(factors)
+        return lower, factors
 
 
 class Selection(NamedTuple):
@@ -178,30 +218,50 @@ class Selection(NamedTuple):
     mixture: Mix
     voters: int
 
-    def tensor(self) -> Tensor:
-        """Return κ, c (-1 for all samples together), s (-1 for oas) and the number of voters, ``(4,)``."""
-        share, s = self.mixture.share, self.mixture.shrinkage
-        values = [self.mixture.kappa, -1.0 if share is None else share, -1.0 if s == "oas" else s, self.voters]
-        return torch.tensor(values)
+    def tensor(self, views: int = 1) -> Tensor:
+        """Return κ, c (-1 for all samples together), s (-1 for oas), number of voters, view, and heard, ``(6,)``.
+
+        Args:
+            views: Number of views; with one, there was no choice: -1.
+        """
+        kappa, share, s, view, heard = self.mixture
+        values = [kappa, -1.0 if share is None else share, -1.0 if s == "oas" else s, self.voters]
+        return torch.tensor([*values, view if views > 1 else -1.0, heard])
 
 
 def told(choices: Mapping[str, Tensor]) -> str:
     """Return in whole sentences what clients have chosen, from :meth:`Selection.tensor` of each by name."""
     groups: dict[str, list[str]] = {}
+    views: dict[float, list[str]] = {}
     for name, choice in choices.items():
-        kappa, share, _, number = choice.tolist()
+        kappa, share, _, number, view, heard = choice.tolist()
         own = "nothing of others" if share == 0 else "own class means with others' scatter"
-        some = f"others' class means at {kappa:g} of their weight" if kappa else own
+        whose = "class means of those who resemble it" if heard else "others' class means"
+        some = f"{whose} at {kappa:g} of their weight" if kappa else own
         groups.setdefault("the sums of all" if share == -1 else some, []).append(name)
+        views.setdefault(view, []).append(name)
         if not number:
             groups.setdefault("", []).append(name)
     mute = groups.pop("", [])
     parts = [f"{what} ({len(names)})" for what, names in sorted(groups.items(), key=lambda g: -len(g[1]))]
     chosen = f"Clients chose by their own samples, each left out in turn: {', '.join(parts)}."
+    together, apart = views.get(0, []), views.get(1, [])
+    if together or apart:
+        chosen += " " + (
+            f"Clients measure alike at {_named(together)} (standardised together) and otherwise at {_named(apart)} "
+            "(standardised by site)."
+            if together and apart
+            else "Clients measure alike: standardised together."
+            if together
+            else "Each client measures in its own way: standardised by site."
+        )
     if not mute:
         return chosen
-    names = ", ".join(mute[:NAMED]) + f" and {len(mute) - NAMED} others" * (len(mute) > NAMED)
-    return f"{chosen} Without two samples of any class, and so with the first choice: {names}."
+    return f"{chosen} Without two samples of any class, and so with the first choice: {_named(mute)}."
+
+
+def _named(clients: Sequence[str]) -> str:
+    return ", ".join(clients[:NAMED]) + f" and {len(clients) - NAMED} others" * (len(clients) > NAMED)
 
 
 def voters(labels: Tensor, counts: Tensor) -> Tensor:
@@ -222,10 +282,10 @@ def likelihoods(scores: Tensor, y: Tensor) -> Tensor:
         scores: ``(m, n, K)`` log-posteriors up to a constant.
         y: ``(n,)`` their classes.
     """
-    own = scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))
-    scores = scores - own
-    found = [(t * scores).logsumexp(-1).neg().clamp(min=LEAST).sum(-1) for t in TEMPERATURES]
-    return torch.stack(found).amax(0)
+    scores = scores - scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))
+    least = -5 * LEAST  # from there on nothing but the bound counts, and nothing overflows
+    sums = [(t * scores).clamp_(max=least).exp_().sum(-1).log_() for t in TEMPERATURES]
+    return torch.stack([part.neg_().clamp_(min=LEAST).sum(-1) for part in sums]).amax(0)
 
 
 def choose(
@@ -244,9 +304,12 @@ def choose(
         return Selection(mixtures[0], 0)
     y = torch.searchsorted(pools.own.counts.nonzero().squeeze(-1), labels[some])
     found: dict[Mix, float] = {}
-    for chosen, scores in pools.left_out(features[some], labels[some], mixtures, dtype):
-        sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
-        found |= zip(chosen, sums.tolist(), strict=True)
+    for view in range(pools.views):
+        x = features[some, part_of(features.shape[1], view, pools.views)]
+        own = [mixture for mixture in mixtures if mixture.view == view]
+        for chosen, scores in pools.view(view).left_out(x, labels[some], own, dtype):
+            sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
+            found |= zip(chosen, sums.tolist(), strict=True)
     values = {m: found[m] - PREFERENCE * (m.share is not None) for m in mixtures}
     best = next(m for m in mixtures if values[m] >= max(values.values()) - TIE)
     return Selection(best, len(some))

@@ -24,7 +24,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Aggregate, Method, Round, Statistics, Traits, Upload
 from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.prior import over, own_classes
-from protofed.methods.traits import GLOBAL_MODEL, HEAD
+from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.means import class_sums
 from protofed.prototypes.table import Prototypes
@@ -125,6 +125,11 @@ class Sums(NamedTuple):
             moment=self.moment - sure.scatter + (vectors * (values.clamp(min=0) + ridge)) @ vectors.mT
         )
 
+    def view(self, number: int, of: int) -> Sums:
+        """Return the sums of one of several equally long features that stand side by side."""
+        here = part_of(self.sums.shape[1], number, of)
+        return Sums(self.counts, self.sums[:, here], self.moment[here, here])
+
     def cpu(self) -> Sums:
         """Return the sums in the host's memory."""
         return Sums(*(part.cpu() for part in self))
@@ -147,19 +152,36 @@ class Sums(NamedTuple):
         return result
 
 
-def triangle(matrix: Tensor) -> Tensor:
-    """Return the upper triangle of a symmetric matrix ``(d, d)``, row by row, ``(d·(d + 1)/2,)``."""
-    i, j = torch.triu_indices(*matrix.shape, device=matrix.device)
-    return matrix[i, j]
+def part_of(d: int, number: int, of: int) -> slice:
+    """Return where one of several equally long features is that stand side by side."""
+    return slice(number * d // of, (number + 1) * d // of)
 
 
-def symmetric(upper: Tensor, d: int) -> Tensor:
+def triangle(matrix: Tensor, views: int = 1) -> Tensor:
+    """Return the upper triangle of a symmetric matrix ``(d, d)``, row by row, ``(d·(d + 1)/2,)``.
+
+    Args:
+        views: Number of equally large blocks on the diagonal, of which each has a triangle; the rest is left out.
+    """
+    d = len(matrix) // views
+    i, j = torch.triu_indices(d, d, device=matrix.device)
+    return torch.cat([matrix[i + v * d, j + v * d] for v in range(views)])
+
+
+def symmetric(upper: Tensor, d: int, views: int = 1) -> Tensor:
     """Return a symmetric matrix ``(d, d)`` from its ``(d·(d + 1)/2,)`` upper triangle; inverts :func:`triangle`."""
-    i, j = torch.triu_indices(d, d, device=upper.device)
+    i, j = torch.triu_indices(d // views, d // views, device=upper.device)
     matrix = upper.new_zeros(d, d)
-    matrix[i, j] = upper
-    matrix[j, i] = upper
+    for v, part in enumerate(upper.chunk(views)):
+        at = v * (d // views)
+        matrix[i + at, j + at] = part
+        matrix[j + at, i + at] = part
     return matrix
+
+
+def size(d: int, views: int = 1) -> int:
+    """Return the length of a :func:`triangle`."""
+    return d * (d // views + 1) // 2
 
 
 def isometric(matrix: Tensor, power: float = 1.0) -> Tensor:
@@ -224,6 +246,11 @@ class Linear(NamedTuple):
         parts = {"weights": self.weights.to(dtype), "bias": self.bias.to(dtype), "present": self.present}
         return {prefix + name: part for name, part in parts.items()}
 
+    def beside(self, number: int, of: int) -> Linear:
+        """Return the classifier of several features side by side that looks at one of them."""
+        d = self.weights.shape[1]
+        return self._replace(weights=torch.nn.functional.pad(self.weights, (number * d, (of - 1 - number) * d)))
+
     def scores(self, features: Tensor) -> Tensor:
         """Return the ``(B, K)`` scores of ``(B, d)`` features; a class that is not present has no chance."""
         return over(features @ self.weights.mT + self.bias, self.present)
@@ -256,9 +283,13 @@ class ClosedForm(Method[O]):
     @classmethod
     def traits(cls, options: O) -> Traits:
         """A control exchanges nothing; in sums, the features of all clients must mean the same."""
-        kept = ("own", "prior")
+        protection = Protection(
+            "its server needs n_ik, which no noise hides",
+            {n: w for n, w in RELEASE.items() if cls.released and (cls.second or n != "moment")},
+            local_only=("own", "prior"),
+        )
         if cls.alone:
-            return Traits(kept=kept, rounds=1)
+            return Traits(protection=Protection(local_only=protection.local_only), rounds=1)
         return Traits(
             "prototypes",
             "K_i·d + d·(d+1)/2" if cls.second else "K_i·d",
@@ -267,9 +298,7 @@ class ClosedForm(Method[O]):
             same_architecture=True,
             same_feature_dim=True,
             counts=True,
-            beyond_means="its server needs n_ik, which no noise hides",
-            vector={n: w for n, w in RELEASE.items() if cls.released and (cls.second or n != "moment")},
-            kept=kept,
+            protection=protection,
             rounds=1,
         )
 
@@ -299,11 +328,11 @@ class ClosedForm(Method[O]):
             return None
         d, K = self.task.feature_dim, self.task.num_classes
         if self.task.noise is not None:
-            sizes = {"counts": (K,), "sums": (K, d), "moment": (d * (d + 1) // 2,)}
-            return Schema({name: Field(sizes[name], limit=LARGEST) for name in self.declared.vector}, K)
+            sizes = {"counts": (K,), "sums": (K, d), "moment": (size(d),)}
+            return Schema({name: Field(sizes[name], limit=LARGEST) for name in self.protection.dp_statistics}, K)
         fields = {**self.rows("means", weight="counts"), "counts": Field(("k",), "count", parameter=False)}
         if self.second:
-            fields |= self.moment_fields(d * (d + 1) // 2)
+            fields |= self.moment_fields(size(d, self.task.views))
         return self.schema(fields)
 
     def moment_fields(self, size: int) -> dict[str, Field]:
@@ -372,7 +401,9 @@ class ClosedForm(Method[O]):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``μ_ik`` and ``n_ik``, and the mean second moment of the samples of reported classes."""
         if self.task.noise is not None:
-            released = {name: statistics[name].cpu() * factor for name, factor in self.declared.vector.items()}
+            released = {
+                name: statistics[name].cpu() * factor for name, factor in self.protection.dp_statistics.items()
+            }
             if self.second:  # noise that differs on either side of the diagonal is halved
                 moment = released["moment"]
                 released["moment"] = triangle(isometric((moment + moment.mT) / 2))
@@ -387,7 +418,7 @@ class ClosedForm(Method[O]):
     def packed(self, sums: Sums) -> Payload:
         """Return the fields of an upload that hold the second moment."""
         samples = sums.counts.sum()
-        return {"samples": samples.long(), "moment": triangle(sums.moment) / samples.clamp(min=1)}
+        return {"samples": samples.long(), "moment": triangle(sums.moment, self.task.views) / samples.clamp(min=1)}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Unpack the classifier; before there is one, make it of the client's own samples."""
@@ -467,7 +498,8 @@ class ClosedForm(Method[O]):
         means = sums.means.rows[payload["classes"]].to(payload["means"].dtype)
         if not self.second:
             return {**payload, "means": means}
-        moment = triangle(sums.moment / payload["samples"].clamp(min=1)).to(payload["moment"].dtype)
+        moment = triangle(sums.moment, self.task.views) / payload["samples"].clamp(min=1)
+        moment = moment.to(payload["moment"].dtype)
         return {**payload, "means": means, "moment": moment}
 
     def without(self, server: Tensors, client: str) -> Tensors:
@@ -501,27 +533,39 @@ class ClosedForm(Method[O]):
             for all_of_them, own in zip(total, part, strict=True):
                 all_of_them += own
         if self.task.noise:
-            total = total.denoised(self.task.noise * math.hypot(*self.declared.vector.values()) * number**0.5)
+            total = total.denoised(
+                self.task.noise * math.hypot(*self.protection.dp_statistics.values()) * number**0.5
+            )
         return total, self.classifier(total)
 
     def sums_of(self, payload: Payload) -> Sums:
         """Return the sums that an upload stands for."""
         K, d = self.task.num_classes, self.task.feature_dim
         none = torch.zeros(0, 0, dtype=torch.float64)
-        second = symmetric(payload["moment"].double(), d) if self.second else none
+        second = symmetric(payload["moment"].double(), d, self.task.views) if self.second else none
         if self.task.noise is not None:
-            counts, sums = (payload[name].double() / self.declared.vector[name] for name in ("counts", "sums"))
+            counts, sums = (
+                payload[name].double() / self.protection.dp_statistics[name] for name in ("counts", "sums")
+            )
             return Sums(counts, sums, isometric(second, -1))
         classes, counts = payload["classes"], payload["counts"].double()
         sums = torch.zeros(K, d, dtype=torch.float64)
         sums[classes] = payload["means"].double() * counts.unsqueeze(-1)
         moment = second * float(payload["samples"]) if self.second else second
+        if self.second and self.task.views > 1:  # no scatter is known between features side by side: it counts as 0
+            view = torch.arange(d) * self.task.views // d
+            moment = torch.where(view == view.unsqueeze(1), moment, payload["means"].double().mT @ sums[classes])
         return Sums(torch.zeros(K, dtype=torch.float64).index_copy(0, classes, counts), sums, moment)
 
 
 def _sender(name: str) -> str:
     """Return the client that sent a tensor of the server's state."""
     return name.partition(".")[2].rpartition("/")[0]
+
+
+def senders(server: Tensors) -> list[str]:
+    """Return the names of the clients whose uploads a server's state holds, in the order of :meth:`parts`."""
+    return sorted({_sender(name) for name in server if "." in name})
 
 
 def _payloads(held: Tensors) -> Iterator[Payload]:

@@ -8,6 +8,7 @@ from protofed.methods.contract import Method, Traits
 from protofed.methods.fedavg import FedAvgOptions
 from protofed.methods.parts.averaged import AveragedWeights
 from protofed.methods.parts.weights import sharing_notes
+from protofed.methods.traits import Protection
 
 S = TypeVar("S", bound=FedAvgOptions)
 
@@ -22,7 +23,7 @@ class SharedPart(AveragedWeights[S], Method[S]):
     def traits(cls, options: S) -> Traits:
         """Every upload holds ``n_i``, and the server takes a mean."""
         stale = cls.aggregate is AveragedWeights.aggregate
-        return Traits("part of the weights", counts=True, beyond_means="", stale=stale)
+        return Traits("part of the weights", counts=True, protection=Protection(""), stale=stale)
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to the shared part."""

@@ -38,25 +38,30 @@ class Encoder(nn.Module):
 
     map: Tensor | None
 
-    def __init__(self, body: nn.Module, input_shape: tuple[int, ...], options: EncoderOptions) -> None:
+    def __init__(
+        self, body: nn.Module, input_shape: tuple[int, ...], options: EncoderOptions, views: int = 1
+    ) -> None:
         super().__init__()
-        self.body, self.input_shape = body, input_shape
+        self.body, self.input_shape, self.views = body, input_shape, views
         own: int = body.width  # type: ignore[assignment]
         self.at_once: int = body.at_once  # type: ignore[assignment]
         if options.dim > own:
             raise ConfigError(f"encoder.dim={options.dim}, but {options.name} gives {own} numbers: at most {own}")
         self.register_buffer("map", orthonormal(own, options.dim, options.seed) if options.dim else None, False)
-        self.width, self.unit = options.dim or own, options.unit
+        self.width, self.unit = views * (options.dim or own), options.unit
         self.key = _key(body, input_shape, options)
         self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(n, width)`` float32 features of samples ``(n, *input_shape)``; uint8 counts as in [0, 1]."""
         x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        if self.views > 1:
+            x = x.reshape(-1, x.shape[1] // self.views, *x.shape[2:])
         features: Tensor = self.body(x)
         features = features - features.mean(1, keepdim=True) if self.unit else features
         features = features if self.map is None else features @ self.map
-        return F.normalize(features, dim=1) if self.unit else features
+        features = F.normalize(features, dim=1) if self.unit else features
+        return features.reshape(-1, self.width)
 
     def batches(self, x: Tensor) -> Iterator[Tensor]:
         """Yield the features of samples, part by part; equal samples have equal features, whatever is beside them.
@@ -103,14 +108,17 @@ def build_encoder(
     weights_dir: str = "",
     pretrained: bool = True,
     texts: Places = (),
+    views: int = 1,
 ) -> Encoder:
     """Return an encoder.
 
     Args:
+        views: Number of vectors side by side in each sample, of which features are computed one by one.
         pretrained: Read weights; not necessary to know the width.
         texts: Those of samples with tokens.
     """
-    name = chosen_name(options, input_shape, texts)
+    name, whole = chosen_name(options, input_shape, texts), input_shape
+    input_shape = (input_shape[0] // views, *input_shape[1:])
     if name in encoders:
         entry, own = encoders.get(name), dict(options.options)
         if options.weights and not issubclass(entry.Options, TransformersOptions):
@@ -134,12 +142,14 @@ def build_encoder(
         )
     else:
         raise ConfigError(unknown_name("encoder", name, ["auto", *encoders, *architectures]))
-    return Encoder(body, input_shape, replace(options, name=name))
+    return Encoder(body, whole, replace(options, name=name), views)
 
 
-def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...], texts: Places = ()) -> int:
+def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...], texts: Places = (), views: int = 1) -> int:
     """Return the features per sample of an encoder, without its weights."""
-    return options.dim or build_encoder(options, input_shape, pretrained=False, texts=texts).width
+    if options.dim:
+        return views * options.dim
+    return build_encoder(options, input_shape, pretrained=False, texts=texts, views=views).width
 
 
 def _key(body: nn.Module, input_shape: tuple[int, ...], options: EncoderOptions) -> str:

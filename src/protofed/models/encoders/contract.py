@@ -29,8 +29,9 @@ class EncoderOptions(Options):
 
     name: str = named(
         "",
-        "'' for the samples as they are; auto: scattering for images, hashing for texts, else random; an encoder; "
-        "or a frozen network: an architecture or package.module:callable",
+        "none: the samples as they are; auto: scattering for images, hashing for texts, else random; an encoder; "
+        "or a frozen network: an architecture or package.module:callable ('' = auto with dim=128 for closed forms, "
+        "which train no network, and none for other methods)",
         of="encoders",
     )
     dim: int = remote(

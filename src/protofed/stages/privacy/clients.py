@@ -28,7 +28,7 @@ from protofed.stages.privacy.accounting import Release, epsilon, find_noise
 from protofed.stages.privacy.ledger import Budgeted, Ledger
 from protofed.stages.privacy.noise import OwnNoise, Source, from_seed
 from protofed.stages.privacy.options import PrivacyOptions
-from protofed.stages.privacy.samples import beyond_means
+from protofed.stages.privacy.samples import dp_obstacle
 from protofed.stages.robust.vectors import Part, bounded, parts_of
 from protofed.stages.secure.sums import BITS, Vector
 from protofed.visits.private import SHORT
@@ -260,7 +260,7 @@ def layout_of(method: Method, options: PrivacyOptions) -> VectorLayout:
     """Return the vectors of a method's uploads."""
     schema = method.upload_schema
     assert schema is not None
-    if reason := beyond_means(method) or _unsuited(schema):
+    if reason := dp_obstacle(method) or _unsuited(schema):
         raise ConfigError(f"privacy.mode=client cannot clip the uploads of {method.name}: {reason}")
     return VectorLayout(schema, options.clip)
 

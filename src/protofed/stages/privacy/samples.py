@@ -41,7 +41,7 @@ class Training(NamedTuple):
     def of(cls, method: Method, plan: LocalPlan, samples: int) -> Training:
         """Return the releases of a client with so many training samples in all planned rounds."""
         rounds = range(1, method.task.rounds + 1)
-        size, once = plan.batch_size, bool(method.declared.vector)
+        size, once = plan.batch_size, bool(method.protection.dp_statistics)
         told = method.statistics is not None and method.statistics.when != "during"
         means = [told and method.sends(round) for round in rounds]
         return cls(
@@ -93,7 +93,7 @@ def protected(
     noise = options.noise
     if noise is None:
         noise = _needed(options, Training.of(method, plan, samples))
-    masked = secure and bool(method.declared.vector)
+    masked = secure and bool(method.protection.dp_statistics)
     private = Private(options.clip, noise, options.features, noise * options.means, masked=masked)
     return replace(plan, private=private)
 
@@ -109,10 +109,10 @@ def _needed(options: PrivacyOptions, training: Training) -> float:
     return find_noise(releases, options.budget, options.delta, options.accountant)
 
 
-def beyond_means(method: Method) -> str:
+def dp_obstacle(method: Method) -> str:
     """Return why clipping would not bound what a client changes at the server; "" if it would."""
-    if method.declared.beyond_means is not None:
-        return method.declared.beyond_means
+    if method.protection.dp_obstacle is not None:
+        return method.protection.dp_obstacle
     return "it does not declare how" if method.declared.sums_only else "its server needs every single one"
 
 
@@ -120,10 +120,10 @@ def check(method: Method) -> None:
     """Refuse methods whose uploads are not made from trained weights and class means alone."""
     if method.upload_schema is None:
         return
-    reason = "" if method.declared.vector else beyond_means(method)
+    reason = "" if method.protection.dp_statistics else dp_obstacle(method)
     if not reason and method.statistics is not None and method.statistics.when == "during":
         reason = "they hold statistics collected during training, to which no noise is added"
-    trained = [p for r in range(1, method.task.rounds + 1) for p in method.round(r).phases if not p.stays]
+    trained = [p for r in range(1, method.task.rounds + 1) for p in method.round(r).phases if not p.local_only]
     if not reason and any(len(phase.updates) > 1 or phase.source for phase in trained):
         reason = (
             "a phase of its training has several updates on a batch, or samples of its own, which ε does not count"

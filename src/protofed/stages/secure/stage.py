@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,14 +17,10 @@ from protofed.runs.records import RoundRecord
 from protofed.stages.privacy.clients import ClientPrivacy, NoisySums
 from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
 from protofed.stages.secure.options import FEWEST, SecureOptions
-from protofed.stages.secure.sums import SumLayout, Vector
+from protofed.stages.secure.sums import SumLayout, Vector, require_enough, traffic
 from protofed.visits.contract import Trained
 from protofed.wire.codec import Codec, cast
 from protofed.wire.schema import Payload
-
-if TYPE_CHECKING:
-    from protofed.stages.secure.protocol import Ask, Values
-    from protofed.stages.secure.protocol import Stage as Step
 
 
 class Offer(NamedTuple):
@@ -60,11 +56,18 @@ class Summed(NamedTuple):
     threshold: int
 
 
+Conduct = Callable[["SecureSum", Sequence[str], int, Mapping[str, str], RoundRecord], Summed]
+"""Runs the protocol of a round with clients that hold their own uploads: given the stage, their names, the
+threshold, and why others that were asked are absent. It records traffic and losses."""
+
+
 class SecureSum(Stage):
     """Secure aggregation of the uploads of every round.
 
+    In a simulation the masks of the protocol would cancel: integers are added modulo 2⁶⁴ without them.
+
     Args:
-        ask: Asks clients that hold their own uploads; None for those of this process, which are made here.
+        conduct: None for clients of this process.
         noisy: Sums of clipped contributions with noise, in place of sums of uploads; None without.
         seed: Of the clients' noise; None for the operating system's random numbers.
         noise: Of sums of uploads; ``noisy`` has its own.
@@ -78,13 +81,13 @@ class SecureSum(Stage):
         options: SecureOptions,
         method: Method,
         codec: Codec,
-        ask: Ask | None = None,
+        conduct: Conduct | None = None,
         noisy: NoisySums | None = None,
         seed: int | None = None,
         noise: OwnNoise = NO_NOISE,
         hiding: ClientPrivacy | None = None,
     ) -> None:
-        self.options, self.method, self.codec, self.ask = options, method, codec, ask
+        self.options, self.method, self.codec, self.conduct = options, method, codec, conduct
         self.noisy, self.seed, self.hiding = noisy, seed, hiding
         self.noise = noise if noisy is None else noisy.noise
         self.layout = SumLayout(method, options.fraction_bits)
@@ -96,15 +99,9 @@ class SecureSum(Stage):
         return max(FEWEST, self.options.least(asked))
 
     def check(self, participants: int) -> None:
-        """Check that enough clients take part, and that what is needed is installed."""
+        """Check that enough clients take part."""
         if self.method.upload_schema is None:
             return
-        try:
-            import protofed.stages.secure.protocol  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"secure.aggregation needs the package {error.name}: pip install 'protofed[flower]'"
-            ) from None
         least = self.threshold(participants)
         if participants < least:
             raise ConfigError(
@@ -186,36 +183,24 @@ class SecureSum(Stage):
         Raises:
             SecureAggregationError: If too few clients are left after a stage; nothing is aggregated then.
         """
-        from protofed.stages.secure.protocol import SecureClient, SecureServer, conduct, here
-
-        clients: dict[str, SecureClient] = {}
-        for name, message in messages.items() if self.ask is None else ():
-            try:
-                clients[name] = SecureClient(name, *self.offer(name, message, broadcasts[name], record.round))
-            except PayloadError as error:
-                record.refuse(name, error)
-        names = list(messages if self.ask else clients)
+        threshold = self.threshold(len(record.participants))
         # Of those asked: clients that fall silent while they train do not lower it.
         absent = {a.client: a.reason for a in record.missing}
+        if self.conduct is not None:
+            absent |= {r.client: f"{r.field}: {r.reason}" for r in record.refused}
+            return self.conduct(self, list(messages), threshold, absent, record)
+        offers: dict[str, Offer] = {}
+        for name, message in messages.items():
+            try:
+                offers[name] = self.offer(name, message, broadcasts[name], record.round)
+            except PayloadError as error:
+                record.refuse(name, error)
         absent |= {r.client: f"{r.field}: {r.reason}" for r in record.refused}
-        server = SecureServer(names, self.threshold(len(record.participants)), self.length, absent)
-        try:
-            total = conduct(server, self._counted(self.ask or here(clients), record))
-        finally:
-            for name, reason in server.lost.items():
-                record.lose(name, f"secure aggregation: {reason}", "aggregation")
-        return Summed(total, len(server.arrived), server.threshold)
-
-    def _counted(self, ask: Ask, record: RoundRecord) -> Ask:
-        """Return ``ask``, with the bytes of requests and answers added to the round's traffic."""
-        from protofed.stages.secure.protocol import size_of
-
-        def counted(stage: Step, requests: Mapping[str, Values]) -> Iterator[tuple[str, Values | str]]:
-            for request in requests.values():
-                record.add_traffic("down", size_of(request), 0)
-            for name, answer in ask(stage, requests):
-                if not isinstance(answer, str):
-                    record.add_traffic("up", size_of(answer), self.reals if stage == "masked" else 0)
-                yield name, answer
-
-        return counted
+        require_enough(len(offers), threshold, "have uploads", absent)
+        total = np.zeros(self.length, dtype=np.uint64)
+        for offer in offers.values():
+            total = total + offer.vector + offer.noise.draw(threshold, self.length)
+        down, up = traffic([*offers], self.length)
+        record.add_traffic("down", down, 0)
+        record.add_traffic("up", up, self.reals * len(offers))
+        return Summed(total, len(offers), threshold)

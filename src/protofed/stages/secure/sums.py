@@ -7,7 +7,7 @@ which classes its sender holds. What the server weights by a number of samples i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofed.errors import ConfigError, PayloadError
+from protofed.errors import ConfigError, FederationError, PayloadError
 from protofed.methods.contract import Method
 from protofed.wire.schema import Field, Payload
 from protofed.wire.validate import COUNT_LIMIT
@@ -151,3 +151,44 @@ class SumLayout:
                     value = value.clamp(min=entry.field.minimum)
             payload[entry.name] = value if chosen is None else value[chosen]
         return payload
+
+
+class SecureAggregationError(FederationError):
+    """A sum that could not be read; nothing of it is used."""
+
+
+def require_enough(present: int, threshold: int, what: str, why: Mapping[str, str]) -> None:
+    """Raise SecureAggregationError if a round has fewer clients than its threshold.
+
+    Args:
+        what: Their progress, as ``sent keys``.
+        why: Reasons for others, of which the last two are named.
+    """
+    if present < threshold:
+        reasons = "".join(f"; {name}: {reason}" for name, reason in [*why.items()][-2:])
+        raise SecureAggregationError(
+            f"secure aggregation: {present} of the {threshold} clients needed {what} (secure.threshold){reasons}"
+        )
+
+
+_SESSION, _KEY, _COMMITMENT = 16, 215, 32
+"""Bytes of the number of a round, of a public key of P-384 as PEM, and of a commitment."""
+_SHARES = (52, 68)
+"""Bytes of a share of a mask seed, and of a private key."""
+
+
+def traffic(clients: Sequence[str], length: int) -> tuple[int, int]:
+    """Return the bytes that the protocol sends down and up in a round in which nobody is lost and nobody signs.
+
+    Args:
+        length: Of the vectors, of 8 bytes per number.
+    """
+    n, sizes = len(clients), [len(name.encode()) for name in clients]
+    names, others = sum(sizes), (n - 1) * sum(sizes)
+    plain = [_SESSION + 7 + a + b + sum(_SHARES) for i, a in enumerate(sizes) for b in sizes[:i] + sizes[i + 1 :]]
+    # A sealed box is Fernet's: 25 bytes and 32 around whole blocks of 16, in base64.
+    boxes = others + sum(4 * -(-(57 + 16 * (size // 16 + 1)) // 3) for size in plain)
+    down = n * (_SESSION + 16) + n * (_SESSION + names + 2 * _KEY * n) + n * _SESSION + boxes
+    down += 2 * n * (_SESSION + names)
+    up = n * (2 * _KEY + _SESSION) + n * (_COMMITMENT + _SESSION) + boxes
+    return down, up + n * (8 * length + _SESSION) + n * _SESSION + n * (n * _SHARES[0] + _SESSION)

@@ -43,6 +43,7 @@ METHODS = {
     "fedplvm": ("FedPLVM", "clusters at clients and server"),
     "fedproc": ("FedProc", "averages weights, contrasts"),
     "fedprox": ("FedProx", "averages held-back weights"),
+    "moon": ("MOON", "averages weights, contrasts models"),
     "fedrep": ("FedRep", "averages all but the heads"),
     "fedsa": ("FedSA", "pulls to anchors that stay"),
     "fedsaf": ("FedSAF", "matches angles between means"),

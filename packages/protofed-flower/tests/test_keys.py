@@ -1,0 +1,246 @@
+"""Certificates and keys for a trial, and that Flower itself takes them."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from protofed.cli import main as cli
+from protofed.errors import ConfigError
+
+pytest.importorskip("cryptography", reason="needs cryptography: install protofed-flower")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from protofed_flower.keys import create_keys
+from support import few
+
+FILES = ["ca.crt", "ca.key", "node1", "node1.pub", "node2", "node2.pub", "roster.json"]
+FILES += ["server.key", "server.pem"]
+BIN = Path(sys.executable).parent
+
+
+def protofed(monkeypatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["protofed", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def test_the_files_and_who_may_read_them(tmp_path):
+    before = os.umask(0)  # modes must not depend on it
+    try:
+        made = create_keys(tmp_path / "deep" / "keys", 2)
+    finally:
+        os.umask(before)
+    folder = tmp_path / "deep" / "keys"
+    assert sorted(p.name for p in made) == FILES == sorted(p.name for p in folder.iterdir())
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for path in made:
+        private = path.suffix == ".key" or path.name in ("node1", "node2")
+        assert path.stat().st_mode & 0o777 == (0o600 if private else 0o644), path
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["keys"]
+
+
+def test_node_keys_are_openssh_keys_on_a_curve_that_flower_takes(tmp_path):
+    create_keys(tmp_path / "keys", 2)
+    seen = set()
+    for name in ("node1", "node2"):
+        key = serialization.load_ssh_private_key((tmp_path / "keys" / name).read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        assert key.curve.name == "secp384r1"
+        public = (tmp_path / "keys" / f"{name}.pub").read_bytes()
+        assert serialization.load_ssh_public_key(public) == key.public_key()
+        assert public.endswith(f" {name}\n".encode())
+        seen.add(public)
+    assert len(seen) == 2
+
+
+def test_the_server_certificate_is_for_the_hosts_and_signed_by_the_authority(tmp_path):
+    create_keys(tmp_path / "keys", 1, ["10.0.0.5", "::1", "link.example.org"], days=30)
+    ca, server = certificate(tmp_path / "keys" / "ca.crt"), certificate(tmp_path / "keys" / "server.pem")
+    server.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["link.example.org"]
+    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address(a) for a in ("10.0.0.5", "::1")]
+    for found in (ca, server):
+        assert found.not_valid_before_utc < datetime.now(UTC)
+        assert abs(found.not_valid_after_utc - datetime.now(UTC) - timedelta(days=30)) < timedelta(minutes=1)
+    key = serialization.load_pem_private_key((tmp_path / "keys" / "server.key").read_bytes(), None)
+    assert key.public_key() == server.public_key()
+
+
+def test_nothing_is_overwritten(tmp_path):
+    target = tmp_path / "keys"
+    target.mkdir()
+    create_keys(target, 1)  # an empty directory may be there
+    before = {p.name: p.read_bytes() for p in target.iterdir()}
+    with pytest.raises(ConfigError, match=r"keys is not empty: keys are never overwritten"):
+        create_keys(target, 1)
+    assert {p.name: p.read_bytes() for p in target.iterdir()} == before
+    with pytest.raises(ConfigError, match=r"node1 is a file"):
+        create_keys(target / "node1", 1)
+    with pytest.raises(ConfigError, match=r"inside: cannot be written"):
+        create_keys(target / "node1" / "inside", 1)
+
+
+@pytest.mark.parametrize("failing", ["open", "rename"])
+def test_nothing_half_written_stays(failing, tmp_path, monkeypatch):
+    real, calls = getattr(os, failing), []
+
+    def fail(*arguments: object, **more: object) -> object:
+        calls.append(arguments)
+        if failing == "rename" or "node1" in str(arguments[0]):
+            raise OSError(28, "No space left on device")
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        create_keys(tmp_path / "keys", 1)
+    assert calls
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_what_is_what(tmp_path, monkeypatch, capsys):
+    arguments = ("deploy", "keys", tmp_path / "k", "--nodes", 3, "--host", "10.0.0.5", "--host", "link.org")
+    assert protofed(monkeypatch, *arguments) == 0
+    printed = capsys.readouterr().out
+    for part in (
+        "ca.crt",
+        "server.pem",
+        "10.0.0.5, link.org",
+        "365 days",
+        "node1 … node3",
+        "ca.key",
+        "For trials only",
+    ):
+        assert part in printed
+    assert (tmp_path / "k" / "node3.pub").is_file()
+    assert protofed(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err
+    assert "is not empty" in error
+    assert error.count("\n") == 1
+
+
+@few("host", ["10.0.0.5:8443", "https://link.org", "a b", "", "10.0.0.300", "-a.org"], 5)
+def test_a_host_is_a_name_or_an_address(host, tmp_path, monkeypatch, capsys):
+    assert protofed(monkeypatch, "deploy", "keys", tmp_path / "k", "--nodes", 1, "--host", host) == 2
+    assert "expected an IP address or a DNS name, without a port" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("keys", "k", "--nodes", "1"), ("check", "--key", "k")])
+def test_without_cryptography_the_commands_name_the_extra(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert protofed(monkeypatch, "deploy", *command) == 2
+    error = capsys.readouterr().err
+    assert error == "error: the package cryptography is missing: pip install protofed-flower\n"
+
+
+# Flower itself, on loopback.
+
+
+@pytest.fixture
+def flower(tmp_path):
+    """Return a function that starts one of Flower's commands and gives its process and log; all are ended."""
+    if not (BIN / "flower-superlink").is_file():
+        pytest.skip("needs flwr: install protofed-flower")
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(tmp_path / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+    running = []
+
+    def start(name: str, *arguments: object) -> tuple[subprocess.Popen[bytes], Path]:
+        log = tmp_path / f"{len(running)}.log"
+        with log.open("wb") as out:
+            command = [str(BIN / name), *map(str, arguments)]
+            process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=tmp_path, start_new_session=True
+            )
+        running.append(process)
+        return process, log
+
+    yield start
+    for process in reversed(running):
+        process.terminate()
+    for process in running:
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def wait_for(log: Path, text: str, process: subprocess.Popen[bytes], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while text not in log.read_text() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.2)
+    assert text in log.read_text(), log.read_text()
+
+
+@pytest.mark.slow
+def test_flower_takes_the_keys_and_refuses_others(flower, tmp_path):
+    keys, port = tmp_path / "keys", free_port()
+    create_keys(keys, 2)
+    create_keys(tmp_path / "others", 1)
+    tls = ("--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem")
+    more = ("--ssl-keyfile", keys / "server.key", "--enable-supernode-auth", "--database", tmp_path / "state.db")
+    link, log = flower(
+        "flower-superlink",
+        *("--host", "127.0.0.1", "--port", port, *tls, *more, "--disable-runtime-dependency-installation"),
+    )
+    wait_for(log, "Uvicorn running on https", link)
+    (tmp_path / "flwr").mkdir(exist_ok=True)
+    (tmp_path / "flwr" / "config.toml").write_text(
+        f'[superlink]\ndefault = "trial"\n[superlink.trial]\naddress = "127.0.0.1:{port}"\n'
+        f'root-certificates = "{keys / "ca.crt"}"\n'
+    )
+
+    def flwr(*arguments: object) -> dict:
+        process, printed = flower("flwr", "supernode", *arguments, "--format", "json")
+        assert process.wait(60) == 0, printed.read_text()
+        return json.loads(printed.read_text())
+
+    def supernode(key: Path, ca: Path) -> tuple[subprocess.Popen[bytes], Path]:
+        address = ("--superlink", f"127.0.0.1:{port}", "--port", free_port())
+        return flower("flower-supernode", *address, "--root-certificates", ca, "--auth-supernode-private-key", key)
+
+    number = flwr("register", keys / "node1.pub")["node-id"]
+    node, log = supernode(keys / "node1", keys / "ca.crt")
+    wait_for(log, f"SuperNode ID: {number}", node)
+    assert [n["status"] for n in flwr("list")["nodes"]] == ["online"]
+
+    for key, ca, reason in (
+        (keys / "node2", keys / "ca.crt", "Failed to activate SuperNode"),  # not registered
+        (keys / "node1", tmp_path / "others" / "ca.crt", "certificate verify failed"),
+    ):
+        node, log = supernode(key, ca)
+        wait_for(log, "Exit Code: 305", node)
+        wait_for(log, reason, node)
+        assert node.wait(60) != 0

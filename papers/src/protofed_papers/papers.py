@@ -1,0 +1,270 @@
+"""The numbers and claims of the papers, from the files in ``papers/``."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from protofed.errors import ConfigError, unknown_name
+from protofed.untrusted.reading import read_toml
+
+FOLDER = Path(str(resources.files("protofed_papers") / "papers"))
+NAMES = ("fedproto", "tinyproto", "protonorm", "gfpl")
+ACCURACY = "accuracy_percent"
+CODED = "-coded"
+"""End of the names of rows that do what the published code does; those of their recipes end in ``-as-coded``."""
+
+
+class Printed(NamedTuple):
+    """One printed number.
+
+    Attributes:
+        settings: As printed, by name.
+        metric: ``accuracy_percent``, ``rounds``, ``params_…``, ``hyperparameter`` or ``params_per_round_formula``.
+        value: As printed; empty where the paper has a dash.
+        std: As printed, or empty.
+        note: On the transcription.
+    """
+
+    settings: Mapping[str, str]
+    method: str
+    metric: str
+    value: str
+    std: str
+    note: str
+
+    @property
+    def bound(self) -> bool:
+        """Return whether the paper prints no number but "less than" one."""
+        return self.note.startswith("printed '<")
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of a paper.
+
+    Attributes:
+        kind: ``runs``, ``hyperparameters`` or ``formulas``.
+        rows: Settings before the method in a row.
+        inner: Settings after it.
+        columns: Settings of the columns.
+        recipe: Pattern of the recipe's name, where the paper's own does not apply.
+        recipes: By method.
+        options: By hyperparameter, or method and name.
+        added: Variants of its recipes that the paper does not print.
+        coded: Methods and variants of the published code, by data set.
+    """
+
+    number: int
+    caption: str
+    printed: tuple[Printed, ...]
+    kind: str = "runs"
+    rows: Sequence[str] = ()
+    inner: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    recipe: str = ""
+    recipes: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    added: Sequence[str] = ()
+    coded: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def rows_added(self, settings: Mapping[str, str]) -> list[str]:
+        """Return the rows beside the controls that the paper does not print."""
+        return [*self.added, *(f"{name}{CODED}" for name in self.coded.get(settings.get("dataset", ""), ()))]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper with the comparison that tests it: ``a - factor · b`` is above ``margin``, or below.
+
+    Attributes:
+        table: Source of the comparisons.
+        other: Source of ``b``, if another.
+        figure: Source of the comparisons.
+        better: ``higher``, ``lower``, or ``equal`` within a point.
+        a: Method, or settings, of which it is claimed.
+        b: Compared with these; empty for a claim about the value itself.
+        also: Further settings of which it is claimed.
+        over: Settings to which it is limited.
+        factor: On the other value.
+        margin: Claimed difference.
+        need: ``all`` comparisons, or ``most``: their mean.
+        every: It is about every single run, so that one contradicts it.
+        ours: A question that the tables leave open, no claim of the paper.
+        rule: Of all accuracies; ``""`` for the paper's.
+        counterexample: Contradicts a universal claim.
+    """
+
+    number: int
+    text: str
+    where: str = ""
+    table: int | None = None
+    other: int | None = None
+    figure: str = ""
+    metric: str = "accuracy"
+    better: str = "higher"
+    a: Any = None
+    b: Sequence[Any] = ()
+    also: Any = None
+    over: Mapping[str, Any] = field(default_factory=dict)
+    factor: float = 1.0
+    margin: float = 0.0
+    need: str = "all"
+    every: bool = False
+    ours: bool = False
+    rule: str = ""
+    counterexample: str = ""
+    note: str = ""
+
+    @property
+    def origin(self) -> str:
+        """The source, in words."""
+        return "a question of ours" if self.ours else self.where
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a paper.
+
+    Attributes:
+        number: With a letter for a panel.
+        draw: Function that draws it.
+        recipe: ``""`` if it needs no runs.
+        vary: By dotted name.
+        set: Further values of options.
+        unset: Options of the recipe that do not apply.
+        against: A second set of runs: method, vary and set.
+        over: Settings to which ``table`` is limited.
+        options: Of the drawing.
+        models: The drawing needs the runs' models.
+    """
+
+    number: str
+    caption: str
+    draw: str
+    recipe: str = ""
+    methods: Sequence[str] = ()
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    set: Mapping[str, Any] = field(default_factory=dict)
+    unset: Sequence[str] = ()
+    against: Mapping[str, Any] = field(default_factory=dict)
+    table: int | None = None
+    over: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    models: bool = False
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper.
+
+    Attributes:
+        metric: Attribute of :class:`~protofed.runs.summary.RuleOutcome` that it prints as accuracy.
+        metric_why: Its words for that.
+        traffic: Counted parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``, those
+            sent up as the mean over all rounds, of which some may send nothing.
+        coded: Inference rule of methods with prototypes in the authors' code, if not the paper's.
+        spread: Of a printed ±: ``runs`` or ``clients``.
+        rules: By printed method or control, if not that of the run.
+        recipes: Pattern by printed method, and the ``default``.
+        methods: By printed method.
+        options: Option, or overrides by value, of each setting.
+        translate: Overrides or another value, by setting and printed value.
+        adjust: By method.
+    """
+
+    name: str
+    title: str
+    reference: str
+    metric: str
+    metric_why: str
+    traffic: str
+    scope: str
+    recipes: Mapping[str, str]
+    tables: Sequence[PaperTable]
+    claims: Sequence[Claim]
+    figures: Sequence[Figure]
+    coded: str = ""
+    spread: str = "clients"
+    rules: Mapping[str, str] = field(default_factory=dict)
+    methods: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    translate: Mapping[str, Any] = field(default_factory=dict)
+    adjust: Mapping[str, Any] = field(default_factory=dict)
+
+    def table(self, number: int) -> PaperTable:
+        """Return a table by its number."""
+        table: PaperTable = _numbered(self.tables, number, f"table of {self.name}")
+        return table
+
+    def claim(self, number: int) -> Claim:
+        """Return a claim by its number."""
+        claim: Claim = _numbered(self.claims, number, f"claim of {self.name}")
+        return claim
+
+    def figure(self, number: str) -> Figure:
+        """Return a figure by its number."""
+        figure: Figure = _numbered(self.figures, number, f"figure of {self.name}")
+        return figure
+
+
+def _numbered(parts: Sequence[Any], number: Any, kind: str) -> Any:
+    found = {str(part.number): part for part in parts}
+    if str(number) not in found:
+        raise ConfigError(unknown_name(kind, str(number), found))
+    return found[str(number)]
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    """Return all papers by name."""
+    return {name: _read(name) for name in NAMES}
+
+
+def find_paper(name: str) -> Paper:
+    """Return a paper by its name."""
+    if name not in papers():
+        raise ConfigError(unknown_name("paper", name, NAMES))
+    return papers()[name]
+
+
+def _read(name: str) -> Paper:
+    tree = read_toml(FOLDER / f"{name}.toml")
+    tables = [
+        PaperTable(**{**entry, "printed": read_printed(FOLDER / f"{name}-table{entry['number']}.csv")})
+        for entry in tree.pop("tables")
+    ]
+    claims = [Claim(number, **entry) for number, entry in enumerate(_texts(tree.pop("claims"), "figure"), start=1)]
+    figures = [Figure(**entry) for entry in _texts(tree.pop("figures"), "number")]
+    assert set(tree) <= {f.name for f in fields(Paper)}
+    return Paper(name=name, tables=tables, claims=claims, figures=figures, **tree)
+
+
+def _texts(entries: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Return entries whose ``key``, if any, is a text."""
+    return [{**entry, key: str(entry[key])} if key in entry else entry for entry in entries]
+
+
+def read_printed(path: Path) -> tuple[Printed, ...]:
+    """Return the printed numbers in a file.
+
+    Args:
+        path: CSV with the columns paper, table, setting, method, metric, value, std and note.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        return tuple(
+            Printed(
+                dict(part.split("=", 1) for part in row["setting"].split(";") if part),
+                row["method"],
+                row["metric"],
+                row["value"],
+                row["std"],
+                row["note"],
+            )
+            for row in csv.DictReader(file)
+        )

@@ -1,0 +1,52 @@
+"""Who resembles whom, by class means alone: whom a client may listen to more than to others.
+
+Squared distances between two clients' means of a class, in the metric of the covariance within classes, are by
+chance ``1/n_ik + 1/n_jk`` in each of d directions. What they exceed that by,
+
+    T_ij = Σ_k w_k·(‖m_ik − m_jk‖²/d − 1/n_ik − 1/n_jk) / Σ_k w_k,   w_k = 1/(1/n_ik + 1/n_jk)²,
+
+is the variance of what sets two clients apart. A mean of client j tells that of client i with the precision
+``1/(1/n_jk + max(T_ij, 0))``, which never exceeds its number of samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def resemblance(counts: Tensor, means: Tensor, covariance: Tensor, least: float) -> Tensor:
+    """Return ``T``, ``(M, M)``; infinite for clients that share no class, 0 for a client and itself.
+
+    Args:
+        counts: ``n_ik``, ``(M, K)``.
+        means: ``m_ik``, ``(M, K, d)``.
+        covariance: Within classes, ``(d, d)``.
+        least: Smallest variance.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    white = means @ (vectors / values.clamp(min=least).sqrt())
+    excess, total = (counts.new_zeros(len(counts), len(counts)) for _ in range(2))
+    for k in range(counts.shape[1]):
+        chance = 1 / counts[:, k]  # infinite without samples, where the weight is 0
+        both = chance.unsqueeze(0) + chance.unsqueeze(1)
+        weight = both.square().reciprocal()
+        apart = torch.cdist(white[:, k], white[:, k]).square() / len(covariance)
+        excess += torch.where(weight > 0, weight * (apart - both), 0)
+        total += weight
+    return (excess / total).nan_to_num(nan=torch.inf).fill_diagonal_(0)
+
+
+def heard(counts: Tensor, means: Tensor, apart: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what each client hears of all others: precisions ``(M, K)``, and means ``(M, K, d)``.
+
+    Args:
+        apart: ``T``.
+    """
+    numbers, rows = torch.zeros_like(counts), torch.zeros_like(means)
+    for k in range(counts.shape[1]):
+        weight = 1 / (1 / counts[:, k] + apart.clamp(min=0))
+        weight.fill_diagonal_(0)
+        numbers[:, k] = weight.sum(1)
+        rows[:, k] = weight @ means[:, k] / numbers[:, k].clamp(min=1e-300).unsqueeze(1)
+    return numbers, rows
