@@ -40,7 +40,7 @@ class SiteSamples(NamedTuple):
         y: ``(n,)`` int64.
         folds: ``(draws, n)`` int64 in which fold a sample is judged; -1 for those that never are.
         shared: ``(n,)`` bool, those of which the others learn.
-        views: Number of equally long features side by side, see :class:`~protofed.methods.given.Task`.
+        views: Number of equally long features side by side.
     """
 
     name: str
@@ -144,10 +144,10 @@ def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions, sh
             left[key] = left.get(key, none).plus(_sums(site, out & site.shared, classes))
         found.alone.append(both[0][:, kept])
         found.together.append(both[1][:, kept])
-    rules = {
-        key: discriminant(total.plus(part, -1.0).view(0, views), options.first, torch.float32).beside(0, views)
-        for key, part in left.items()
-    }
+    rules = {}
+    for key, part in left.items():
+        outside = total.plus(part, -1.0).view(0, views)
+        rules[key] = discriminant(outside, options.first, torch.float32).beside(0, views)
     for site in sites:
         right = np.zeros((len(site.folds), len(site.y)))
         for draw, fold, out in site.parts():

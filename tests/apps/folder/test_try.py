@@ -17,7 +17,7 @@ from network import write_folders
 from protofed.apps.folder.looking import inspected
 from protofed.apps.folder.notice import combined
 from protofed.apps.folder.results import Arm, Evidence, SiteAnswer, Trial, difference
-from protofed.apps.folder.trying import ALONE, _logistic, _numbers, _on_split, _units, closed_form, learnt, opened
+from protofed.apps.folder.trying import _logistic, _numbers, _on_split, _units, closed_form, learnt, opened
 from protofed.config.schema import resolve
 from protofed.errors import DataError
 from protofed.samples import ClientData
@@ -181,7 +181,7 @@ def test_nobody_is_compared_with_a_straw_man(name, tmp_path):
     """Alone and pooled are as good as what somebody would do by hand who had raw numbers of one unit."""
     FOLDERS[name](tmp_path)
     _, tree = opened(tmp_path)
-    plain = resolve({**tree, "encoder": {}}, method=ALONE)
+    plain = resolve({**tree, "encoder": {}}, method="local")
     raw = plain if name == "units" else replace(plain, data=replace(plain.data, standardise="none"))
     for pooled in (False, True):
         reached, wanted = [], []
@@ -204,7 +204,7 @@ def test_pooled_samples_of_hospitals_with_other_shares_of_classes_are_worth_what
     look = inspected(tmp_path)
     assert combined(look.notices)["data.standardise"] == "federated"
     _, tree = opened(tmp_path)
-    plain = resolve({**tree, "encoder": {}}, method=ALONE)
+    plain = resolve({**tree, "encoder": {}}, method="local")
     sites = divide_all(_numbers(_units(plain)[0]), 0, given=False)
     alone, pooled = (
         np.mean(np.concatenate([own[0] for own in learnt(_logistic, sites, together).values()]))

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -134,7 +134,7 @@ def tried(
     progress = progress or Progress()
     experiment = closed_form(tree)
     names = _networks(tree, methods)
-    data, plain = load_data(experiment), resolve({**tree, "encoder": {}}, method=ALONE)
+    data, plain = load_data(experiment), resolve({**tree, "encoder": {}}, method="local")
     given = _set_aside(plain)
     sites = divide_all(data, experiment.seed, given=given)
     with threadpool_limits(1):  # matrices are small: a second thread gains nothing, and on a busy machine it waits
@@ -183,14 +183,19 @@ def closed_form(tree: Tree) -> Experiment:
     if not tree.get("encoder", {}).get("name"):
         chosen |= {f"encoder.{name}": value for name, value in fixed.get("encoder", {"name": "auto"}).items()}
     experiment = resolve(apply_overrides({**tree, "method": {}}, chosen))
-    if experiment.privacy.mode != "none" or experiment.method_options.centre:
-        wrong = "privacy.mode" if experiment.privacy.mode != "none" else f"methods.{TOGETHER}.centre"
+    asked = {"privacy.mode": experiment.privacy.mode != "none"}
+    asked |= {
+        f"methods.{TOGETHER}.{name}": getattr(experiment.method_options, name) for name in ("centre", "listen")
+    }
+    if wrong := next((name for name, is_asked in asked.items() if is_asked), ""):
         raise ConfigError(
             f"{wrong}: protofed try judges sums as they are: leave it out, or protofed compare shows it"
         )
     if experiment.encoder.name and not experiment.encoder.dim:
         data = load_data(replace(experiment, encoder=EncoderOptions()))
-        if encoded_width(experiment.encoder, data.input_shape, data.table.texts if data.table else ()) > DIM:
+        table = data.table
+        views, texts = (table.views, table.texts) if table else (1, ())
+        if encoded_width(experiment.encoder, data.input_shape, texts, views) > views * DIM:
             experiment = replace(experiment, encoder=replace(experiment.encoder, dim=DIM))
     return experiment
 
@@ -297,6 +302,7 @@ def _closed(
             )
         )
     known, d = [site.unseen for site in answered if not np.isnan(site.unseen)], int(np.prod(data.input_shape))
+    own = d // sites[0].views
     return Trial(
         tuple(answered),
         tuple(site.name for p, site in enumerate(sites) if p not in kept),
@@ -306,7 +312,7 @@ def _closed(
         unseen=float(np.mean(known)) if known else float("nan"),
         positive=(positive, names[positive]),
         seeds=(),
-        sent=4 * float((learnt > 0).sum(1).mean() * d + d * (d + 1) / 2),
+        sent=4 * float((learnt > 0).sum(1).mean() * d + d * (own + 1) / 2),
         revealed=revealed(learnt),
         directory=Path(),
     )
@@ -356,8 +362,10 @@ def _units(plain: Experiment) -> list[Experiment]:
 
     An estimator standardises what it learns from, so that others would be standardised twice.
     """
-    found = [replace(plain, data=replace(plain.data, standardise="none"))]
-    return [*found, plain] if plain.data.standardise in ("site", "auto") else found
+    if plain.data.ranges:  # which are no matter of the samples
+        return [plain]
+    kinds: tuple[Literal["none", "site"], ...] = ("none", "site") if plain.data.standardise != "none" else ("none",)
+    return [replace(plain, data=replace(plain.data, standardise=kind)) for kind in kinds]
 
 
 def _numbers(experiment: Experiment) -> FederatedData:
