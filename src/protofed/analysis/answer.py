@@ -166,10 +166,10 @@ class Answer:
             f"({_accuracy(self.control)}){drawn}."
         )
         others = [*_rules(self.best, self.control), *self._kinds(self.best, self.control)]
-        others += _unseen(self.best, self.control)
         level = 1 - 0.05 / max(len(self.sites), 1)
         return [
             told,
+            *_unseen(self.best, self.control),
             *_of_sites(self.best.gains(self.control, level)),
             *others,
             *(_doubt(self.results) if not drawn else []),

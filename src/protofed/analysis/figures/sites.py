@@ -89,7 +89,7 @@ def draw_sites(accuracies: Mapping[str, tuple[float, float]], alone: str, togeth
         ax.plot(after, place, "o", color=BLUE, markersize=6, label=None if place else together)
     ax.set_yticks(range(len(accuracies)), list(accuracies)[::-1])
     ax.set_ylim(-0.6, len(accuracies) - 0.4)
-    ax.set_xlabel("Accuracy on the site's own test samples (%)")
+    ax.set_xlabel("Accuracy on the site's own samples (%)")
     legend_below(fig, [ax])
     return fig
 

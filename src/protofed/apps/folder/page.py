@@ -52,28 +52,20 @@ def sites_table(trial: Trial) -> TextTable:
     """Return one row per site: the closed form alone and together, and on classes that it lacks."""
     table = TextTable(["Site", "All", "Judged", "Classes", "Alone", "Together", "Gain", "Never seen"])
     table.groups = [("", 1), ("Samples", 2), ("", 1), ("Own classes", 3), ("Other classes", 1)]
-    arms, counts = trial.arms, [(site.samples, site.judged) for site in trial.sites]
+    (together, alone), counts = trial.arms[:2], [(site.samples, site.judged) for site in trial.sites]
     totals = (number(sum(column)) for column in zip(*counts, strict=True))
-    table.add(
-        "all",
-        *totals,
-        "",
-        _cell(arms[1].accuracy()),
-        _cell(arms[0].accuracy()),
-        _gain(trial.gain()),
-        _share(trial.unseen),
-    )
+    gain, unseen = _gain(trial.gain()), _share(trial.unseen)
+    rows: list[tuple[str | TextCell, ...]] = []
+    rows.append(("all", *totals, "", _cell(alone.accuracy()), _cell(together.accuracy()), gain, unseen))
     for site in trial.sites:
-        table.add(
-            site.name,
-            number(site.samples),
-            number(site.judged),
-            f"{site.classes} of {site.classes + len(site.lacks)}",
-            _cell(site.alone),
-            _cell(site.together),
-            _gain(site.gain),
-            _share(site.unseen),
-        )
+        classes = f"{site.classes} of {site.classes + len(site.lacks)}"
+        own = _cell(site.alone), _cell(site.together), _gain(site.gain)
+        rows.append((site.name, number(site.samples), number(site.judged), classes, *own, _share(site.unseen)))
+    if trial.unseen != trial.unseen:  # NaN: no site lacks a class
+        table.head.pop()
+        table.groups.pop()
+    for row in rows:
+        table.add(*row[: len(table.head)])
     return table
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.apps.folder.notice import Notice
-from protofed.text import percent, size
+from protofed.text import size
 from protofed.trained.curves import FAR, Curves
 from protofed.trained.folds import SHARES
 from protofed.trained.paired import Interval, Sampled, two_level
@@ -296,7 +296,7 @@ class Trial:
 
 
 def _mean(arm: Arm) -> str:
-    return percent(arm.accuracy().mean / 100)
+    return f"{arm.accuracy().mean:.1f} %"
 
 
 def times(value: float) -> str:
