@@ -61,7 +61,7 @@ def test_agreement_and_p_values_are_scipys(n, seed, margin):
     assert (agreement(values.tolist(), margin) is True) == (max(low, high) < 0.05)
     assert p_value(values.tolist()) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-9)
     sign = stats.ttest_1samp(values, 0).pvalue < 0.05 and np.sign(values.mean())
-    expected = {1: "better", -1: "worse"}.get(int(sign), "equal" if max(low, high) < 0.05 else "cannot tell")
+    expected = {1: "better", -1: "worse"}.get(int(sign), "equal" if max(low, high) < 0.05 else "inconclusive")
     assert relation(values.tolist(), margin) == expected
 
 
@@ -79,7 +79,7 @@ def test_holm_rejects_as_its_definition_says(p):
 
 @pytest.mark.parametrize("differences", [[0.5], [0.0, 0.0, 0.0], [1.0, 1.0], [-3.0, -3.0, -3.0]])
 def test_degenerate_differences(differences):
-    expected = {0.5: "cannot tell", 0.0: "equal", 1.0: "better", -3.0: "worse"}[differences[0]]
+    expected = {0.5: "inconclusive", 0.0: "equal", 1.0: "better", -3.0: "worse"}[differences[0]]
     assert relation(differences) == expected
     assert p_value(differences) == {0.5: 1.0, 0.0: 1.0, 1.0: 0.0, -3.0: 0.0}[differences[0]]
 
@@ -131,16 +131,16 @@ def contrast(*cells, **options) -> Contrast:
     ("differences", "expected"),
     [
         ([GOOD, GOOD], "reproduced"),
-        ([GOOD, OPEN], "cannot tell"),
+        ([GOOD, OPEN], "inconclusive"),
         ([GOOD, BAD], "contradicted"),
         ([WORSE], "contradicted"),  # p = 0.013,
-        ([WORSE, GOOD, GOOD, GOOD], "cannot tell"),  # which four comparisons make 0.053
+        ([WORSE, GOOD, GOOD, GOOD], "inconclusive"),  # which four comparisons make 0.053
         ([GOOD, SAME], "equal"),
         ([SAME, SAME], "equal"),
-        ([SAME, OPEN], "cannot tell"),
-        ([GOOD, NONE], "cannot tell"),  # each has to be on the claimed side
+        ([SAME, OPEN], "inconclusive"),
+        ([GOOD, NONE], "inconclusive"),  # each has to be on the claimed side
         ([BAD, NONE], "contradicted"),
-        ([SINGLE], "cannot tell"),
+        ([SINGLE], "inconclusive"),
         ([NONE, NONE], "not run"),
         ([], "not run"),
     ],
@@ -169,8 +169,8 @@ def test_other_kinds_of_claims():
     assert judge([contrast((1.0, 2.0), (-0.1,), kind="every")]).verdict == "contradicted"
     assert judge([contrast((0.5, 0.6, 0.4), kind="alike")]).verdict == "reproduced"
     assert judge([contrast((2.5, 2.6, 2.4), kind="alike")]).verdict == "contradicted"
-    assert judge([contrast((1.0, 1.1, 0.9), kind="alike")]).verdict == "cannot tell"
-    assert judge([contrast(SAME, margin=0.0)]).verdict == "cannot tell"  # of a margin: nothing is equal
+    assert judge([contrast((1.0, 1.1, 0.9), kind="alike")]).verdict == "inconclusive"
+    assert judge([contrast(SAME, margin=0.0)]).verdict == "inconclusive"  # of a margin: nothing is equal
 
 
 def test_the_tally_tells_the_weakest_and_who_is_ahead():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from protofed.trained.paired import EQUAL, POINT, Interval, agreement, holm, interval, p_value, relation
 
-REPRODUCED, CONTRADICTED, CANNOT_TELL = "reproduced", "contradicted", "cannot tell"
+REPRODUCED, CONTRADICTED, INCONCLUSIVE = "reproduced", "contradicted", "inconclusive"
 NOT_RUN, UNTESTABLE = "not run", "not testable here"
 WITHIN, OUTSIDE, OPEN = "within", "outside", "open"
 AGREES, HIGHER, LOWER, FAILED, NO_DATA, UNREACHED = "agrees", "higher", "lower", "failed", "no data", "unreached"
@@ -160,5 +160,5 @@ def judge(comparisons: Sequence[Contrast]) -> Judgement:
     elif min(holm([c.chance for c in tested])) <= RISK:
         verdict = CONTRADICTED
     else:
-        verdict = EQUAL if complete and all(c.side == 1 or c.equal for c in tested) else CANNOT_TELL
+        verdict = EQUAL if complete and all(c.side == 1 or c.equal for c in tested) else INCONCLUSIVE
     return Judgement(verdict, tuple(comparisons))

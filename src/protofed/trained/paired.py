@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from protofed.runs.run import Run
 
-BETTER, WORSE, EQUAL, CANNOT_TELL = "better", "worse", "equal", "cannot tell"
+BETTER, WORSE, EQUAL, INCONCLUSIVE = "better", "worse", "equal", "inconclusive"
 POINT = 1.0
 """Margin within which two accuracies in percent count as equal."""
 
@@ -183,18 +183,18 @@ def agreement(differences: Sequence[float], margin: float = POINT) -> bool | Non
 
 
 def relation(differences: Sequence[float], margin: float = POINT) -> str:
-    """Return ``better``, ``worse``, ``equal`` (within ±``margin``) or ``cannot tell``.
+    """Return ``better``, ``worse``, ``equal`` (within ±``margin``) or ``inconclusive``.
 
     Better and worse: the 95 % interval excludes 0, be it within ±``margin`` or not.
 
     Example:
         >>> relation([0.2, -0.1, 0.1, 0.0]), relation([3.0, 2.0, 2.5]), relation([3.0, -1.0])
-        ('equal', 'better', 'cannot tell')
+        ('equal', 'better', 'inconclusive')
     """
     sign = interval(differences).sign
     if sign:
         return BETTER if sign > 0 else WORSE
-    return EQUAL if agreement(differences, margin) else CANNOT_TELL
+    return EQUAL if agreement(differences, margin) else INCONCLUSIVE
 
 
 def p_value(differences: Sequence[float]) -> float:
