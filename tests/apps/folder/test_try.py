@@ -187,7 +187,7 @@ def test_nobody_is_compared_with_a_straw_man(name, tmp_path):
         reached, wanted = [], []
         for seed in range(3):
             best = 0.0
-            for each in _units(replace(plain, seed=seed))[: 2 if pooled else 1]:
+            for each in _units(replace(plain, seed=seed), True)[: 2 if pooled else 1]:
                 data = _numbers(each)
                 kept = [c.name for c in data.clients if len(c.train.y.unique()) > 1 and len(c.test)]
                 hits = learnt(_logistic, divide_all(data, seed, given=True), pooled)
@@ -205,7 +205,7 @@ def test_pooled_samples_of_hospitals_with_other_shares_of_classes_are_worth_what
     assert combined(look.notices)["data.standardise"] == "federated"
     _, tree = opened(tmp_path)
     plain = resolve({**tree, "encoder": {}}, method="local")
-    sites = divide_all(_numbers(_units(plain)[0]), 0, given=False)
+    sites = divide_all(_numbers(_units(plain, True)[0]), 0, given=False)
     alone, pooled = (
         np.mean(np.concatenate([own[0] for own in learnt(_logistic, sites, together).values()]))
         for together in (False, True)

@@ -146,7 +146,9 @@ def tried(
     write_text(directory / "recipe.toml", tomli_w.dumps(tree))
     write_page(trial)
     answered(trial)
-    numbers = [divide_all(_numbers(each), plain.seed, given=given) for each in _units(plain)]
+    numbers = [
+        divide_all(_numbers(each), plain.seed, given=given) for each in _units(plain, data.table is not None)
+    ]
     runs = _seeds(seeds, plain, data) if names else ()
     rows = _estimators(numbers[0], len(data.class_names))
     progress.planned(1 + 2 * len(rows) + len(names) * len(runs))
@@ -357,14 +359,16 @@ def revealed(held: NDArray[np.int64]) -> str:
     return f"Revealed: {told}; {single} class means are of one to three samples, and nearly samples themselves."
 
 
-def _units(plain: Experiment) -> list[Experiment]:
+def _units(plain: Experiment, table: bool) -> list[Experiment]:
     """Return the data as one desk would have them: as they are, and standardised by site where units may differ.
 
     An estimator standardises what it learns from, so that others would be standardised twice.
     """
     if plain.data.ranges:  # which are no matter of the samples
         return [plain]
-    kinds: tuple[Literal["none", "site"], ...] = ("none", "site") if plain.data.standardise != "none" else ("none",)
+    kinds: tuple[Literal["none", "site"], ...] = (
+        ("none", "site") if plain.data.standardised(table) != "none" else ("none",)
+    )
     return [replace(plain, data=replace(plain.data, standardise=kind)) for kind in kinds]
 
 
