@@ -73,29 +73,39 @@ def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_sweep_prints_a_table_of_two_options_within_80_columns(tmp_path, monkeypatch, capsys):
+def test_compare_prints_a_table_of_two_options_within_80_columns(tmp_path, monkeypatch, capsys):
     chosen = [*SMALL, "method.s=2,4", "method.scaling=true,false", "--methods", "local,tinyproto", "--quiet"]
-    status, output, _ = inside(monkeypatch, capsys, tmp_path, "sweep", "quickstart", *chosen)
-    assert status == 0
-    assert re.search(r"tinyproto +4 +[\d.]+ +[\d.]+", output)
-    assert "Report: runs/quickstart-sweep/report.html" in output
-    (tmp_path / "narrow").mkdir()
     monkeypatch.setattr(cli, "console", Console(width=80))
-    named = ["--rows", "method.scaling", "--columns", "method.s", "--seeds", "0,1", "--metric", "best"]
-    status, output, _ = inside(monkeypatch, capsys, tmp_path, "sweep", "quickstart", *chosen, *named)
+    status, output, _ = inside(monkeypatch, capsys, tmp_path, "compare", "quickstart", *chosen, "--seeds", "0,1")
     assert status == 0
     assert max(map(len, output.splitlines())) <= 80
-    assert re.search(r"false +tinyproto +[\d.]+ ±[\d.]+ +[\d.]+ ±[\d.]+", output)
+    assert re.search(r"tinyproto *\ntrue +[\d.]+ ±[\d.]+ / [\d.]+ [\d.]+ ±", output)
+    assert "Report: runs/quickstart-sweep/report.html" in output
 
 
 def test_a_sweep_without_time_is_refused_and_one_with_little_goes_on(tmp_path, monkeypatch, capsys):
-    chosen = ["sweep", "quickstart", *SMALL, "--methods", "local,fedproto", "--quiet"]
+    chosen = ["compare", "quickstart", *SMALL, "--methods", "local,fedproto", "--quiet"]
     status, _, told = inside(monkeypatch, capsys, tmp_path, *chosen, "--budget", "0")
     assert (status, len(told.strip().splitlines())) == (2, 1)
     assert "nothing can run in no time" in told
-    status, output, _ = inside(monkeypatch, capsys, tmp_path, *chosen, "--budget", "0.000001s")
-    assert status == 0
-    assert "Time is up: 2 runs are not finished" in output
+    status, output, told = inside(monkeypatch, capsys, tmp_path, *chosen, "--budget", "0.000001s")
+    assert (status, output) == (0, "")
+    assert "Time is up: 2 runs are not finished" in told
+
+
+@few(
+    ("name", "instead"),
+    [
+        ("figure", "protofed report RUN --figure NAME"),
+        ("sweep", "protofed compare takes several values of an option"),
+        ("worth", "protofed try FOLDER or RECIPE"),
+    ],
+    1,
+)
+def test_a_command_that_is_gone_says_what_to_use(name, instead, tmp_path, monkeypatch, capsys):
+    status, _, told = inside(monkeypatch, capsys, tmp_path, name, "quickstart", "method.gamma=1,3", "--rows", "x")
+    assert (status, told.count("\n")) == (2, 1)
+    assert f"protofed {name} is gone: {instead}" in told
 
 
 @pytest.mark.fast
@@ -245,7 +255,6 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("command", "called"),
     [
-        (("sweep", "quickstart", "method.lambda=1,2"), "protofed.api.sweep"),
         (("tune", "quickstart", "method.lambda=1..2"), "protofed.api.tune"),
     ],
 )

@@ -61,7 +61,7 @@ def test_every_option_has_a_meaning(made):
 def test_every_command_is_on_its_page(made):
     page = made.commands_page()
     named = set(re.findall(r"^## `protofed ([\w ]+)`$", page, re.M))
-    assert {"init", "try", "run", "compare", "sweep", "tune", "new method", "deploy check"} < named
+    assert {"init", "try", "run", "compare", "tune", "new method", "deploy check"} < named
     assert "| `--methods` | Methods, separated by commas" in page
 
 

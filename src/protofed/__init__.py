@@ -16,7 +16,6 @@ _EXPORTS = {
     "compare": "protofed.api",
     "federation": "protofed.apps.folder.frames",
     "figure": "protofed.api",
-    "sweep": "protofed.api",
     "try_out": "protofed.apps.folder.trying",
     "tune": "protofed.api",
     "load_comparison": "protofed.api",
@@ -41,13 +40,12 @@ __all__ = [
     "load_comparison",
     "load_run",
     "run",
-    "sweep",
     "try_out",
     "tune",
 ]
 
 if TYPE_CHECKING:
-    from protofed.api import compare, figure, load_comparison, load_run, run, sweep, tune
+    from protofed.api import compare, figure, load_comparison, load_run, run, tune
     from protofed.apps.folder.frames import federation
     from protofed.apps.folder.trying import try_out
     from protofed.errors import ProtofedError
@@ -58,6 +56,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Import exported names on first use, so that ``import protofed`` and the command line start quickly."""
+    if name == "sweep":
+        raise AttributeError('protofed.sweep is gone: protofed.compare(…, vary=["method.s=50,150"])')
     if name not in _EXPORTS:
         raise AttributeError(f"module 'protofed' has no attribute {name!r}")
     from importlib import import_module

@@ -13,10 +13,11 @@ from protofed.analysis.compared import Compared
 from protofed.analysis.report import write_report
 from protofed.config.schema import Recipe, Tree, apply_overrides, comparison, load_recipe, names_method, resolve
 from protofed.errors import CheckpointError, ConfigError, unknown_name
+from protofed.experiments.batch import MARK
 from protofed.experiments.comparing import Comparison, Plan, kept_recipe
 from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Several, run_experiment
-from protofed.experiments.sweeping import MANY, estimate, grid, sweep_plan
+from protofed.experiments.sweeping import MANY, grid, sweep_plan
 from protofed.experiments.tuning import Tuned, check_options, space_of
 from protofed.experiments.tuning import tune as search
 from protofed.runs.files import read_comparison
@@ -101,7 +102,7 @@ def load_run(directory: str | Path, trust_code: bool = False) -> TrainedRun:
 
 
 def load_comparison(directory: str | Path) -> Compared:
-    """Return the finished runs of a comparison or sweep from its directory.
+    """Return the finished runs of a comparison from its directory.
 
     Raises:
         CheckpointError: If it holds no comparison, or one of its files is damaged.
@@ -125,82 +126,53 @@ def compare(
     seeds: Sequence[int] = (),
     overrides: Overrides | None = None,
     *,
+    vary: Iterable[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
     jobs: int = 1,
+    budget: float | None = None,
     track: str | Progress | Sequence[str | Progress] = (),
 ) -> Compared:
-    """Run several methods on the same federation, with the same seeds.
+    """Run several methods on the same federation, with the same seeds, and every combination of what varies.
+
+    With ``vary`` or ``budget``, and in a folder of such runs, a run is found by its configuration: what is finished
+    is never run again, and a run that fails does not stop the others.
 
     Args:
-        recipe: Name of a built-in recipe or path of a TOML file; with ``resume`` and ``out`` by default the recipe
-            of what lies there.
-        methods: By default those that the recipe compares.
+        recipe: Name of a built-in recipe or path of a TOML file; by default the recipe of what goes on in ``out``.
+        methods: By default those that the recipe compares; where something varies, else its own.
         seeds: Every method runs once with each; by default the recipe's. A seed determines the split, the initial
             weights and the order of samples.
         overrides: Values by dotted name, as for :func:`run`; ``methods.NAME.OPTION`` sets an option of one method.
-        out: Directory of the comparison; by default ``runs/RECIPE``, with a number appended if that exists.
+        vary: ``NAME=VALUE,VALUE,…`` for an option that varies, ``NAME=VALUE`` for one that does not.
+        out: Directory of the comparison; by default ``runs/RECIPE``, with a number appended if that exists, or
+            ``runs/RECIPE-sweep`` for runs that are found by their configuration.
         resume: Continue an existing comparison.
         progress: Receives progress reports; with several jobs, only of finished runs.
         jobs: Number of parallel runs, each in a process of its own with its share of the cores. Results equal
             those of one job up to the rounding effects of a different number of threads.
+        budget: Seconds after which no further round begins; the same call goes on later.
         track: Trackers, as for :func:`run`.
 
     Raises:
-        ProtofedError: As :func:`run`; all runs are checked before the first one starts.
+        ProtofedError: As :func:`run`; all runs are checked before the first one starts, or, of those that are found
+            by their configuration, the first along each axis.
     """
-    tree = _chosen(_recipe(recipe, out, resume), methods, seeds, overrides)
-    return _compare(tree, out, resume, _receivers(progress, track), jobs)
-
-
-def sweep(
-    recipe: Recipe = "",
-    items: Iterable[str] = (),
-    methods: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    overrides: Overrides | None = None,
-    *,
-    out: str | Path | None = None,
-    progress: Progress | None = None,
-    jobs: int = 1,
-    budget: float | None = None,
-    yes: bool = False,
-) -> Compared:
-    """Run every combination of some values of options; what is finished is never run again.
-
-    Runs are found by their configuration: where it has changed, that run alone is repeated.
-
-    Args:
-        recipe: Name of a built-in recipe or path of a TOML file; by default the recipe of the sweep in ``out``.
-        items: ``NAME=VALUE,VALUE,…`` for an option that varies, ``NAME=VALUE`` for one that does not; without any
-            that varies, the axes are those that the recipe compares along.
-        methods: Methods and variants; by default those that the recipe compares, or its own.
-        seeds: By default the recipe's.
-        overrides: Further values by dotted name, as for :func:`run`.
-        out: Directory of the sweep; by default ``runs/RECIPE-sweep``.
-        progress: Receives progress reports; with several jobs, only of finished runs.
-        jobs: Number of parallel runs, each in a process of its own.
-        budget: Seconds after which no further round begins; None for no limit. The same call goes on later.
-        yes: Allow more than a thousand runs.
-
-    Returns:
-        The comparison, which also tells what could not be run.
-
-    Raises:
-        ProtofedError: If the first run along an axis is invalid, or there are too many runs.
-    """
-    axes, plain = grid(items)
-    tree = _chosen(_recipe(recipe, out, True), methods, seeds, {**(overrides or {}), **plain})
+    progress = _receivers(progress, track)
+    axes, plain = grid(vary)
+    keyed = bool(axes) or budget is not None or (out is not None and (Path(out) / MARK).is_file())
+    tree = _chosen(_recipe(recipe, out, resume or keyed), methods, seeds, {**(overrides or {}), **plain})
+    if not keyed:
+        return _compare(tree, out, resume, progress, jobs)
     if not comparison(tree).methods:
         tree = apply_overrides(tree, {"compare.methods": [tree.get("method", {}).get("name", "fedproto")]})
     plan = sweep_plan(tree, axes or tree.get("compare", {}).get("axes", {}))
     directory = Path(out) if out is not None else Path("runs") / f"{plan.recipe}-sweep"
     waiting = sum(not task.finished for task in plan.tasks(directory, resume=True).values())
-    if waiting > MANY and not yes:
-        expected = estimate(plan, directory, jobs)
-        raise ConfigError(f"more than {number(MANY)} runs: {expected}: add --yes to start, perhaps with --budget")
-    return _carry_out(plan, directory, progress or Progress(), jobs, budget=budget)
+    if waiting > MANY and budget is None:
+        raise ConfigError(f"{number(waiting)} runs: say for how long they may run, e.g. --budget 8h")
+    return _carry_out(plan, directory, progress, jobs, budget=budget)
 
 
 def tune(

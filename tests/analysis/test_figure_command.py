@@ -16,9 +16,9 @@ def call(*arguments):
 def test_draws_a_png_and_an_svg(run_at, tmp_path, monkeypatch, capsys):
     one, two = run_at("one", "fedproto"), run_at("two", "protonorm")
     monkeypatch.chdir(tmp_path)
-    call("figure", "margins", one, two)
+    call("report", one, two, "--figure", "margins")
     assert "Drawn: margins.png, margins.svg" in capsys.readouterr().out
-    call("figure", "margins", one, two, "--option", "sort=true", "--out", "new/sorted.by.margin")
+    call("report", one, two, "--figure", "margins", "--option", "sort=true", "--out", "new/sorted.by.margin")
     for name in ("margins.png", "margins.svg", "new/sorted.by.margin.png", "new/sorted.by.margin.svg"):
         assert (tmp_path / name).stat().st_size > 1000
     assert (tmp_path / "margins.png").read_bytes() != (tmp_path / "new/sorted.by.margin.png").read_bytes()
@@ -26,27 +26,44 @@ def test_draws_a_png_and_an_svg(run_at, tmp_path, monkeypatch, capsys):
 
 def test_several_options(run_at, tmp_path):
     arguments = ["--option", "class=1", "--option", "binary=true", "--out", tmp_path / "drawn"]
-    call("figure", "prototype_heatmap", run_at(), *arguments)
+    call("report", run_at(), "--figure", "prototype_heatmap", *arguments)
     assert (tmp_path / "drawn.png").is_file()
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["margin", "nowhere"], ConfigError, "unknown figure 'margin': did you mean 'margins'"),
-        (["margins", "nowhere"], CheckpointError, "nowhere: no run here"),
-        (["tsne", "{run}", "--option", "client=2"], ConfigError, "unknown option of figure tsne 'client': did you"),
-        (["tsne", "{run}", "--option", "clients=two"], ConfigError, "figure tsne.clients must be an integer"),
-        (["tsne", "{run}", "--option", "clients"], ConfigError, "must read NAME=VALUE"),
-        (["split", "{run}", "--option", "x=1"], ConfigError, "unknown option of figure split 'x': Valid: none"),
-        (["prototype_distances", "{run}", "--option", "metric=angle"], ConfigError, "'distance' or 'cosine'"),
+        (["nowhere", "--figure", "margin"], ConfigError, "unknown figure 'margin': did you mean 'margins'"),
+        (["nowhere", "--figure", "margins"], CheckpointError, "nowhere: no run here"),
+        (
+            ["{run}", "--figure", "tsne", "--option", "client=2"],
+            ConfigError,
+            "unknown option of figure tsne 'client': did you",
+        ),
+        (
+            ["{run}", "--figure", "tsne", "--option", "clients=two"],
+            ConfigError,
+            "figure tsne.clients must be an integer",
+        ),
+        (["{run}", "--figure", "tsne", "--option", "clients"], ConfigError, "must read NAME=VALUE"),
+        (["{run}", "--option", "client=2"], ConfigError, "names an option of no figure: add --figure NAME"),
+        (
+            ["{run}", "--figure", "split", "--option", "x=1"],
+            ConfigError,
+            "unknown option of figure split 'x': Valid: none",
+        ),
+        (
+            ["{run}", "--figure", "prototype_distances", "--option", "metric=angle"],
+            ConfigError,
+            "'distance' or 'cosine'",
+        ),
     ],
 )
 def test_mistakes_are_told(run_at, tmp_path, monkeypatch, arguments, error, message):
     monkeypatch.chdir(tmp_path)
     run = str(run_at())
     with pytest.raises(error) as raised:
-        call("figure", *(a.format(run=run) for a in arguments))
+        call("report", *(a.format(run=run) for a in arguments))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.glob("*.png"))
@@ -54,7 +71,7 @@ def test_mistakes_are_told(run_at, tmp_path, monkeypatch, arguments, error, mess
 
 def test_on_the_command_line_a_mistake_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["protofed", "figure", "tsne", "nowhere"])
+    monkeypatch.setattr(sys, "argv", ["protofed", "report", "nowhere", "--figure", "tsne"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2

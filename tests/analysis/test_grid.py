@@ -55,7 +55,7 @@ def test_a_method_whose_main_rule_is_its_head_is_counted_once():
     only = run(("none", "mean"), [0.5])
     del only.rounds[0].accuracy.weighted["global"]
     (row,) = rows_of([only], AXES)
-    assert row.cells["none"].text == "50"
+    assert row.cells["none"].text == "50.0"
 
 
 def test_nothing_evaluated_is_a_dash():
@@ -68,6 +68,7 @@ def test_csv_has_a_line_per_cell_with_mean_and_deviation():
     (line,) = frame(rows_of(runs, AXES), AXES).to_dict("records")
     assert (line["method"], line["rule"], line["attack"], line["seeds"]) == ("fedproto", "mean", "none", 2)
     assert (line["main_mean"], line["main_std"]) == pytest.approx((70.0, 14.142136))
+    assert rows_of(runs, AXES)[0].cells["none"].text == "70.0 ±127.1 / 70.0"
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,10 @@ import pytest
 import protofed
 from protofed import api
 from protofed.analysis.figures import figures
-from protofed.analysis.pivot import pivot
 from protofed.config.schema import apply_overrides
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments import Progress, batch, load_recipe, resolve
-from protofed.experiments.sweeping import estimate, grid, sweep_plan
+from protofed.experiments.sweeping import grid, sweep_plan
 from protofed.runs.loading import load_runs
 from support import few, write_vectors
 
@@ -32,6 +31,10 @@ TINY = {
 @pytest.fixture(scope="module")
 def given(tmp_path_factory) -> dict[str, object]:
     return {**TINY, "data.path": str(write_vectors(tmp_path_factory.mktemp("vectors")))}
+
+
+def compare(items, *arguments, **named):
+    return api.compare("quickstart", *arguments, vary=items, **named)
 
 
 def stamps(directory: Path) -> dict[str, int]:
@@ -65,29 +68,29 @@ def test_a_wrong_grid_is_refused(items, message):
 
 def test_an_option_that_no_method_has_is_refused_along_an_axis_too(given):
     with pytest.raises(ConfigError, match="unknown option of method 'gama'"):
-        api.sweep("quickstart", ["method.gama=1,2"], ["fedproto"], [0], given)
+        compare(["method.gama=1,2"], ["fedproto"], [0], given)
 
 
 @pytest.mark.slow
 def test_what_is_finished_is_never_run_again_and_only_a_changed_cell_is(given, tmp_path):
     chosen = (["local", "tinyproto"], [0, 1], given)
-    first = api.sweep("quickstart", ["method.s=2,4"], *chosen, out=tmp_path)
+    first = compare(["method.s=2,4"], *chosen, out=tmp_path)
     before = stamps(tmp_path)
     # A method without the option has one run for all of its values.
     assert len(before) == 2 * 1 + 2 * 2
     assert [len(runs) for runs in first.runs.values()] == [2, 2, 2, 2]
-    assert first.runs["local, 2"] == first.runs["local, 4"]
-    again = api.sweep("quickstart", ["method.s=2,4"], *chosen, out=tmp_path)
+    one, other = ([run.directory for run in first.runs[f"local, {s}"]] for s in (2, 4))
+    assert one == other
+    again = compare(["method.s=2,4"], *chosen, out=tmp_path)
     assert stamps(tmp_path) == before
     assert again.summary == first.summary
-    changed = api.sweep("quickstart", ["method.s=2,5"], *chosen, out=tmp_path)
+    changed = compare(["method.s=2,5"], *chosen, out=tmp_path)
     after = stamps(tmp_path)
     assert {name: after[name] for name in before} == before
     assert len(after) == len(before) + 2
     assert list(changed.axes["method.s"]) == ["2", "5"]
     # Where the data lie, and how fast they are computed, is no part of a configuration.
-    api.sweep(
-        "quickstart",
+    compare(
         ["method.s=2,5"],
         *chosen[:2],
         {**given, "data.max_gb": 3, "execution.threads": 2},
@@ -110,12 +113,12 @@ class Stopping(Progress):
 
 @few("rounds", [1, 2, 4, 5], 1)
 def test_a_sweep_that_was_stopped_equals_one_that_was_not(given, tmp_path, monkeypatch, rounds):
-    chosen = ("quickstart", ["method.gamma=1,3"], ["fedproto"], [0], given)
+    chosen = (["method.gamma=1,3"], ["fedproto"], [0], given)
     with monkeypatch.context() as patch:
-        stopped = api.sweep(*chosen, out=tmp_path / "a", budget=1000, progress=Stopping(rounds, patch))
+        stopped = compare(*chosen, out=tmp_path / "a", budget=1000, progress=Stopping(rounds, patch))
     assert stopped.waiting == (["fedproto, 1", "fedproto, 3"] if rounds < 3 else ["fedproto, 3"])
-    resumed = api.sweep(*chosen, out=tmp_path / "a")
-    whole = api.sweep(*chosen, out=tmp_path / "b")
+    resumed = compare(*chosen, out=tmp_path / "a")
+    whole = compare(*chosen, out=tmp_path / "b")
     assert not resumed.waiting
     for ours, theirs in zip(resumed.runs.values(), whole.runs.values(), strict=True):
         assert [r.accuracy for r in ours[0].rounds] == [r.accuracy for r in theirs[0].rounds]
@@ -123,7 +126,7 @@ def test_a_sweep_that_was_stopped_equals_one_that_was_not(given, tmp_path, monke
 
 
 def test_a_budget_that_is_spent_begins_nothing(given, tmp_path):
-    result = api.sweep("quickstart", ["method.gamma=1,3"], ["fedproto"], [0], given, out=tmp_path, budget=-1)
+    result = compare(["method.gamma=1,3"], ["fedproto"], [0], given, out=tmp_path, budget=-1)
     assert result.waiting == ["fedproto, 1", "fedproto, 3"]
     assert not stamps(tmp_path)
     assert not result.report.exists()
@@ -164,75 +167,36 @@ def test_a_failing_run_does_not_stop_the_others(given, tmp_path):
 def test_a_folder_of_another_version_or_with_other_things_is_refused(given, tmp_path):
     (tmp_path / "runs.json").write_text(json.dumps({"format": 1, "protofed": "0.0.9"}))
     with pytest.raises(CheckpointError, match=r"holds runs of protofed 0\.0\.9"):
-        api.sweep("quickstart", ["method.gamma=1,3"], ["fedproto"], [0], given, out=tmp_path)
+        compare(["method.gamma=1,3"], ["fedproto"], [0], given, out=tmp_path)
     (tmp_path / "runs.json").write_text(json.dumps({"format": 9, "protofed": protofed.__version__}))
     with pytest.raises(CheckpointError, match="written in format 9"):
-        api.sweep("quickstart", ["method.gamma=1,3"], ["fedproto"], [0], given, out=tmp_path)
+        compare(["method.gamma=1,3"], ["fedproto"], [0], given, out=tmp_path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
     with pytest.raises(ConfigError, match="is not empty"):
-        api.sweep("quickstart", ["method.gamma=1,3"], ["fedproto"], [0], given, out=tmp_path / "other")
+        compare(["method.gamma=1,3"], ["fedproto"], [0], given, out=tmp_path / "other")
     assert (tmp_path / "other" / "thesis.txt").read_text() == "precious"
 
 
-@pytest.mark.slow
-def test_a_large_sweep_asks_first_and_says_how_long_it_takes(given, tmp_path):
+def test_a_large_sweep_needs_a_budget_of_time(given, tmp_path):
     values = ",".join(map(str, range(1, 601)))
-    with pytest.raises(ConfigError) as caught:
-        api.sweep("quickstart", ["rounds=1,2", f"method.gamma={values}"], ["fedproto"], [0], given, out=tmp_path)
-    assert "1,200 runs, about " in str(caught.value)
-    assert "--yes" in str(caught.value)
-    assert len(stamps(tmp_path)) <= 1
-
-
-def test_an_estimate_is_the_time_of_all_rounds(given, tmp_path, monkeypatch):
-    tree = apply_overrides(load_recipe("quickstart"), {**given, "compare.methods": ["local", "fedproto"]})
-    plan = sweep_plan(tree, grid(["rounds=20,40"])[0])
-    monkeypatch.setattr("protofed.experiments.sweeping._seconds_per_round", lambda task: 30.0)
-    assert estimate(plan, tmp_path, jobs=2) == "4 runs, about 30 min 00 s with --jobs 2"
+    with pytest.raises(ConfigError, match=r"1,200 runs: say for how long they may run, e\.g\. --budget 8h"):
+        compare(["rounds=1,2", f"method.gamma={values}"], ["fedproto"], [0], given, out=tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow
 def test_a_sweep_in_processes_gives_the_same(given, tmp_path):
-    chosen = ("quickstart", ["method.gamma=1,3"], ["fedproto"], [0], given)
-    alone, together = (api.sweep(*chosen, out=tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
+    chosen = (["method.gamma=1,3"], ["fedproto"], [0], given)
+    alone, together = (compare(*chosen, out=tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
     assert alone.summary == together.summary
-
-
-@pytest.mark.slow
-def test_a_table_of_any_two_options(given, tmp_path):
-    axes = ["method.gamma=1,3", "training.lr=0.1,0.01"]
-    result = api.sweep("quickstart", axes, ["fedproto"], [0, 1], given, out=tmp_path)
-    runs = load_runs([tmp_path])
-    table = pivot(runs, result.axes)
-    assert (table.names, table.columns) == (["method", "method.gamma", "training.lr"], ["0.1", "0.01"])
-    turned = pivot(runs, result.axes, rows="training.lr", columns="method.gamma", metric="best")
-    assert turned.names == ["training.lr", "method", "method.gamma"]
-    cell = pivot(runs, result.axes, columns="method.gamma").cells[("fedproto", "0.01"), "3"]
-    assert table.cells[("fedproto", "3"), "0.01"] == cell
-    values = [run.outcome.accuracy["global"].final for run in result.runs["fedproto, 3, 0.01"]]
-    assert cell.mean == pytest.approx(50 * sum(values))
-    assert len(table.table().rows) == 2
-    assert not table.frame()["final"].isna().any()
-    some = pivot(runs[:1], result.axes)
-    assert some.frame()["final"].isna().sum() == 3
-    assert sum(cell.text == "not run" for row in some.table().rows for cell in row) == 3
-    assert f"{next(iter(some.cells.values())).mean:.1f}" in [cell.text for row in some.table().rows for cell in row]
-    for wrong, message in (
-        ({"rows": "method.gama"}, "did you mean 'method.gamma'"),
-        ({"rows": "method.gamma", "columns": "method.gamma"}, "name two options"),
-        ({"metric": "finl"}, "did you mean 'final'"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            pivot(runs, result.axes, **wrong)
-        assert message in str(caught.value)
 
 
 @pytest.mark.slow
 @pytest.mark.pictures
 def test_the_report_shows_accuracy_against_both_options(given, tmp_path):
     axes = ["method.gamma=1,3", "training.lr=0.1,0.01"]
-    result = api.sweep("quickstart", axes, ["fedproto"], [0], given, out=tmp_path)
+    result = compare(axes, ["fedproto"], [0], given, out=tmp_path)
     page = result.report.read_text()
     assert "Accuracy against method.gamma and training.lr" in page
     assert "<svg" in page
@@ -241,7 +205,7 @@ def test_the_report_shows_accuracy_against_both_options(given, tmp_path):
 @pytest.mark.slow
 def test_a_figure_of_two_options_has_the_number_of_every_combination(given, tmp_path):
     axes = ["method.gamma=1,3", "training.lr=0.1,0.01"]
-    result = api.sweep("quickstart", axes, ["fedproto"], [0], given, out=tmp_path)
+    result = compare(axes, ["fedproto"], [0], given, out=tmp_path)
     fig = figures.get("surface")(load_runs([tmp_path]), x="training.lr", y="method.gamma")
     texts = [text.get_text() for text in fig.axes[0].texts]
     finals = [runs[0].outcome.accuracy["global"].final for runs in result.runs.values()]

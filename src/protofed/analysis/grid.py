@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.rules import HEAD
 from protofed.runs.run import Run
+from protofed.trained.paired import interval
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,8 +39,11 @@ class Figures:
 
     @property
     def text(self) -> str:
-        """Mean accuracies in percent: main rule / head."""
-        return " / ".join(f"{100 * statistics.fmean(part):.0f}" for part in (self.main, self.head) if part) or "–"
+        """Mean accuracies in percent: main rule, of several seeds ± half of its 95 % t interval / head."""
+        if not self.main:
+            return "–"
+        own = interval([100 * value for value in self.main]).with_half(" ±")
+        return f"{own} / {100 * statistics.fmean(self.head):.1f}" if self.head else own
 
     @property
     def worst(self) -> float:

@@ -41,11 +41,14 @@ if TYPE_CHECKING:
     from protofed.runs.run import Run
 
 ELSEWHERE = {
+    "figure": "protofed figure is gone: protofed report RUN --figure NAME draws one",
+    "sweep": "protofed sweep is gone: protofed compare takes several values of an option, e.g. method.s=50,150",
+    "worth": "protofed worth is gone: protofed try FOLDER or RECIPE has what it told",
     "deploy": "deploy is a command of protofed-flower: pip install protofed-flower",
     "ledger": "ledger is a command of protofed-flower: pip install protofed-flower",
     "reproduce": "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce",
 }
-"""What to do for commands of other distributions where these are not installed."""
+"""What to do in place of commands that are gone, or that belong to a distribution that is not installed."""
 
 app = typer.Typer(
     cls=commands_beside(ELSEWHERE),
@@ -146,14 +149,15 @@ def compare(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RECIPE] [NAME=VALUE]...",
-            help="A built-in recipe or TOML file (default: with --resume the recipe of what lies in --out), then "
-            "options by dotted name.",
+            metavar="[RECIPE] [NAME=VALUE[,VALUE]...]...",
+            help="A built-in recipe or TOML file (default: the recipe of what goes on in --out), then options by "
+            "dotted name; of several values every combination runs, e.g. method.s=50,150 rounds=40.",
         ),
     ] = None,
     methods: Methods = "",
     seeds: Seeds = "",
     jobs: Jobs = 1,
+    budget: Budget = "",
     out: Out = None,
     resume: Resume = False,
     device: Device = "auto",
@@ -164,86 +168,30 @@ def compare(
     form: Format = "",
     full: Full = False,
 ) -> None:
-    """Run several methods on the same federation and compare them in one table and one report."""
-    with uncollected():
-        from protofed import api
-
-    recipe, items = _split_recipe(arguments or [])
-    with reported(quiet=quiet or bool(form), log_format=log_format) as progress:
-        result = api.compare(
-            recipe,
-            names_of(methods),
-            seeds_of(seeds),
-            overrides_of(items, device, data_dir),
-            out=out,
-            resume=resume,
-            progress=progress,
-            jobs=jobs,
-            track=names_of(track),
-        )
-    if form:
-        typer.echo(table_of(result, form), nl=False)
-    _show(result, table=log_format != "json" and not form, full=full)
-
-
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def worth() -> None:
-    """Say what took the place of this command."""
-    raise ConfigError("protofed worth is gone: protofed try FOLDER or RECIPE has what it told")
-
-
-@app.command()
-def sweep(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECIPE] [NAME=VALUE[,VALUE]...]...",
-            help="A built-in recipe or TOML file (default: the recipe of the sweep in --out), then options by "
-            "dotted name; those with several values vary, e.g. method.s=50,150 rounds=40.",
-        ),
-    ] = None,
-    methods: Methods = "",
-    seeds: Seeds = "",
-    jobs: Jobs = 1,
-    budget: Budget = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Start even if there are more than a thousand runs.")] = False,
-    rows: Annotated[str, typer.Option(help="Rows of the table: method or an option (default: method).")] = "",
-    columns: Annotated[
-        str, typer.Option(help="Columns of the table: method or an option (default: the last).")
-    ] = "",
-    metric: Annotated[str, typer.Option(help="final, best, best_validated or client_mean.")] = "final",
-    out: Annotated[
-        Path | None, typer.Option(help="Output directory, which may hold parts (default: runs/RECIPE-sweep).")
-    ] = None,
-    device: Device = "auto",
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-    form: Format = "",
-) -> None:
-    """Run every combination of some values of options; what is finished is never run again."""
+    """Run several methods, or values of options, on the same federation; compare them in one table and report."""
     with uncollected():
         from protofed import api
         from protofed.experiments.batch import seconds
 
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
-    with reported(quiet=quiet or bool(form), resume=False) as progress:
-        result = api.sweep(
+    with reported(quiet=quiet or bool(form), log_format=log_format) as progress:
+        result = api.compare(
             recipe,
-            items,
             names_of(methods),
             seeds_of(seeds),
             overrides_of([], device, data_dir),
+            vary=items,
             out=out,
+            resume=resume,
             progress=progress,
             jobs=jobs,
             budget=limit,
-            yes=yes,
+            track=names_of(track),
         )
     if form:
         typer.echo(table_of(result, form), nl=False)
-        return
-    _show_sweep(result, rows, columns, metric)
+    _show(result, table=log_format != "json" and not form, full=full)
 
 
 @app.command()
@@ -361,15 +309,35 @@ def inspect(
 
 @app.command()
 def report(
-    directories: Annotated[list[Path], typer.Argument(help="Run or comparison directories.")],
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run or comparison directories.")],
+    figure: Annotated[
+        str, typer.Option(metavar="NAME", help="Draw one of `protofed list figures` instead, as PNG and SVG.")
+    ] = "",
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the figure; may be repeated.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Output file (default: report.html in the first directory).")
+        Path | None,
+        typer.Option(
+            help="Output file (default: report.html in the first directory), or path of the figure without suffix "
+            "(default: its name)."
+        ),
     ] = None,
 ) -> None:
-    """Rebuild the report of one run, or compare several runs side by side."""
+    """Rebuild the report of one run, compare several runs side by side, or draw a figure of them."""
     with uncollected():
+        from protofed.analysis.figures import draw_figure, figures, save_figure
         from protofed.analysis.report import write_report
+        from protofed.config.schema import parse_overrides
+        from protofed.runs.loading import load_runs
 
+    if option and not figure:
+        raise ConfigError(f"--option {option[0]}: names an option of no figure: add --figure NAME")
+    if figure:
+        figures.get(figure)
+        drawn = draw_figure(figure, load_runs(directories), parse_overrides(option or []))
+        console.print(f"Drawn: {', '.join(map(str, save_figure(drawn, out or Path(figure))))}", soft_wrap=True)
+        return
     left_out: list[CheckpointError] = []
     path = write_report(directories, out or directories[0] / "report.html", left_out)
     for reason in left_out:
@@ -377,28 +345,8 @@ def report(
     console.print(f"Report: {path}", soft_wrap=True)
 
 
-@app.command()
-def figure(
-    name: Annotated[str, typer.Argument(help="One of `protofed list figures`.")],
-    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run or comparison directories.")],
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the figure; may be repeated.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Output path without suffix (default: the name).")] = None,
-) -> None:
-    """Draw one figure of one or more runs as PNG and SVG."""
-    with uncollected():
-        from protofed.analysis.figures import draw_figure, figures, save_figure
-        from protofed.config.schema import parse_overrides
-        from protofed.runs.loading import load_runs
-
-    figures.get(name)
-    drawn = draw_figure(name, load_runs(directories), parse_overrides(option or []))
-    console.print(f"Drawn: {', '.join(map(str, save_figure(drawn, out or Path(name))))}", soft_wrap=True)
-
-
 def table_of(result: Any, form: str) -> str:
-    """Return the results of a comparison or sweep as text."""
+    """Return the results of a comparison as text."""
     from protofed.analysis.table import written
 
     return written(result.to_frame(), form)
@@ -409,9 +357,14 @@ def _show(result: Any, *, table: bool = True, full: bool = False) -> None:
     from protofed.experiments import Comparison
     from protofed.runs.trouble import ruin
 
-    if table:
-        _print(result, full)
     runs = [run for group in result.runs.values() for run in group] if isinstance(result, Comparison) else [result]
+    if table and runs:
+        _print(result, full)
+    if isinstance(result, Comparison):
+        for label, why in result.failed.items():
+            errors.print(f"{label}: {why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+        if missing := len(result.waiting):
+            errors.print(f"Time is up: {missing} runs are not finished; repeat the command to go on.")
     ruined = {str(run.directory): found for run in runs if (found := ruin(run.rounds))}
     for directory, found in ruined.items():
         text = f"{directory}: {found}" if len(runs) > 1 else found
@@ -429,6 +382,7 @@ def _print(result: Any, full: bool) -> None:
     from protofed.runs.loading import load_runs
 
     runs = load_runs([result.directory]) if isinstance(result, Comparison) else [result]
+    runs = [run for run in runs if run.finished]
     if isinstance(result, Comparison) and result.axes:
         console.print(grid.table(grid.rows_of(runs, result.axes), result.axes))
     else:
@@ -459,25 +413,6 @@ def _print_all(runs: Sequence[Run]) -> None:
     for table in [*tables, *([metrics_table(runs)] if any(run.measured for run in runs) else [])]:
         console.print()
         console.print(table)
-
-
-def _show_sweep(result: Any, rows: str, columns: str, metric: str) -> None:
-    """Print the table of a sweep, what is missing from it, and the path of its report."""
-    from protofed.analysis.pivot import pivot
-    from protofed.runs.loading import load_runs
-    from protofed.storage.files import write_text
-
-    if any(result.runs.values()):
-        table = pivot(load_runs([result.directory]), result.axes, rows, columns, metric)
-        console.print(table.table())
-        write_text(result.directory / "table.csv", table.frame().to_csv(index=False, float_format="%.3f"))
-    for label, why in result.failed.items():
-        errors.print(f"{label}: {why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
-    if result.waiting:
-        missing = len(result.waiting)
-        console.print(f"Time is up: {missing} runs are not finished; repeat the command to go on.", highlight=False)
-    if any(result.runs.values()):
-        console.print(f"Report: {result.report}", soft_wrap=True)
 
 
 def _split_recipe(arguments: list[str]) -> tuple[str, list[str]]:

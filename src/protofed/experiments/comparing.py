@@ -33,7 +33,7 @@ from protofed.experiments.running import Measure, Progress, Report
 from protofed.runs.comparison import ComparisonFile, ListedRun
 from protofed.runs.files import read_comparison
 from protofed.runs.run import Run
-from protofed.storage.files import occupied, write_json, write_text
+from protofed.storage.files import occupied, remove_partial, write_json, write_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -273,6 +273,7 @@ class Plan:
 
     def _list(self, directory: Path, tasks: dict[Cell, RunTask]) -> None:
         """Write the recipe, and which folder holds which run."""
+        remove_partial(directory)
         # Its methods are those to compare.
         own = {name: value for name, value in self.tree.get("method", {}).items() if name != "name"}
         write_text(directory / RECIPE, tomli_w.dumps(without_none({**self.tree, "method": own})))

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from protofed.config.schema import Tree, apply_overrides, comparison, parse_overrides
 from protofed.errors import ConfigError
-from protofed.experiments.batch import RunTask, claim
 from protofed.experiments.comparing import Plan
-from protofed.experiments.rundir import RunDirectory
-from protofed.experiments.running import Progress
-from protofed.text import duration, number
+from protofed.text import number
 
 MANY = 1000
-"""A sweep of more runs than this asks before it starts."""
+"""A sweep of more runs than this needs a budget of time."""
 MOST = 1_000_000
 """Most runs of a sweep."""
-SAMPLE = 20.0
-"""Seconds for which the first run of each method is tried, to estimate how long such a sweep takes."""
 
 
 def grid(items: Iterable[str]) -> tuple[Tree, Tree]:
@@ -78,26 +70,3 @@ def sweep_plan(tree: Tree, axes: Mapping[str, Tree]) -> Plan:
     # A dotted name of an axis is one name here, not a path.
     section = {**compare, "axes": dict(axes)} if axes else {k: v for k, v in compare.items() if k != "axes"}
     return Plan.of(apply_overrides({**tree, "compare": section}, {}), keyed=True)
-
-
-def estimate(plan: Plan, directory: Path, jobs: int) -> str:
-    """Run the beginning of the first run of each method; return the time that all take, in words.
-
-    A beginning ends after the round in which :data:`SAMPLE` is over; what was run is kept, and the sweep goes on
-    from there.
-    """
-    claim(directory)
-    tasks = plan.tasks(directory, resume=True)
-    waiting = {task.directory: (cell, task) for cell, task in tasks.items() if not task.finished}
-    first: dict[str, RunTask] = {}
-    for cell, task in waiting.values():
-        first.setdefault(cell.method, task)
-    seconds = {method: _seconds_per_round(task) for method, task in first.items()}
-    total = sum(seconds[cell.method] * plan.experiments[cell].rounds for cell, _ in waiting.values()) / jobs
-    return f"{number(len(waiting))} runs, about {duration(total)} with --jobs {jobs}"
-
-
-def _seconds_per_round(task: RunTask) -> float:
-    """Return the mean time of the first rounds of a run."""
-    task.run(Progress(), time.monotonic() + SAMPLE)
-    return statistics.fmean(record.seconds["total"] for record in RunDirectory(task.directory).rounds())

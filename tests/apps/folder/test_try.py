@@ -120,12 +120,6 @@ def test_a_recipe_is_tried_as_typed(tmp_path, monkeypatch, capsys):
     assert "round 1" not in told, "a bar, and no line for each round"
 
 
-def test_a_command_that_is_gone_names_the_one_that_took_its_place(monkeypatch, capsys):
-    status, _, errors = command(monkeypatch, capsys, "worth", "quickstart", "--seeds", "0,1")
-    assert status == 2
-    assert "protofed worth is gone: protofed try" in errors
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

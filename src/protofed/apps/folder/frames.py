@@ -25,7 +25,7 @@ GUESSED = "frame"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrameRecipe(Mapping[str, Any]):
-    """The recipe of a data frame, for :func:`protofed.run`, ``compare``, ``sweep``, ``tune`` and ``try_out``."""
+    """The recipe of a data frame, for :func:`protofed.run`, ``compare``, ``tune`` and ``try_out``."""
 
     look: Survey
     tree: Tree
