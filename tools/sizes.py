@@ -26,7 +26,7 @@ BUDGET = {
     "behind the round loop": 4_400,
     "modules behind the round loop": 31,
     "rounds/loop.py": 220,
-    "methods/contract.py": 330,
+    "methods/contract.py": 327,
     "methods/fedproto.py": 175,
     "methods/gfpl.py": 255,
     "methods/tinyproto.py": 230,

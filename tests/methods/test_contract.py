@@ -156,7 +156,7 @@ DEFAULTS = {
     "config/schema.py": {"fedproto", "fedlda", "expert"},  # and what is no more
     "data/authors.py": {"fedproto", "tinyproto", "protonorm"},  # whose code divides the data
     "trained/estimator.py": {"fedlda"},  # the method of an estimator that names none
-    "trained/worth.py": {"fedlda", "local_lda"},  # that are compared
+    "apps/folder/trying.py": {"fedlda", "local_lda", "beacon"},  # that are compared
 }
 
 

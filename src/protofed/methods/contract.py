@@ -54,8 +54,7 @@ class Update:
     Attributes:
         trainable: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``).
         optimizer: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``.
-        clip: Largest Euclidean norm of a gradient; longer ones are shortened to it. The client's model and each
-            network in its extras are clipped separately.
+        clip: Largest Euclidean norm of the gradient of the client's model, and of each network in its extras.
     """
 
     loss: Loss
@@ -66,9 +65,7 @@ class Update:
     @property
     def name(self) -> str:
         """The qualified name of the loss."""
-        loss: Any = self.loss
-        while isinstance(loss, partial):
-            loss = loss.func
+        loss: Any = self.loss.func if isinstance(self.loss, partial) else self.loss
         return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
     def terms(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
@@ -154,12 +151,9 @@ class Aggregate(NamedTuple):
 class Method(Generic[O]):
     """Base of all methods; the defaults are those of training without communication.
 
-    A method names its options twice: as ``Options`` for those who build it, and as ``Method[MyOptions]`` for type
-    checkers, which then know the attributes of ``self.options``. The latter may be left out. Options that do not
-    suit the task are refused when the method is constructed.
-
-    Attributes:
-        Options: Frozen dataclass of hyperparameters, derived from :class:`protofed.options.Options`.
+    ``Options`` is a frozen dataclass of hyperparameters, derived from :class:`protofed.options.Options`;
+    ``Method[MyOptions]`` lets type checkers know those of ``self.options``, and may be left out. Options that do
+    not suit the task are refused when the method is constructed.
     """
 
     name: ClassVar[str]
@@ -172,6 +166,7 @@ class Method(Generic[O]):
         self.task = task
         self.declared = self.traits(options)
         self.protection = self.declared.protection
+        self.rules = tuple(rule.name for rule in self.declared.rules)
 
     @classmethod
     def traits(cls, options: O) -> Traits:
@@ -207,6 +202,10 @@ class Method(Generic[O]):
         """Return the phases of a round, counted from 1."""
         return Round((Phase((Update(self.loss),)),))
 
+    def sends(self, round: int) -> bool:
+        """Return whether clients upload in ``round``; not to be overridden."""
+        return self.upload_schema is not None and self.round(round).communicates
+
     @property
     def statistics(self) -> Statistics | None:
         """Sums over the training samples for :meth:`upload`; None if it needs none."""
@@ -233,8 +232,7 @@ class Method(Generic[O]):
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Unpack a broadcast; may load weights into ``local.model``.
 
-        Clients receive before they train and before they are scored; steps that only training needs belong in
-        :meth:`begin`.
+        Called before training and before scoring; steps that only training needs belong in :meth:`begin`.
 
         Args:
             message: None while the server has nothing to send.
@@ -308,17 +306,6 @@ class Method(Generic[O]):
         """Return the content of a message of either direction, e.g. whole rows of which some entries were sent."""
         return message
 
-    # For the engine.
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """Names of the rules."""
-        return tuple(rule.name for rule in self.declared.rules)
-
-    def sends(self, round: int) -> bool:
-        """Return whether clients upload in ``round``."""
-        return self.upload_schema is not None and self.round(round).communicates
-
 
 def predict(method: Method, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
     """Return per rule the ``(B,)`` int64 classes with the largest :meth:`Method.scores`, -1 where not finite."""
@@ -326,7 +313,7 @@ def predict(method: Method, model: SplitModel, batch: Batch, received: Tensors, 
     expected = len(batch.y), method.task.num_classes
     for rule in method.rules:
         if rule not in scores:
-            raise ConfigError(f"{method.name} declares the rule {rule}, of which its scores say nothing")
+            raise ConfigError(f"{method.name} declares rule {rule!r}, but scores() does not return it")
         if getattr(scores[rule], "shape", None) != expected:
             raise ConfigError(
                 f"{type(method).__qualname__}.scores: the rule {rule} must be of shape (B, K) = {expected}, not "

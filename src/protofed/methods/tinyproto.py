@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, require
 from protofed.methods import get, register
 from protofed.methods.contract import Aggregate, Local, Task, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto
@@ -31,10 +31,8 @@ class TinyProtoOptions(Options):
     """Hyperparameters; the paper keeps s = 50 of d = 500 with λ = 1."""
 
     base: Literal["fedproto", "fedtgp", "protonorm"] = remote("fedproto", "method that is made sparse")
-    lambda_: float | None = remote(
-        None, "weight λ of the base's prototype term (none = the base's default)", least=0
-    )
-    gamma: float | None = remote(None, "upscaling γ of the base (none = the base's default)", least=0)
+    lambda_: float | None = remote(None, "weight λ of the base's prototype term (none = its default)", least=0)
+    gamma: float | None = remote(None, "upscaling γ of the base (none = its default)", least=0)
     base_options: dict[str, Any] = named(
         {}, "further options of the base, by name, as in method.base_options.prototypes=during", of="methods"
     )
@@ -229,5 +227,4 @@ def check(o: TinyProtoOptions, base: FedProto[Any], s: int) -> None:
         "set method.scaling=false, or let the base take the plain mean": o.scaling and base.declared.counts,
     }
     for fault, found in refused.items():
-        if found:
-            raise ConfigError(fault)
+        require(not found, fault)
