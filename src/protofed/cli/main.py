@@ -189,7 +189,7 @@ def compare(
             budget=limit,
             track=names_of(track),
         )
-    if form:
+    if form and any(result.runs.values()):
         typer.echo(table_of(result, form), nl=False)
     _show(result, table=log_format != "json" and not form, full=full)
 
