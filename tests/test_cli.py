@@ -80,6 +80,7 @@ def test_compare_prints_a_table_of_two_options_within_80_columns(tmp_path, monke
     assert status == 0
     assert max(map(len, output.splitlines())) <= 80
     assert re.search(r"tinyproto *\ntrue +[\d.]+ ±[\d.]+ / [\d.]+ [\d.]+ ±", output)
+    assert "Columns: method.s." in output
     assert "Report: runs/quickstart-sweep/report.html" in output
 
 
@@ -88,9 +89,10 @@ def test_a_sweep_without_time_is_refused_and_one_with_little_goes_on(tmp_path, m
     status, _, told = inside(monkeypatch, capsys, tmp_path, *chosen, "--budget", "0")
     assert (status, len(told.strip().splitlines())) == (2, 1)
     assert "nothing can run in no time" in told
-    status, output, told = inside(monkeypatch, capsys, tmp_path, *chosen, "--budget", "0.000001s")
-    assert (status, output) == (0, "")
-    assert "Time is up: 2 runs are not finished" in told
+    for form in ((), ("--format", "latex")):
+        status, output, told = inside(monkeypatch, capsys, tmp_path, *chosen, "--budget", "0.000001s", *form)
+        assert (status, output) == (0, "")
+        assert "Time is up: 2 runs are not finished" in told
 
 
 @few(

@@ -115,7 +115,7 @@ def table(rows: Sequence[GridRow], axes: Axes) -> TextTable:
     columns, *others = axes
     found = TextTable([*(others or [""]), *axes[columns]], text_columns=max(1, len(others)), by="method")
     found.title = "Final test accuracy in %: main rule / head; honest clients only where others attack"
-    found.caption = "Red: more than 3 points below the first value of the method."
+    found.caption = f"Columns: {columns}. Red: more than 3 points below the first value of the method."
     method = ""
     for row in rows:
         if row.method != method:

@@ -171,6 +171,7 @@ def compare(
     """Run several methods, or values of options, on the same federation; compare them in one table and report."""
     with uncollected():
         from protofed import api
+        from protofed.analysis.table import written
         from protofed.experiments.batch import seconds
 
     limit = seconds(budget)
@@ -189,8 +190,8 @@ def compare(
             budget=limit,
             track=names_of(track),
         )
-    if form:
-        typer.echo(table_of(result, form), nl=False)
+    if form and any(result.runs.values()):
+        typer.echo(written(result.to_frame(), form), nl=False)
     _show(result, table=log_format != "json" and not form, full=full)
 
 
@@ -343,13 +344,6 @@ def report(
     for reason in left_out:
         errors.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True, markup=False)
     console.print(f"Report: {path}", soft_wrap=True)
-
-
-def table_of(result: Any, form: str) -> str:
-    """Return the results of a comparison as text."""
-    from protofed.analysis.table import written
-
-    return written(result.to_frame(), form)
 
 
 def _show(result: Any, *, table: bool = True, full: bool = False) -> None:
