@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 56_600,
-    "packages, papers, tools, benchmarks": 16_900,
-    "tests": 54_000,
+    "src": 57_400,
+    "packages, papers, tools, benchmarks": 16_790,
+    "tests": 54_450,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_400,
@@ -31,7 +31,7 @@ BUDGET = {
     "methods/gfpl.py": 255,
     "methods/tinyproto.py": 230,
     "hooks of the contract": 21,
-    "words of docs by hand": 47_600,
+    "words of docs by hand": 48_100,
 }
 """Most of each: lines, unless the name says otherwise."""
 
