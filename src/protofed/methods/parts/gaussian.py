@@ -274,7 +274,7 @@ class Selection(NamedTuple):
     """A client's choice.
 
     Attributes:
-        voters: Number of its samples that were left out in turn; 0 if it has no second one of any class.
+        voters: Number of its samples that were left out in turn; 0 if it has one class, or no second one of any.
     """
 
     mixture: Mix
@@ -319,7 +319,7 @@ def told(choices: Mapping[str, Tensor]) -> str:
         )
     if not mute:
         return chosen
-    return f"{chosen} Without two samples of any class, and so with the first choice: {_named(mute)}."
+    return f"{chosen} Without a choice (one class, or no second sample of any), and so with the first: {_named(mute)}."
 
 
 def _named(clients: Sequence[str]) -> str:
@@ -362,9 +362,10 @@ def choose(
     """
     mixtures = pools.mixtures(shrinkages)
     some = voters(labels, pools.own.counts)
-    if not len(some) or len(mixtures) == 1:
+    held = pools.own.counts.nonzero().squeeze(-1)
+    if not len(some) or len(held) == 1 or len(mixtures) == 1:
         return Selection(mixtures[0], 0)
-    y = torch.searchsorted(pools.own.counts.nonzero().squeeze(-1), labels[some])
+    y = torch.searchsorted(held, labels[some])
     found: dict[Mix, float] = {}
     for view in range(pools.views):
         x = features[some, part_of(features.shape[1], view, pools.views)]
