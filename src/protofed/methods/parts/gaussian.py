@@ -319,7 +319,8 @@ def told(choices: Mapping[str, Tensor]) -> str:
         )
     if not mute:
         return chosen
-    return f"{chosen} Without a choice (one class, or no second sample of any), and so with the first: {_named(mute)}."
+    why = "one class, or no second sample of any"
+    return f"{chosen} Without a choice ({why}), and so with the first: {_named(mute)}."
 
 
 def _named(clients: Sequence[str]) -> str:
