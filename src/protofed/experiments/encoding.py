@@ -102,7 +102,7 @@ def _features(encoder: Encoder, parts: Sequence[Tensor], name: str, folder: Path
     if folder is not None:
         shape = "x".join(map(str, encoder.input_shape))
         kind = str(parts[0].dtype).removeprefix("torch.") if parts else ""
-        folder = folder / f"{encoder.key}-{shape}-{kind}"
+        folder = folder / f"{encoder.key}-{shape}-{kind}-{encoder.width}"
     known = _read(folder, places, features)
     missing = [place for place in range(len(places)) if not known[place]]
     keys = list(places)

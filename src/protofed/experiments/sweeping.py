@@ -31,7 +31,7 @@ def grid(items: Iterable[str]) -> tuple[Tree, Tree]:
     plain: Tree = {}
     for item in items:
         name, separator, text = item.partition("=")
-        values = _split(text)
+        values = [text] if name.startswith("compare.") else _split(text)  # which are lists themselves
         if name in ("method.name", "seed") and len(values) > 1:
             raise ConfigError(f"{item}: use {'--methods' if name == 'method.name' else '--seeds'} {text}")
         given = [parse_overrides([f"{name}{separator}{value}"]) for value in values]
