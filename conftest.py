@@ -127,3 +127,17 @@ def _pictures(request: pytest.FixtureRequest, without_pictures: Any, monkeypatch
         from protofed.analysis.report import page
 
         monkeypatch.setattr(page.Plots, "draw", without_pictures)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    from browsing import chromium
+
+    executable = chromium()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield launched
+        launched.close()

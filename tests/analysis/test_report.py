@@ -4,7 +4,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from browsing import chromium
 from protofed.analysis import load_runs, write_report
 from protofed.analysis.figures import draw_figure
 from protofed.analysis.figures.saving import inline_svg
@@ -317,21 +316,14 @@ def test_thousands_of_clients_make_a_small_page(run_at):
     assert len(drawn) < 200_000  # 740,000 more with a shape for every mark
 
 
-def test_tables_are_whole_on_a_phone(run_at, comparison_at, tmp_path):
-    executable = chromium()
-    from playwright.sync_api import sync_playwright
-
+def test_tables_are_whole_on_a_phone(browser, run_at, comparison_at, tmp_path):
     made = run_at(metrics=True), comparison_at(["local", "fedproto", "beacon"], metrics=True)
     pages = [write_report([path], tmp_path / f"{path.name}.html") for path in made]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        try:
-            window = browser.new_page(viewport={"width": 390, "height": 844})
-            for page in pages:
-                window.goto(page.as_uri())
-                window.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-                assert window.evaluate("document.documentElement.scrollWidth") == 390
-                cut = "[...document.querySelectorAll('.table')].filter(t => t.scrollWidth > t.clientWidth)"
-                assert window.evaluate(f"{cut}.map(each => each.ariaLabel)") == []
-        finally:
-            browser.close()
+    window = browser.new_page(viewport={"width": 390, "height": 844})
+    for page in pages:
+        window.goto(page.as_uri())
+        window.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        assert window.evaluate("document.documentElement.scrollWidth") == 390
+        cut = "[...document.querySelectorAll('.table')].filter(t => t.scrollWidth > t.clientWidth)"
+        assert window.evaluate(f"{cut}.map(each => each.ariaLabel)") == []
+    window.close()

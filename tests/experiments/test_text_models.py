@@ -206,13 +206,14 @@ def test_a_model_of_hugging_face_is_trained_and_opened_again(tmp_path):
         vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
     folder = tmp_path / "bert"
+    torch.manual_seed(0)
     transformers.BertModel(config).save_pretrained(folder)
     made.save(str(folder / "tokenizer.json"))
     root = write_notes(tmp_path / "data")
     data = {"data.source": "path", "data.path": str(root), "data.text": ["note"], "data.text_as": "tokens"}
     data |= {"data.tokenizer": str(folder), "data.text_length": 10, "data.drop": ["age"]}
     model = {"model.name": "transformers", "model.options.weights": str(folder), "model.d": 8}
-    train = {"training.optimizer": "Adam", "training.lr": 0.01, "rounds": 8, "method.name": "fedavg"}
+    train = {"training.optimizer": "Adam", "training.lr": 0.01, "rounds": 20, "method.name": "fedavg"}
     run = protofed.run("quickstart", data | model | train, out=tmp_path / "run")
     assert np.mean(run.rounds[-1].accuracy.clients["head"]) > 0.5
     frame = pd.read_csv(root / "clients/site0/test.csv")

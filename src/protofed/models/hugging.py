@@ -84,9 +84,10 @@ def _loaded(folder: Path) -> Any:
         claimed = sum(tensor.numel() for tensor in (*kind.parameters(), *kind.buffers()))
         if claimed > 2 * sum(tensor.numel() for tensor in tensors.values()) + _BUFFERS:
             raise ValueError(f"its config.json means a model of {claimed} numbers, more than its weights")
-        model, told = type(kind).from_pretrained(
-            None, config=config, state_dict=tensors, attn_implementation="eager", output_loading_info=True
-        )
+        with torch.device("cpu"):  # weights are loaded, also where a model is only measured on the device meta
+            model, told = type(kind).from_pretrained(
+                None, config=config, state_dict=tensors, attn_implementation="eager", output_loading_info=True
+            )
     except Exception as error:  # the library raises almost anything
         why = " ".join(str(error).split())[:200]
         raise ModelError(f"transformers: {folder}: holds no model of save_pretrained ({why})") from None

@@ -16,7 +16,7 @@ import protofed
 from network import write_folders
 from protofed.apps.folder.looking import inspected
 from protofed.apps.folder.notice import combined
-from protofed.apps.folder.results import Arm, Evidence, SiteAnswer, Trial, difference
+from protofed.apps.folder.results import Arm, Evidence, SiteAnswer, TryResult, difference
 from protofed.apps.folder.trying import _logistic, _numbers, _on_split, _units, closed_form, learnt, opened
 from protofed.config.schema import resolve
 from protofed.errors import DataError
@@ -213,14 +213,14 @@ def hits(*right: list[int]) -> dict[str, list[np.ndarray]]:
     return {f"s{i}": [np.array(own, float)] * 2 for i, own in enumerate(right)}
 
 
-def answered(together: dict[str, list[np.ndarray]], alone: dict[str, list[np.ndarray]], tmp_path) -> Trial:
+def answered(together: dict[str, list[np.ndarray]], alone: dict[str, list[np.ndarray]], tmp_path) -> TryResult:
     labels = {name: [np.zeros(len(own[0]), int)] for name, own in together.items()}
     arms = tuple(
         Arm(name, where, where, own, labels, together, Evidence(10))
         for name, where, own in (("fedlda", True, together), ("local_lda", False, alone))
     )
     sites = tuple(answer(name) for name in together)
-    return Trial(sites, (), arms, Evidence(10), 2, float("nan"), (0, "a"), (), 4096.0, "", tmp_path)
+    return TryResult(sites, (), arms, Evidence(10), 2, float("nan"), (0, "a"), (), 4096.0, "", tmp_path)
 
 
 NONE, SOME = Interval(0.0, -1.0, 1.0), Interval(10.0, 5.0, 15.0)

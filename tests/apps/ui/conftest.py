@@ -8,19 +8,7 @@ from typing import Any
 
 import pytest
 
-from browsing import Served, Visitor, chromium
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """A headless Chromium."""
-    executable = chromium()
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield launched
-        launched.close()
+from browsing import Served, Visitor
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from protofed.errors import ConfigError
 if TYPE_CHECKING:
     from protofed.apps.folder.looking import Survey
     from protofed.apps.folder.notice import Notice
-    from protofed.apps.folder.results import Trial
+    from protofed.apps.folder.results import TryResult
 
 SITES = 12
 """Most sites that are told apart in a terminal."""
@@ -93,7 +93,7 @@ def attempt(
     from protofed.apps.folder.page import arms_table
     from protofed.apps.folder.trying import opened, tried
 
-    def answered(trial: Trial) -> None:
+    def answered(trial: TryResult) -> None:
         for sentence in trial.sentences[:2] * (not quiet):
             console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 

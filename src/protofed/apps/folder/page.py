@@ -10,7 +10,7 @@ from protofed.analysis.figures.sites import MOST, draw_sites
 from protofed.analysis.report.page import PageFigure, environment
 from protofed.analysis.style import BLUE, GREY
 from protofed.analysis.table import TextCell, TextTable
-from protofed.apps.folder.results import Arm, Trial
+from protofed.apps.folder.results import Arm, TryResult
 from protofed.storage.files import write_text
 from protofed.text import number
 from protofed.trained.curves import Curves
@@ -24,7 +24,7 @@ WIDE = 12
 """Most sites with a column of their own."""
 
 
-def write_page(trial: Trial) -> None:
+def write_page(trial: TryResult) -> None:
     """Write one self-contained page.
 
     Raises:
@@ -48,7 +48,7 @@ def write_page(trial: Trial) -> None:
     write_text(trial.page, template.render(trial=trial, settled=settled, **plots, **tables))
 
 
-def sites_table(trial: Trial) -> TextTable:
+def sites_table(trial: TryResult) -> TextTable:
     """Return one row per site: the closed form alone and together, and on classes that it lacks."""
     table = TextTable(["Site", "All", "Judged", "Classes", "Alone", "Together", "Gain", "Never seen"])
     table.groups = [("", 1), ("Samples", 2), ("", 1), ("Own classes", 3), ("Other classes", 1)]
@@ -69,7 +69,7 @@ def sites_table(trial: Trial) -> TextTable:
     return table
 
 
-def arms_table(trial: Trial, most: int = WIDE) -> TextTable:
+def arms_table(trial: TryResult, most: int = WIDE) -> TextTable:
     """Return one row per way of learning: all sites, the difference from the closed form together, each site.
 
     Args:
@@ -87,7 +87,7 @@ def arms_table(trial: Trial, most: int = WIDE) -> TextTable:
     return table
 
 
-def evidence(trial: Trial, arm: Arm) -> str:
+def evidence(trial: TryResult, arm: Arm) -> str:
     """Return in a few words by what an arm is judged."""
     if arm.evidence.folds:
         return f"{arm.evidence.folds} folds"

@@ -160,7 +160,7 @@ class SiteAnswer:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TryResult:
     """What each site reaches alone and together.
 
     Attributes:

@@ -17,7 +17,7 @@ from protofed.api import compare
 from protofed.apps.folder.looking import Survey, inspected
 from protofed.apps.folder.notice import Notice
 from protofed.apps.folder.page import write_page
-from protofed.apps.folder.results import FEW, Arm, Evidence, Hits, SiteAnswer, Trial, difference
+from protofed.apps.folder.results import FEW, Arm, Evidence, Hits, SiteAnswer, TryResult, difference
 from protofed.config.schema import Experiment, Recipe, Tree, apply_overrides, load_recipe, recipes, resolve
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.experiments.loading import load_data
@@ -94,7 +94,7 @@ def try_out(
     out: str | Path | None = None,
     progress: Progress | None = None,
     jobs: int = 1,
-) -> Trial:
+) -> TryResult:
     """Answer whether federating helps the sites of a folder or recipe.
 
     Args:
@@ -124,8 +124,8 @@ def tried(
     *,
     methods: Sequence[str] | None = None,
     positive: str = "",
-    answered: Callable[[Trial], None] = lambda trial: None,
-) -> Trial:
+    answered: Callable[[TryResult], None] = lambda trial: None,
+) -> TryResult:
     """Return what each site reaches alone and together; see :func:`try_out`.
 
     Args:
@@ -274,7 +274,7 @@ def _checked(data: FederatedData, sites: Sequence[SiteSamples], positive: str) -
 
 def _closed(
     data: FederatedData, sites: Sequence[SiteSamples], checked: _Checked, found: Judged, evidence: Evidence
-) -> Trial:
+) -> TryResult:
     """Return the answer of the closed forms."""
     K, names, (kept, learnt, positive) = data.num_classes, data.class_names, checked
     hits = [{sites[p].name: list(part[p]) for p in kept} for part in (found.together, found.alone)]
@@ -305,7 +305,7 @@ def _closed(
         )
     known, d = [site.unseen for site in answered if not np.isnan(site.unseen)], int(np.prod(data.input_shape))
     own = d // sites[0].views
-    return Trial(
+    return TryResult(
         tuple(answered),
         tuple(site.name for p, site in enumerate(sites) if p not in kept),
         arms,
@@ -321,8 +321,8 @@ def _closed(
 
 
 def _extrapolated(
-    trial: Trial, experiment: Experiment, data: FederatedData, sites: Sequence[SiteSamples], judged: Judged
-) -> Trial:
+    trial: TryResult, experiment: Experiment, data: FederatedData, sites: Sequence[SiteSamples], judged: Judged
+) -> TryResult:
     """Return an answer with learning curves, and with what a gain is worth in samples where they tell."""
     if len(sites) > MANY:
         return trial
@@ -336,7 +336,7 @@ def _extrapolated(
     return replace(trial, sites=tuple(answered), curves=whole, times=gained, missed=missed(SHARES, whole.alone))
 
 
-def _with(trial: Trial, name: str, hits: Hits, *, pooled: bool) -> Trial:
+def _with(trial: TryResult, name: str, hits: Hits, *, pooled: bool) -> TryResult:
     """Return an answer with another way of learning, judged by the same samples."""
     first = trial.arms[0]
     own = {site: hits[site] for site in first.hits}
