@@ -18,7 +18,7 @@ from protofed import data, methods
 from protofed.data import DataOptions, ShiftOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.encoders import EncoderOptions
-from protofed.options import Options, build_options, named, option, option_fields, plain, remote
+from protofed.options import Options, Range, build_options, named, option, option_fields, plain, remote
 from protofed.rounds.options import EvaluationOptions, ParticipationOptions
 from protofed.runs.labels import flat
 from protofed.stages.attack import AttackOptions
@@ -541,7 +541,7 @@ def check_number(name: str, value: Any) -> None:
     """Refuse a seed or a number of rounds that the files of a run cannot have."""
     least, most = _RANGES[name]
     if type(value) is not int or not least <= value <= most:
-        raise ConfigError(f"{name} must be an integer of at least {least} and at most {most}, not {value!r}")
+        raise ConfigError(f"{name} must be an integer {Range(least, most=most)}, not {value!r}")
 
 
 @cache

@@ -217,7 +217,7 @@ def _ask(asked: dict[str, Any], memory: int, seconds: int, receive: _Receive, pa
     clean = False
     with _lock:
         try:
-            answers, head = _asked([json.dumps(asked).encode() + b"\n", *payloads])
+            answers, head = _send([json.dumps(asked).encode() + b"\n", *payloads])
             while len(head) == FRAME.size:
                 kind, length = FRAME.unpack(head)
                 if kind == b"M":
@@ -244,7 +244,7 @@ _running: list[subprocess.Popen[bytes]] = []
 """The process that reads for this one, begun when it is needed."""
 
 
-def _asked(pieces: Sequence[Any]) -> tuple[IO[bytes], bytes]:
+def _send(pieces: Sequence[Any]) -> tuple[IO[bytes], bytes]:
     """Send a request to the process, and return where it answers, and how the answer begins."""
     while True:
         begun = not _running

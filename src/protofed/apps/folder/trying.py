@@ -13,6 +13,7 @@ import tomli_w
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from protofed.analysis.site import NEARLY
 from protofed.api import compare
 from protofed.apps.folder.looking import Survey, inspected
 from protofed.apps.folder.notice import Notice
@@ -354,9 +355,9 @@ def _by_class(y: NDArray[np.int64], right: NDArray[np.float64], classes: int) ->
 
 def revealed(held: NDArray[np.int64]) -> str:
     """Return in one sentence what a site's sums reveal, given ``(M, K)`` samples."""
-    single = int(((held > 0) & (held <= 3)).sum())
-    told = "each site's class means, numbers of samples and second moment of its features, once"
-    return f"Revealed: {told}; {single} class means are of one to three samples, and nearly samples themselves."
+    few = int(((held > 0) & (held <= NEARLY)).sum())
+    near = f"; {few} of the means are of {NEARLY} samples or fewer, and nearly samples" if few else ""
+    return f"Revealed: each site's class means, sample counts and second moment of its features, once{near}."
 
 
 def _units(plain: Experiment, table: bool) -> list[Experiment]:
