@@ -82,7 +82,8 @@ def test_a_run_directory_can_be_read_without_this_package(tmp_path):
     assert (summary["method"], summary["seed"], summary["rounds"]) == ("fedproto", 0, 3)
     for rule in ("head", "local", "global", "global_own"):
         assert set(summary["accuracy"][rule]) - {"rounds_to_convergence"} == {
-            *("best", "best_round", "best_client_mean", "best_client_std", "final", "client_mean", "client_std")
+            *("best", "best_round", "best_client_mean", "best_client_std", "final", "client_mean", "client_std"),
+            *("union", "unseen"),
         }
     assert summary["main_rule"] == "global"
     assert set(summary["communication"]) == {

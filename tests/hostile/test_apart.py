@@ -167,7 +167,7 @@ def test_time_is_limited(tmp_path, monkeypatch):
     message = refused(lambda: read(tmp_path / "a.xlsx"), DataError)
     assert "bytes take more than 0 s: delete empty rows" in message
     message = refused(lambda: decoded([black(2**13)] * 50, resize=8), DataError)
-    assert message == "image 0: and 49 further images take more than 3 s: save them anew, with fewer pixels"
+    assert message == "image 1: and 48 further images take more than 3 s: save them anew, with fewer pixels"
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ def test_the_recipe_of_hospitals_suits_its_methods(method, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_a_comparison_says_at_the_end_who_diverged(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    line = "compare hospital-tables --methods protonorm,local method.gamma=100 --quiet --out c"
+    line = "compare hospital-tables --methods protonorm,local method.gamma=100 --quiet --full --out c"
     monkeypatch.setattr(sys, "argv", ["protofed", *line.split()])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -264,7 +264,7 @@ def of_ones_own(name, executor, tmp_path, monkeypatch, capsys):
     (tmp_path / "unsound.py").write_text(MINE)
     chosen = {**SMALL_RUN, "rounds": 3, "method.name": f"unsound.py:{name}", "execution.executor": executor}
     options = [f"{name}={value}" for name, value in chosen.items()]
-    monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--out", "r"])
+    monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--full", "--out", "r"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     printed = capsys.readouterr()
@@ -276,7 +276,7 @@ def test_sums_that_overflow_say_what_to_change(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(secure_sums, "BITS", 20)
     chosen = {**SMALL_RUN, "method.name": "fedproto", "secure.aggregation": "true", "robust.rule": "none"}
     options = [f"{name}={value}" for name, value in chosen.items()]
-    monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--out", "r"])
+    monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--full", "--out", "r"])
     with pytest.raises(SystemExit):
         cli.main()
     printed = capsys.readouterr()

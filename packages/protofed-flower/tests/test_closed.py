@@ -6,6 +6,7 @@ Attacks are built from the schema: a new option is attacked at every place as so
 from __future__ import annotations
 
 import json
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import Field, replace
@@ -203,8 +204,10 @@ def sent(node: dict[str, Any], kind: str, values: dict[str, Any]) -> bytes:
 
 
 def assert_nothing_leaks(left: bytes) -> None:
-    for canary in (b"canary", b"zebra", b"marker", b"2024", b"918273", b"9182", b".645"):
-        assert canary not in left, left
+    for canary in (rb"canary", rb"zebra", rb"marker", rb"918273", rb"\.645"):
+        assert not re.search(canary, left), left
+    for number in (rb"2024", rb"9182"):  # which occur inside digests in hexadecimal
+        assert not re.search(rb"(?<![0-9a-f])" + number, left), left
 
 
 SOURCES = (*PATHS, CODE, "patient zebra", "age zebra", "label", "x", "", 0, 1, -1, 10**9, True, None, [], {}, 0.5)

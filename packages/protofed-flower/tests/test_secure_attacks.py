@@ -354,7 +354,9 @@ def altering(stage: str, **fields):
     return stage, lambda values: {**values, **{n: change(values[n]) for n, change in fields.items()}}
 
 
-UNSIGNED, UNSEALED = "eve did not sign those in its name for this round", "boxes: that of eve cannot be opened"
+UNSIGNED = r"another client was told another plan, network, broadcast or threshold \(eve\)"
+UNSEALED = r"a stage of secure aggregation does not go together with the earlier ones: .* \(eve\)"
+"""What leaves a node; the sentence stays in its log."""
 
 
 @few(

@@ -47,11 +47,11 @@ def decode(
     first, _ = apart.read_images([payload(numbers[0])], lambda _: where(numbers[0]), channels, resize, None)
     size, taken = first.shape[1:3], len(numbers) * first.nbytes
     budget.take(taken, where(numbers[0]))
-    pieces: list[np.ndarray] = []
+    pieces = [first]
     grey: list[int] = []  # among coloured ones
     most = min(_CHUNK, max(1, _CHUNK_BYTES // first.nbytes))
-    start = 0
-    for chunk in _chunks(map(payload, numbers), most):
+    start = 1
+    for chunk in _chunks(map(payload, numbers[1:]), most):
         own = numbers[start : start + len(chunk)]
         images, places = apart.read_images(chunk, [*map(where, own)].__getitem__, channels, resize, size)
         pieces.append(images)

@@ -238,6 +238,7 @@ class SecureClient:
                     f"keys: {name} did not sign those in its name for this round with the same configuration, "
                     "broadcast and threshold",
                     code="unlike",
+                    names=[name],
                 )
         seed = secrets.token_bytes(SEED)
         of_seed, of_key = (create_shares(one, threshold, len(names)) for one in (seed, s["pairwise_private"]))
@@ -287,11 +288,13 @@ class SecureClient:
         try:
             plain = decrypt(key, box)
         except Exception:  # cryptography raises many kinds, and all mean the same
-            raise PayloadError(f"boxes: that of {sender} cannot be opened") from None
+            raise PayloadError(f"boxes: that of {sender} cannot be opened", names=[sender]) from None
         head = _head(self.state["session"], sender, self.name)
         body = plain[len(head) :]
         if not plain.startswith(head) or len(body) < 4:
-            raise PayloadError(f"boxes: that of {sender} is of another round, or for another client")
+            raise PayloadError(
+                f"boxes: that of {sender} is of another round, or for another client", names=[sender]
+            )
         size = int.from_bytes(body[:4], "big")
         return body[4 : 4 + size], body[4 + size :]
 
