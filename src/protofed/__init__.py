@@ -14,9 +14,9 @@ __version__ = "0.3.0.dev0"
 _EXPORTS = {
     "run": "protofed.api",
     "compare": "protofed.api",
-    "federation": "protofed.apps.folder.frames",
+    "federation": "protofed.sites.frames",
     "figure": "protofed.api",
-    "try_out": "protofed.apps.folder.trying",
+    "try_out": "protofed.sites.trying",
     "tune": "protofed.api",
     "load_comparison": "protofed.api",
     "load_run": "protofed.api",
@@ -46,10 +46,10 @@ __all__ = [
 
 if TYPE_CHECKING:
     from protofed.api import compare, figure, load_comparison, load_run, run, tune
-    from protofed.apps.folder.frames import federation
-    from protofed.apps.folder.trying import try_out
     from protofed.errors import ProtofedError
     from protofed.experiments import Comparison, Progress
+    from protofed.sites.frames import federation
+    from protofed.sites.trying import try_out
     from protofed.trained.estimator import ProtofedClassifier
     from protofed.trained.run import TrainedRun
 

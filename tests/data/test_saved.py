@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hostile.bounds import hasty
-from protofed.apps.folder.looking import inspected
 from protofed.config.schema import resolve
 from protofed.data import DataOptions, load, load_pool
 from protofed.data.columns import Columns
 from protofed.data.saved import parse_saved
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
+from protofed.sites.looking import inspected
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import parse_toml
 

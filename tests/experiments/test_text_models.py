@@ -144,7 +144,7 @@ def test_run_and_predict(options, tmp_path, monkeypatch, capsys):
 
 def test_a_folder_of_texts_becomes_a_recipe_that_runs(tmp_path, monkeypatch, capsys):
     """Without wordllama, from one file with a column of texts, a label and a column of sites."""
-    from protofed.apps.folder import tables
+    from protofed.sites import tables
 
     monkeypatch.setattr(tables, "find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)

@@ -156,7 +156,7 @@ DEFAULTS = {
     "config/schema.py": {"fedproto", "fedlda", "expert"},  # and what is no more
     "data/authors.py": {"fedproto", "tinyproto", "protonorm"},  # whose code divides the data
     "trained/estimator.py": {"fedlda"},  # the method of an estimator that names none
-    "apps/folder/trying.py": {"fedlda", "local_lda", "beacon"},  # that are compared
+    "sites/trying.py": {"fedlda", "local_lda", "beacon"},  # that are compared
 }
 
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 
-from protofed.apps.folder.notice import Notice, combined
-from protofed.apps.folder.scan import NESTED, DataFolder, files_of
-from protofed.apps.folder.tables import TEST_FRACTION, asked, of_classes, shown_classes, spelt, with_names
 from protofed.config.schema import apply_overrides
 from protofed.data import DataOptions
 from protofed.data.apart import read_headers, read_schema
@@ -24,6 +21,9 @@ from protofed.data.pool import Listing, open_dataset
 from protofed.data.saved import is_saved, saved_schema
 from protofed.errors import DataError
 from protofed.options import build_options
+from protofed.sites.notice import Notice, combined
+from protofed.sites.scan import NESTED, DataFolder, files_of
+from protofed.sites.tables import TEST_FRACTION, asked, of_classes, shown_classes, spelt, with_names
 from protofed.text import sides
 from protofed.untrusted import limits
 

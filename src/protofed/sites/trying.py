@@ -15,10 +15,6 @@ from threadpoolctl import threadpool_limits
 
 from protofed.analysis.site import NEARLY
 from protofed.api import compare
-from protofed.apps.folder.looking import Survey, inspected
-from protofed.apps.folder.notice import Notice
-from protofed.apps.folder.page import write_page
-from protofed.apps.folder.results import FEW, Arm, Evidence, Hits, SiteAnswer, TryResult, difference
 from protofed.config.schema import Experiment, Recipe, Tree, apply_overrides, load_recipe, recipes, resolve
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.experiments.loading import load_data
@@ -26,6 +22,10 @@ from protofed.experiments.rundir import place_for
 from protofed.experiments.running import Progress
 from protofed.models.encoders import EncoderOptions, encoded_width
 from protofed.samples import FederatedData
+from protofed.sites.looking import Survey, inspected
+from protofed.sites.notice import Notice
+from protofed.sites.page import write_page
+from protofed.sites.results import FEW, Arm, Evidence, Hits, SiteAnswer, TryResult, difference
 from protofed.storage.files import write_json, write_text
 from protofed.trained.curves import curves, missed, needed
 from protofed.trained.folds import FOLDS, MANY, SHARES, Judged, SiteSamples, divide_all, judge

@@ -39,7 +39,7 @@ def method(
         if path.exists():
             raise ConfigError(f"{path}: is there already: choose another name, or remove it")
     for path, template in targets.items():
-        text = (resources.files(__package__) / template).read_text(encoding="utf-8")
+        text = (resources.files("protofed.cli.templates") / template).read_text(encoding="utf-8")
         write_text(path, Template(text).substitute(name=name, title=title))
     file = directory / f"{name}.py"
     console.print(f"Written: {file} and its test. Try: protofed run method.name={file}:{title}", soft_wrap=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protofed.apps.folder.looking import Survey, surveyed
-from protofed.apps.folder.notice import Notice
-from protofed.apps.folder.recipe import told
-from protofed.apps.folder.scan import ONE_TABLE, DataFolder
 from protofed.config.schema import Tree
 from protofed.data.frames import WHERE, keep
 from protofed.errors import DataError, unknown_name
+from protofed.sites.looking import Survey, surveyed
+from protofed.sites.notice import Notice
+from protofed.sites.recipe import told
+from protofed.sites.scan import ONE_TABLE, DataFolder
 from protofed.untrusted.reading import parse_toml
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer
 
 import protofed
-from protofed.apps.folder.looking import inspected
 from protofed.config.schema import resolve
 from protofed.data import frames
 from protofed.errors import ConfigError, DataError
 from protofed.experiments.loading import load_data
+from protofed.sites.looking import inspected
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ from protofed.cli.common import (
 from protofed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from protofed.apps.folder.looking import Survey
-    from protofed.apps.folder.notice import Notice
-    from protofed.apps.folder.results import TryResult
+    from protofed.sites.looking import Survey
+    from protofed.sites.notice import Notice
+    from protofed.sites.results import TryResult
 
 SITES = 12
 """Most sites that are told apart in a terminal."""
@@ -47,9 +47,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a recipe that is there.")] = False,
 ) -> None:
     """Survey a folder of data, list everything worth knowing, and write a recipe that runs."""
-    from protofed.apps.folder.looking import inspected
-    from protofed.apps.folder.recipe import write
     from protofed.config.schema import parse_overrides
+    from protofed.sites.looking import inspected
+    from protofed.sites.recipe import write
 
     if out.exists() and not force:
         raise ConfigError(f"{out}: is there already: choose another --out, or add --force to replace it")
@@ -90,8 +90,8 @@ def attempt(
     quiet: Quiet = False,
 ) -> None:
     """Answer whether federating helps these sites, with scikit-learn alone and pooled beside it."""
-    from protofed.apps.folder.page import arms_table
-    from protofed.apps.folder.trying import opened, tried
+    from protofed.sites.page import arms_table
+    from protofed.sites.trying import opened, tried
 
     def answered(trial: TryResult) -> None:
         for sentence in trial.sentences[:2] * (not quiet):

@@ -10,7 +10,7 @@ from protofed.analysis.figures.sites import MOST, draw_sites
 from protofed.analysis.report.page import PageFigure, environment
 from protofed.analysis.style import BLUE, GREY
 from protofed.analysis.table import TextCell, TextTable
-from protofed.apps.folder.results import Arm, TryResult
+from protofed.sites.results import Arm, TryResult
 from protofed.storage.files import write_text
 from protofed.text import number
 from protofed.trained.curves import Curves
@@ -44,7 +44,7 @@ def write_page(trial: TryResult) -> None:
     }
     settled = [f for f in trial.notices if f.proposal and not f.open]
     tables = {"sites": sites_table(trial), "arms": arms_table(trial)}
-    template = environment("protofed.apps.folder").get_template("try.html")
+    template = environment("protofed.sites").get_template("try.html")
     write_text(trial.page, template.render(trial=trial, settled=settled, **plots, **tables))
 
 

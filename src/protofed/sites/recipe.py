@@ -10,8 +10,8 @@ from typing import Any
 
 import tomli_w
 
-from protofed.apps.folder.notice import Notice, both, combined
 from protofed.config.schema import apply_overrides
+from protofed.sites.notice import Notice, both, combined
 from protofed.storage.files import write_text
 from protofed.untrusted.reading import parse_toml
 

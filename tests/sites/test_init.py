@@ -14,16 +14,16 @@ from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
 import protofed
-from protofed.apps.folder.cli import init
-from protofed.apps.folder.looking import inspected
-from protofed.apps.folder.notice import Notice, combined
-from protofed.apps.folder.recipe import text_of
-from protofed.apps.folder.recipe import write as write_recipe
 from protofed.cli.main import app
 from protofed.config.schema import load_recipe, resolve
 from protofed.errors import ConfigError, DataError
 from protofed.experiments.loading import load_data
 from protofed.samples import Samples
+from protofed.sites.cli import init
+from protofed.sites.looking import inspected
+from protofed.sites.notice import Notice, combined
+from protofed.sites.recipe import text_of
+from protofed.sites.recipe import write as write_recipe
 from protofed.untrusted.reading import parse_toml
 from strangers import FOLDERS, write
 from support import few
@@ -251,9 +251,7 @@ def test_class_folders_of_another_language_are_asked_about_and_settled_in_one_go
     first = inspected(tmp_path / "sites").notices[0]
     assert (first.site, first.found, first.open) == ("c", "'eins', 'zwei', elsewhere 'one', 'two'", True)
     assert "c: 'eins', 'zwei'" in str(CliRunner().invoke(app, ["init", "sites", "--yes"]).exception)
-    monkeypatch.setattr(
-        "protofed.apps.folder.cli._agreed", lambda notice: pytest.fail("asked before it is settled")
-    )
+    monkeypatch.setattr("protofed.sites.cli._agreed", lambda notice: pytest.fail("asked before it is settled"))
     monkeypatch.setattr("protofed.cli.common._Console.is_terminal", True)
     assert "c: 'eins', 'zwei'" in str(CliRunner().invoke(app, ["init", "sites"]).exception)
     run("init", "sites", "data.labels.eins=one", "data.labels.zwei=two", "training.lr=0.2", "--yes")

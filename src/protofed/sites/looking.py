@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from protofed.apps.folder import others, tables
-from protofed.apps.folder.notice import Notice, combined
-from protofed.apps.folder.recipe import text_of, told
-from protofed.apps.folder.scan import ONE_TABLE, DataFolder, SiteTable, divided, files_of, look, sheets
 from protofed.config.schema import apply_overrides, resolve
 from protofed.data import DataOptions
 from protofed.data.delimited import in_utf8
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
 from protofed.options import build_options
+from protofed.sites import others, tables
+from protofed.sites.notice import Notice, combined
+from protofed.sites.recipe import text_of, told
+from protofed.sites.scan import ONE_TABLE, DataFolder, SiteTable, divided, files_of, look, sheets
 from protofed.untrusted.reading import parse_toml
 
 NATURAL: dict[str, Any] = {"partition.name": "natural", "partition.names": True, "data.clients": 0}

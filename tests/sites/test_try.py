@@ -14,13 +14,13 @@ from sklearn.preprocessing import StandardScaler
 
 import protofed
 from network import write_folders
-from protofed.apps.folder.looking import inspected
-from protofed.apps.folder.notice import combined
-from protofed.apps.folder.results import Arm, Evidence, SiteAnswer, TryResult, difference
-from protofed.apps.folder.trying import _logistic, _numbers, _on_split, _units, closed_form, learnt, opened
 from protofed.config.schema import resolve
 from protofed.errors import DataError
 from protofed.samples import ClientData
+from protofed.sites.looking import inspected
+from protofed.sites.notice import combined
+from protofed.sites.results import Arm, Evidence, SiteAnswer, TryResult, difference
+from protofed.sites.trying import _logistic, _numbers, _on_split, _units, closed_form, learnt, opened
 from protofed.trained.folds import divide_all
 from protofed.trained.metrics import answers
 from protofed.trained.paired import Interval

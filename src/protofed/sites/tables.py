@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from protofed.apps.folder.notice import Notice, combined
-from protofed.apps.folder.scan import ColumnScan, SiteTable
 from protofed.data.arrow import LABEL_NAMES
 from protofed.data.comparing import alike, majority
 from protofed.data.dates import DAY, day
@@ -20,6 +18,8 @@ from protofed.data.options import DataOptions
 from protofed.data.tables import another_unit, category
 from protofed.data.typed import identifies
 from protofed.errors import unknown_name
+from protofed.sites.notice import Notice, combined
+from protofed.sites.scan import ColumnScan, SiteTable
 from protofed.untrusted import limits
 
 MANY_CLASSES = 30
