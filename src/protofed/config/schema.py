@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from protofed import data, methods
+from protofed.config.fitting import check_fit
 from protofed.data import DataOptions, ShiftOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.encoders import EncoderOptions
@@ -483,7 +484,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     partition = _table(tree, "partition")
     partition_name = _name(partition, "partition", PARTITION)
     kind = data.partitions.get(partition_name)
-    return Experiment(
+    experiment = Experiment(
         **scalars,
         **sections,
         method=method_name,
@@ -491,6 +492,9 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         partition=partition_name,
         partition_options=build_options(kind.Options, partition, "partition"),
     )
+    if traits.exchanges != "nothing":
+        check_fit(experiment)
+    return experiment
 
 
 def _encoded(tree: Mapping[str, Any], traits: methods.Traits) -> Mapping[str, Any]:
