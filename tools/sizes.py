@@ -18,8 +18,8 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 57_400,
-    "packages, papers, tools, benchmarks": 16_810,
+    "src": 57_370,
+    "packages, papers, tools, benchmarks": 16_818,
     "tests": 54_450,
     "recipes": 14,
     "variants": 5,

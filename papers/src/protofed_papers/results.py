@@ -26,7 +26,12 @@ from protofed.untrusted import claims
 from protofed.untrusted.reading import read_text, reason
 from protofed_papers.cells import SCALES
 
-_OPERATIONS: Any = {ast.Add: operator.add, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow}
+_OPERATIONS: dict[type, Any] = {
+    ast.Add: operator.add,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
 
 RESULTS_BYTES = 64 * 1024 * 1024
 FOLDER = Path(str(resources.files("protofed_papers") / "results"))
@@ -181,18 +186,18 @@ def value_of(formula: str, sizes: Mapping[str, float]) -> float | None:
 
     Example:
         >>> value_of("K_i·d + |φ|", {"K_i": 2, "K": 3, "d": 5, "|φ|": 18})
-        28
+        28.0
     """
     text = formula.replace("·", "*").replace("²", "**2")
     for symbol in sorted(sizes, key=len, reverse=True):
         text = text.replace(symbol, repr(sizes[symbol]))
 
-    def value(node: ast.expr) -> float:
+    def value(node: Any) -> Any:
         if isinstance(node, ast.BinOp):
             return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
-        return node.value  # type: ignore[attr-defined]
+        return node.value
 
-    return value(ast.parse(text, mode="eval").body) if re.fullmatch(r"[0-9.+*/() ]+", text) else None
+    return float(value(ast.parse(text, mode="eval").body)) if re.fullmatch(r"[0-9.+*/() ]+", text) else None
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from msgspec import Meta, Struct
 
@@ -20,7 +20,6 @@ from protofed.untrusted.decoding import LARGEST, Count, Number, Ordinal, decoded
 if TYPE_CHECKING:
     from protofed.visits.contract import Missing, Trained
 
-T = TypeVar("T")
 WAYS = ("up", "down")
 """Directions of traffic: from clients to the server, and back."""
 
@@ -207,7 +206,7 @@ class RoundRecord:
         yield
         self.seconds[part] += time.perf_counter() - start
 
-    def awaited(self, results: Iterator[T]) -> Iterator[T]:
+    def awaited(self, results: Iterator[Any]) -> Iterator[Any]:
         """Yield results as they arrive; the wait counts as training, and not as the aggregation that reads them."""
         while True:
             start = time.perf_counter()
