@@ -24,7 +24,7 @@ COMPONENTS = {
 }
 """Lists of ``protofed list`` whose entries have options, and the prefix with which a recipe sets them."""
 PACKAGES = (
-    *("analysis", "apps.audit", "config", "data", "experiments", "methods"),
+    *("analysis", "config", "data", "experiments", "methods"),
     *("models", "prototypes", "rounds", "runs", "stages", "trained", "visits", "wire"),
 )
 

@@ -17,8 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import FakeGrid, forget, job_of, nodes_of, over, wanted
 from protofed import methods
 from protofed.config.remote import KINDS, check_plan, plan_of, read_plan, settable

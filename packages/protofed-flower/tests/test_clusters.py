@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-
-from support import few
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.app import ConfigRecord, Message, RecordDict
+from safetensors.torch import load_file
 
 from network import FakeGrid, apart, dying, elsewhere, locally, nodes_of, over, wanted, write_folders
 from protofed.cli.main import main
 from protofed.errors import ConfigError, FederationError
 from protofed_flower.grid import RECORD
+from support import few
 
 CLIENTS = ("ann", "bob", "cid")
 SHARES = {101 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import FakeGrid, dying, forget, locally, nodes_of, numbers, over, round_of, training, wanted
 from protofed.errors import ConfigError
 
