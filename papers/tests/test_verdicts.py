@@ -15,7 +15,7 @@ from protofed.trained.paired import agreement, difference, holm, interval, p_val
 from protofed_papers.verdicts import Contrast, judge, number_verdict
 from support import few, script
 
-RATES = script(REPOSITORY / "tools/verdict_rates.py")
+RATES = script(REPOSITORY / "papers/tools/verdict_rates.py")
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 20])
@@ -115,7 +115,7 @@ def test_of_2000_numbers_at_the_margin_at_most_5_percent_are_told_apart(seeds):
 
 @pytest.mark.slow
 def test_the_page_holds_the_simulated_rates():
-    page = (REPOSITORY / "docs/reproduction/README.md").read_text()
+    page = (REPOSITORY / "papers/reproduction/README.md").read_text()
     assert "\n".join(RATES.lines()) in page
 
 

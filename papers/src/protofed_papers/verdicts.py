@@ -1,4 +1,4 @@
-"""The rules by which numbers and claims are judged; ``docs/reproduction/README.md`` states them in words."""
+"""The rules by which numbers and claims are judged; ``papers/reproduction/README.md`` states them in words."""
 
 from __future__ import annotations
 
