@@ -12,7 +12,6 @@ from itertools import chain
 import numpy as np
 import pytest
 
-import protofed
 from conftest import REPOSITORY
 from protofed.methods import methods
 from protofed.models import build, parameter_count
@@ -222,16 +221,6 @@ def test_an_arm_is_compared_with_a_control_that_computes_as_much(tool):
         assert (control.label, unlike) == expected
     assert tool.control_of(arm("fedlda", 0.8), found) == (None, "")
     assert tool.control_of(arm("fedproto", 0.8), found[2:])[1] == "other loss"
-
-
-def test_the_nearest_own_prototype_is_the_rule_of_fedproto(tmp_path):
-    """And of a control, which has no such rule, the nearest class mean."""
-    small = {"rounds": 2, "data.samples": 300, "data.clients": 4, "partition.alpha": 0.5, "model.d": 16}
-    accuracy = script(REPOSITORY / "papers/tools/nearest_mean.py").accuracy
-    run = protofed.run("quickstart", {**small, "method.name": "fedproto"}, out=tmp_path / "fedproto")
-    assert accuracy(run.directory) == pytest.approx(run.outcome.accuracy["local"].final)
-    control = protofed.run("quickstart", {**small, "method.name": "local"}, out=tmp_path / "control")
-    assert 0.3 < accuracy(control.directory) <= 1
 
 
 def test_saved_figures_are_read_back(tool, tmp_path):

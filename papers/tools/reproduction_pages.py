@@ -44,13 +44,18 @@ def find(key: str) -> Result | None:
 
 
 def verdict(paper: Paper, claim: Claim, rule: str) -> str:
-    """Return the verdict at the largest scale at which anything of a claim was run, with what it rests on."""
+    """Return the verdict at the largest scale at which anything of a claim was run, with what it rests on.
+
+    It is bold if all cells of the claim were run.
+    """
     if claim.counterexample:
         return f"**{CONTRADICTED}**: {claim.counterexample}"
     for scope in committed_scopes().values():
         own = judged(paper, claim, replace(scope, rule=rule), find)
         if own.tally and scope.scale != "smoke":
-            return f"**{scope.shown(own.verdict)}** (`{scope.scale}`): {own.tally}"
+            word = scope.shown(own.verdict)
+            shown = f"{word} on {own.part}" if own.part else f"**{word}**"
+            return f"{shown} (`{scope.scale}`): {own.tally.replace(f', {own.part}', '') if own.part else own.tally}"
     return NOT_RUN
 
 

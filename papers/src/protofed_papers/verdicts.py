@@ -130,6 +130,13 @@ class Judgement(NamedTuple):
     why: str = ""
 
     @property
+    def part(self) -> str:
+        """The share of cells that were run, as ``12 of 36 cells``, of the contrast with the lowest; "" if all."""
+        counts = [(len(c.counted), len(c.cells)) for c in self.comparisons]
+        some, cells = min(counts, key=lambda own: own[0] / own[1] if own[1] else 1.0, default=(0, 0))
+        return f"{some} of {cells} cells" if some < cells else ""
+
+    @property
     def tally(self) -> str:
         """The comparison with the lowest difference, of how many, and those on the other side by Holm's method."""
         tested = [c for c in self.comparisons if c.differences]
