@@ -84,8 +84,8 @@ def communication_page() -> str:
 
 
 TRAFFIC = """`protofed list methods --markdown` prints the same. *Secure sums*: the server needs only sums over
-clients, so that [secure aggregation](../privacy.md#secure-aggregation) applies; [DP](../privacy.md#differential-privacy)
-of clients or of samples can be added. Formulas are for one client and
+clients, so that [secure aggregation](../privacy.md#secure-aggregation) applies; *DP*:
+[differential privacy](../privacy.md#differential-privacy) can be added. Formulas are for one client and
 round, with its classes K_i, all classes K, the model |w|, its extractor |θ|, its head |φ|, an additional shared
 network |w_aux|, c components of mixtures or clusters, and K_b classes among the samples that FedL2G draws;
 labels and sample counts are left out, as in the papers. Measurements are means over five clients in the second
