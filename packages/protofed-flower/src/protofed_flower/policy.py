@@ -14,7 +14,7 @@ from protofed.errors import ConfigError, refusal
 from protofed.experiments.stages import secure_stage
 from protofed.stages.privacy.accounting import Release, epsilon
 from protofed.stages.privacy.samples import Training
-from protofed.untrusted.decoding import decoded, within
+from protofed.untrusted.decoding import decode, within
 from protofed_flower.allow import Allowed
 
 TRAINED = "trained"
@@ -45,7 +45,7 @@ class Policy:
         if "epsilon" not in config:
             raise ConfigError("privacy in --node-config needs epsilon, the largest ε of a run, e.g. epsilon=8")
         try:
-            found = decoded(dict(config), _Asked, error=ValueError)
+            found = decode(dict(config), _Asked, error=ValueError)
         except ValueError as error:
             raise ConfigError(f"{error} (in --node-config)") from None
         return cls(found.privacy, found.epsilon, found.delta, Allowed.of(config))

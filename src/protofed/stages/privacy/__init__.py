@@ -2,6 +2,6 @@
 
 from protofed.stages.privacy.clients import ClientPrivacy
 from protofed.stages.privacy.options import PrivacyOptions
-from protofed.stages.privacy.samples import SamplePrivacy, protected
+from protofed.stages.privacy.samples import SamplePrivacy, protect_plan
 
-__all__ = ["ClientPrivacy", "PrivacyOptions", "SamplePrivacy", "protected"]
+__all__ = ["ClientPrivacy", "PrivacyOptions", "SamplePrivacy", "protect_plan"]
