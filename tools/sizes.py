@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 51_520,
-    "packages, papers, tools, benchmarks": 22_625,
-    "tests": 54_370,
+    "src": 51_590,
+    "packages, papers, tools, benchmarks": 22_550,
+    "tests": 54_350,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_400,

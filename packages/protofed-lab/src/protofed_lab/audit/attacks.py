@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from protofed.compute.seeding import generator
-from protofed.methods.contract import Method, Tensors, Upload
+from protofed.engine import Samples
+from protofed.methods import Method, Tensors, Upload
 from protofed.models import SplitModel
-from protofed.samples import Samples
 from protofed_lab.audit.findings import Finding
 from protofed_lab.audit.measures import LeastSquares, Logistic, auc, auc_error
 from protofed_lab.audit.seen import Seen, Sender, told

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.compute.seeding import generator
+from protofed.engine import Samples
 from protofed.models import SplitModel
-from protofed.samples import Samples
 from protofed.visits.batches import batches
 from protofed_lab.audit.attacks import INFORMED, SERVER, network, public, strangers
 from protofed_lab.audit.findings import Finding
