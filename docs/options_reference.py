@@ -12,6 +12,7 @@ import typer
 import protofed
 from protofed.cli.catalogue import entries
 from protofed.cli.main import app
+from protofed.config import fitting
 
 Rows = Iterable[tuple[str, Any, str]]
 COMPONENTS = {
@@ -48,6 +49,7 @@ def options_page() -> str:
         "Every option has a dotted name, which a recipe writes as TOML and a command line as `name=value`. This "
         "page is made from the declarations in the code.",
     ]
+    parts += ["## What does not go together", fitting.table()]
     for section in entries("options"):
         prefix = "" if section.name == "general" else section.name
         parts += [f"## {section.name}", section.summary, _table(section.options, prefix)]

@@ -392,6 +392,15 @@ def test_what_changes_data_is_for_simulations(root, tmp_path):
         over(FakeGrid(nodes_of(root, tmp_path / "s")), wanted("fedproto", root, shift__gain=1.0), tmp_path / "run")
 
 
+def test_nodes_score_their_own_samples_whatever_a_recipe_asks(root, tmp_path):
+    """As `quickstart` does, which simulations score on everybody's; nothing else is on a node."""
+    nodes = nodes_of(root, tmp_path / "s")
+    run = over(FakeGrid(nodes), wanted("fedproto", root, evaluation__on="union", rounds=1), tmp_path / "run")
+    assert run.config["evaluation"]["on"] == "own"
+    assert run.rounds[-1].accuracy
+    assert not run.rounds[-1].union
+
+
 # Refusals.
 
 
