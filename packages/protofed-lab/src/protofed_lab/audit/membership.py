@@ -59,10 +59,6 @@ class Observed:
         return Observed(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
 
-Attack = Callable[[Observed], Callable[[Observed], Tensor]]
-"""Is fitted where the truth is known, and returns scores that are higher for training samples."""
-
-
 def membership(seen: Seen, shadow: Seen) -> list[Finding]:
     """Tell training samples from others of the same client and classes."""
 
@@ -216,32 +212,25 @@ def likelihood_ratio(x: Tensor, prototypes: Tensor, number: float, mean: Tensor,
 # The attacks.
 
 
-def by_regression(known: Observed) -> Callable[[Observed], Tensor]:
-    """Logistic regression on figures of the network and distances: Shokri et al. (2017), with one shadow."""
-    fitted = Logistic(known.figures, known.member)
-    return lambda wanted: fitted(wanted.figures)
+def _with_ratio(o: Observed) -> Tensor:
+    return torch.cat([o.figures, o.ratio.asinh().unsqueeze(1)], 1)
 
 
-def by_likelihood(known: Observed) -> Callable[[Observed], Tensor]:
-    """The likelihood ratio, which the public samples have calibrated."""
-    return lambda wanted: wanted.ratio
-
-
-def by_both(known: Observed) -> Callable[[Observed], Tensor]:
-    """Logistic regression on figures and likelihood ratio."""
-
-    def joined(o: Observed) -> Tensor:
-        return torch.cat([o.figures, o.ratio.asinh().unsqueeze(1)], 1)
-
-    fitted = Logistic(joined(known), known.member)
-    return lambda wanted: fitted(joined(wanted))
-
-
-ATTACKS: dict[str, Attack] = {
-    "logistic regression": by_regression,
-    "likelihood ratio of the prototype": by_likelihood,
-    "logistic regression with the likelihood ratio": by_both,
+ATTACKS: dict[str, Callable[[Observed], Tensor] | None] = {
+    "logistic regression": lambda o: o.figures,  # Shokri et al. (2017), with one shadow
+    "likelihood ratio of the prototype": None,  # which the public samples have calibrated
+    "logistic regression with the likelihood ratio": _with_ratio,
 }
+"""Figures of a logistic regression; None for the likelihood ratio itself."""
+
+
+def fit(name: str, known: Observed) -> Callable[[Observed], Tensor]:
+    """Fit an attack where the truth is known; return its scores, which are higher for training samples."""
+    figures = ATTACKS[name]
+    if figures is None:
+        return lambda wanted: wanted.ratio
+    fitted = Logistic(figures(known), known.member)
+    return lambda wanted: fitted(figures(wanted))
 
 
 def strongest(known: Observed) -> str:
@@ -251,17 +240,17 @@ def strongest(known: Observed) -> str:
     clients = known.client.unique()
     order = clients[torch.randperm(len(clients), generator=generator(0, "audit", "folds"))]
 
-    def score(attack: Attack) -> float:
+    def score(name: str) -> float:
         found = []
         for fold in range(min(FOLDS, len(clients))):
             inside = torch.isin(known.client, order[fold::FOLDS])
             rest, held_out = known[~inside], known[inside]
             if _both_kinds(rest) and _both_kinds(held_out):
-                scores = attack(rest)(held_out)
+                scores = fit(name, rest)(held_out)
                 found.append(auc(scores[held_out.member], scores[~held_out.member]))
         return sum(found) / len(found) if found else 0.5
 
-    return max(ATTACKS, key=lambda name: score(ATTACKS[name]))
+    return max(ATTACKS, key=score)
 
 
 def _both_kinds(o: Observed) -> bool:
@@ -278,7 +267,7 @@ def _findings(
         missing = "a client has no other samples of its classes to compare with"
         return [Finding(question, observer, "AUC", None, 0.5, note=missing, key=key)]
     name = strongest(known)
-    scores = ATTACKS[name](known)(wanted)
+    scores = fit(name, known)(wanted)
     result = []
     for least, most in ((1, math.inf), *SIZES):
         everything = (least, most) == (1, math.inf)

@@ -17,6 +17,7 @@ from protofed.analysis.report import facts, tables
 from protofed.analysis.site import SiteView, site_view
 from protofed.errors import CheckpointError
 from protofed.runs.run import Run
+from protofed_lab import shell
 from protofed_lab.viewer import differences, lines, rows, vectors
 from protofed_lab.viewer.following import SeenRun
 from protofed_lab.viewer.library import Library
@@ -63,12 +64,12 @@ class OneRun:
         """Show the run as it is now."""
         seen = self.library.runs.get(self.key)
         if seen is None:
-            self._say("This run is gone: its folder was moved or deleted.")
+            shell.tell(self.fault, "This run is gone: its folder was moved or deleted.")
             return
         if seen.version != self._version:
             self._version = seen.version
             run = seen.run
-            self._say(seen.reason or " ".join(_warnings(run) if run else []))
+            shell.tell(self.fault, seen.reason or " ".join(_warnings(run) if run else []))
             self.status.show(seen, rows.part_done(run) if run is not None else 0.0)
             self.place.set_visibility(run is not None)
             if run is not None:
@@ -79,10 +80,6 @@ class OneRun:
                 self._draw(seen, run)
         if self._built and seen.run is not None:
             await self._look_at_vectors(seen.run)
-
-    def _say(self, fault: str) -> None:
-        self.fault.set_text(fault)
-        self.fault.set_visibility(bool(fault))
 
     def _build(self, run: Run) -> None:
         about = facts.about(run)
