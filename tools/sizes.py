@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 51_590,
-    "packages, papers, tools, benchmarks": 22_590,
-    "tests": 54_446,
+    "src": 51_560,
+    "packages, papers, tools, benchmarks": 22_400,
+    "tests": 54_450,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_395,

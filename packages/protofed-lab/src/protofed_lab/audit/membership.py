@@ -288,18 +288,9 @@ def _findings(
         off = max(0.0099 / len(others), chance**2)
         spread = math.sqrt(max(rate * (1 - rate), 1e-4) / len(members) + off)
         error = auc_error(value, len(members), len(others))
-        base = 0.5 if guess is None else guess
+        base, few_alarms = 0.5 if guess is None else guess, f"caught at 1 % false alarms{where}"
         result += [
             Finding(question, observer, f"AUC{where}", value, base, error, note, f"{key}{suffix}"),
-            Finding(
-                question,
-                observer,
-                f"caught at 1 % false alarms{where}",
-                rate,
-                max(0.01, chance),
-                spread,
-                note,
-                f"{key}_tpr{suffix}",
-            ),
+            Finding(question, observer, few_alarms, rate, max(0.01, chance), spread, note, f"{key}_tpr{suffix}"),
         ]
     return result
