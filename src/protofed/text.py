@@ -66,16 +66,6 @@ def sides(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape)) or "one number"
 
 
-def area(value: float | None) -> str:
-    """Return an area under a curve, by custom a fraction.
-
-    Example:
-        >>> area(0.98325), area(None)
-        ('0.983', '–')
-    """
-    return "–" if value is None else f"{value:.3f}"
-
-
 def mean_std(values: Sequence[float | None], write: Callable[[float], str] = percent) -> str:
     """Return the mean of ``values``, without None, and the sample standard deviation if there are several.
 

@@ -16,7 +16,7 @@ from typer import Exit
 
 from network import FakeGrid, nodes_of, over, wanted, write_folders
 from protofed.errors import ConfigError
-from protofed.experiments.rundir import RunDirectory, in_use
+from protofed.experiments.rundir import RunDirectory
 from protofed_flower import cli
 from protofed_flower.ledger import NAME, NodeLedger
 from protofed_flower.logs import VARIABLE, JsonLine, format_as_asked
@@ -90,13 +90,13 @@ def test_a_run_that_is_silent_for_long_is_not_healthy_unless_it_has_finished(fin
 
 def interrupted(folder):
     with _interrupted_first(), RunDirectory(folder).alone():
-        assert in_use(folder)
+        assert RunDirectory(folder).in_use
         signal.raise_signal(signal.SIGINT)
 
 
 def test_an_interrupt_frees_the_run_directory_before_flower_handles_it(tmp_path, monkeypatch):
     handled = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(in_use(tmp_path)))
+    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(RunDirectory(tmp_path).in_use))
     try:
         with pytest.raises(KeyboardInterrupt):
             interrupted(tmp_path)

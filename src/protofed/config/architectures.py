@@ -272,6 +272,20 @@ def counts_needed(experiment: Experiment) -> str:
     return ""
 
 
+def why_rounds_matter(experiment: Experiment) -> str:
+    """Return why the planned number of rounds affects every round of an experiment; "" if it does not."""
+    if experiment.training.schedule == "cosine":
+        return "training.schedule=cosine spreads over all rounds"
+    if experiment.participation.newcomers:
+        return "participation.newcomers join in the last rounds"
+    if experiment.participation.after:
+        return "with participation.after, the last round waits for all"
+    if experiment.privacy.mode != "none" and experiment.privacy.noise is None:
+        return "the noise that privacy.epsilon needs depends on their number"
+    kind = methods.get(experiment.method)
+    return kind.traits(experiment.method_options).ends
+
+
 def _embedding(experiment: Experiment, table: Table | None) -> list[Architecture]:
     """Return architectures of the recipe with embeddings of categories, if it asks for them."""
     model = experiment.model

@@ -15,10 +15,17 @@ import torch
 
 from protofed import data, methods, models
 from protofed.compute.seeding import derive, generator, seeded
-from protofed.config.architectures import Architecture, FederationSummary, common_architecture, fit_to_columns
+from protofed.config.architectures import (
+    Architecture,
+    FederationSummary,
+    common_architecture,
+    fit_to_columns,
+    is_code,
+)
 from protofed.config.coverage import check_method, check_steps
 from protofed.config.schema import Experiment
-from protofed.errors import ConfigError, ModelError
+from protofed.data.options import memory_gb
+from protofed.errors import ConfigError, ModelError, refusal
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Method, Task
 from protofed.samples import FederatedData
@@ -31,6 +38,11 @@ from protofed.visits.private import COUNTS, private_counts
 from protofed.visits.roster import Roster, Store
 from protofed.visits.visit import LocalTrainer
 from protofed.wire.codec import get_codec
+
+COPIES = 6
+"""Copies of a model while it is trained: first weights, weights, gradients, two of an optimiser, an upload."""
+SMALL = 1024
+"""Number among an architecture's options up to which its size is not looked at."""
 
 
 class Builder:
@@ -228,3 +240,20 @@ def build_model(
             )
         model.scale = models.Preparation(models.Normalisation(*given), centred=federated.eight_bit)
     return model.to(DTYPES[experiment.execution.precision])
+
+
+def check_memory(experiment: Experiment, federated: FederatedData, architecture: Architecture) -> None:
+    """Refuse a model that a server has made too large to be trained here, before any memory is taken."""
+    numbers = (number for value in architecture.options.values() for number in _numbers(value))
+    if is_code(architecture.name) or max(numbers, default=0) <= SMALL:
+        return
+    with torch.device("meta"):
+        size = models.parameter_bytes(build_model(experiment, federated, architecture, "shared", pretrained=False))
+    if COPIES * size > 1e9 * memory_gb():
+        told = f"{architecture.name}: a model of {size / 1e9:.3g} GB does not fit in memory {COPIES} times"
+        raise refusal("model", "model.options", told)
+
+
+def _numbers(value: Any) -> list[int]:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in items if isinstance(item, int)]

@@ -14,7 +14,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from protofed import methods
+from protofed.config.architectures import why_rounds_matter
 from protofed.config.schema import Experiment, Tree, defaults, identity
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.ending import END, client_model, restore_end, wipe, write_end
@@ -46,36 +46,6 @@ from protofed.visits.batches import batches
 
 ENDS = ("rounds", "evaluation.patience")
 """Options that say when a run ends, which may change when it is resumed."""
-
-
-def why_rounds_matter(experiment: Experiment) -> str:
-    """Return why the planned number of rounds affects every round of an experiment; "" if it does not."""
-    if experiment.training.schedule == "cosine":
-        return "training.schedule=cosine spreads over all rounds"
-    if experiment.participation.newcomers:
-        return "participation.newcomers join in the last rounds"
-    if experiment.participation.after:
-        return "with participation.after, the last round waits for all"
-    if experiment.privacy.mode != "none" and experiment.privacy.noise is None:
-        return "the noise that privacy.epsilon needs depends on their number"
-    kind = methods.get(experiment.method)
-    return kind.traits(experiment.method_options).ends
-
-
-def in_use(folder: Path) -> bool:
-    """Return whether a process runs in a run directory; True where that cannot be told."""
-    if os.name == "nt":
-        return True
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return True
-    try:
-        return not lock(handle)
-    except OSError:  # a file system without locks
-        return True
-    finally:
-        os.close(handle)
 
 
 class RunDirectory:
@@ -192,6 +162,22 @@ class RunDirectory:
         finally:
             self._held = False
             os.close(folder)
+
+    @property
+    def in_use(self) -> bool:
+        """Return whether a process runs in the directory; True where that cannot be told."""
+        if os.name == "nt":
+            return True
+        try:
+            handle = os.open(self.path, os.O_RDONLY)
+        except OSError:
+            return True
+        try:
+            return not lock(handle)
+        except OSError:  # a file system without locks
+            return True
+        finally:
+            os.close(handle)
 
     def differs(self, experiment: Experiment) -> bool:
         """Return whether an experiment is that of this directory with more rounds, or another point to stop.
@@ -339,6 +325,14 @@ class RunDirectory:
     def write_federation(self, description: Tree) -> None:
         """Write the description of the federation."""
         self._write("federation.json", json_text(description))
+
+    def rewrite(self, experiment: Experiment, description: Tree, rounds: Sequence[RoundRecord]) -> None:
+        """Write all but models and summary at once, as a node does whose client was scored again."""
+        write_text(self.path / "config.toml", tomli_w.dumps(experiment.to_tree()))
+        write_text(self.path / "federation.json", json_text(description))
+        write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
+        with writing(self.path):
+            (self.path / METRICS).unlink(missing_ok=True)  # of the models before
 
     def finish(self, federation: Federation, summary: Summary) -> None:
         """Write models, prototypes, the server's state and finally the summary; remove the checkpoint."""

@@ -180,7 +180,12 @@ class Replayed(Executor):
                 )
         later = self.trace.later(round)
         self.state.sent = {asked: message for asked, message in sent.items() if asked in later}
-        yield from in_order(self.clients, wanted, results, {})
+        absent = set(wanted) - set(results)
+        for name in self.clients:
+            if name in results:
+                yield results[name]
+            elif name in absent:
+                yield Missing(name, "has not answered yet")
 
     def evaluate(
         self, names: Iterable[str], messages: Messages | None, round: int
@@ -198,18 +203,3 @@ class Replayed(Executor):
     def close(self) -> None:
         """Close that executor."""
         self.executor.close()
-
-
-def in_order(
-    clients: Iterable[str],
-    asked: Iterable[str],
-    results: Mapping[str, Trained | Missing],
-    reasons: Mapping[str, str],
-) -> Iterator[Trained | Missing]:
-    """Yield the results of a round, and why participants have none, in the fixed order of all clients."""
-    wanted = set(asked)
-    for name in clients:
-        if name in results:
-            yield results[name]
-        elif name in wanted:
-            yield Missing(name, reasons.get(name, "has not answered yet"))

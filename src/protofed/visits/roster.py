@@ -421,8 +421,16 @@ class Roster(Mapping[str, Member]):
         """
         model = self.models[self[name].kind]
         model.load_state_dict(snapshot.model)
-        check_kept(snapshot.optimizer, dict(model.named_parameters()))
+        self.check_optimizer(name, snapshot)
         self.store.write(name, snapshot._replace(model=model.state_dict()))
+
+    def check_optimizer(self, name: str, snapshot: Snapshot) -> None:
+        """Check that the optimiser's state in a snapshot fits the model of a client.
+
+        Raises:
+            KeyError, RuntimeError: If it does not.
+        """
+        check_kept(snapshot.optimizer, dict(self.models[self[name].kind].named_parameters()))
 
     def restore(self, name: str, snapshot: Snapshot, path: Path) -> None:
         """Replace the first snapshot of a client by one that was written to a file.

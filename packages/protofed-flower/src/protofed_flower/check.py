@@ -26,14 +26,14 @@ from protofed.engine import (
     Experiment,
     FederatedData,
     FederationSummary,
+    Hardware,
     apply_overrides,
+    encode,
     load_recipe,
     parse_overrides,
     resolve,
 )
 from protofed.errors import ConfigError, DataError, ModelError, ProtofedError
-from protofed.experiments.encoding import encode
-from protofed.experiments.hardware import Hardware
 from protofed.text import sides
 from protofed.visits.batches import batches
 from protofed_flower import trust

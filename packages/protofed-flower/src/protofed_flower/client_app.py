@@ -20,7 +20,7 @@ from protofed.errors import ConfigError, PayloadError, refusal
 numerics.prepare()
 with pause_collection():  # each message is answered by a new process
     from protofed import __version__
-    from protofed.config.schema import check_device
+    from protofed.engine import check_device
     from protofed.untrusted import claims
     from protofed_flower import held
     from protofed_flower.folder import check_private

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from protofed.compute.optimizers import check_kept
-from protofed.engine import Evaluated, Missing, Roster, ServerState, Snapshot, Trained, pack, unpack
+from protofed.engine import Evaluated, Messages, Missing, Roster, ServerState, Snapshot, Trained
 from protofed.errors import PayloadError
+from protofed.storage.snapshots import pack, unpack
 from protofed.untrusted import claims
-from protofed.visits.contract import Messages
 from protofed_flower.messages import Job, Scored, Values, VisitOutcome, read_evaluated, read_trained
 from protofed_flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of
 
@@ -233,11 +232,10 @@ class GridExecutor:
         snapshot = unpack(left.state or b"")
         if snapshot.model and not _same_form(snapshot.model, self.clients.snapshot(job.client).model):
             raise PayloadError(f"state: does not fit the model of {job.client}")
-        member = self.clients[job.client]
-        if snapshot.optimizer and not member.plan.keep_state:
+        if snapshot.optimizer and not self.clients[job.client].plan.keep_state:
             raise PayloadError(f"state: optimisers of {job.client} keep none")
         try:
-            check_kept(snapshot.optimizer, dict(self.clients.models[member.kind].named_parameters()))
+            self.clients.check_optimizer(job.client, snapshot)
         except (KeyError, RuntimeError) as error:
             raise PayloadError(f"state: does not fit the model of {job.client} ({claims.clean(error)})") from None
         return left, snapshot

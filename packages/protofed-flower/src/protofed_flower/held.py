@@ -16,8 +16,7 @@ from flwr.app import ConfigRecord, RecordDict
 from msgspec import Struct
 
 from protofed.errors import ConfigError, PayloadError, refusal
-from protofed.stages.secure.options import FEWEST
-from protofed.stages.secure.stage import Offer
+from protofed.stages.secure import Offer
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import decode, parse, within
 from protofed_flower import trust
@@ -81,8 +80,8 @@ def peers_of(config: Mapping[str, Any], name: str) -> Peers:
 
 
 class _Fewest(Struct, rename="kebab"):
-    least_peers: Annotated[int, within(least=FEWEST - 1, most=limits.CLIENTS)] = FEWEST - 1
-    least_threshold: Annotated[int, within(least=FEWEST, most=limits.CLIENTS)] = FEWEST
+    least_peers: Annotated[int, within(least=limits.SUMMED - 1, most=limits.CLIENTS)] = limits.SUMMED - 1
+    least_threshold: Annotated[int, within(least=limits.SUMMED, most=limits.CLIENTS)] = limits.SUMMED
 
 
 def check(folder: Path | None, job: Job) -> None:

@@ -8,9 +8,7 @@ from typing import Any
 
 from flwr.app import Message
 
-from protofed.engine import Evaluated, Missing, Trained
-from protofed.rounds.late import in_order
-from protofed.visits.contract import Messages
+from protofed.engine import Evaluated, Messages, Missing, Trained
 from protofed_flower.grid import GridExecutor
 from protofed_flower.messages import Job
 from protofed_flower.nodes import TRAIN, message, reason_of
@@ -56,7 +54,12 @@ class LateExecutor(GridExecutor):
         for job, reply in self.nodes.exchange(sent, self.deadline, waiting=self.waiting, enough=enough):
             self._take(job, reply, round, reasons)
         state.sent = {asked: sent for asked, sent in state.sent.items() if asked in state.asked.values()}
-        yield from in_order(self.clients, wanted, self.taken, reasons)
+        absent = set(wanted) - set(self.taken)
+        for name in self.clients:
+            if name in self.taken:
+                yield self.taken[name]
+            elif name in absent:
+                yield Missing(name, reasons[name])
 
     def evaluate(
         self, names: Iterable[str], messages: Messages | None, round: int

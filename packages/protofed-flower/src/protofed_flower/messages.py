@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 from msgspec import Meta
 
 from protofed.data.tables import SiteColumn
-from protofed.engine import Evaluated, Trained
+from protofed.engine import EncoderKey, Evaluated, Trained
 from protofed.errors import PayloadError
-from protofed.samples import EncoderKey
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import (
     ClassNames,

@@ -9,11 +9,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from protofed.engine import Builder, Experiment
+from protofed.engine import Builder, Experiment, secure_stage
 from protofed.errors import ConfigError, refusal
-from protofed.experiments.stages import secure_stage
-from protofed.stages.privacy.accounting import Release, epsilon
-from protofed.stages.privacy.samples import Training
+from protofed.stages.privacy import Release, Training, epsilon
 from protofed.untrusted.decoding import decode, within
 from protofed_flower.allow import Allowed
 

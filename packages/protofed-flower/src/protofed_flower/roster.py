@@ -102,7 +102,6 @@ def read_dated(path: Path, authority: Path) -> SignedRoster:
 def create_roster(path: Path, clients: Sequence[str], authority: Path, federation: str, days: int) -> None:
     """Write a roster of clients ``NAME=PUBLIC_KEY_FILE`` to a new file."""
     # These import torch, which no other command on keys needs.
-    from protofed.stages.secure.options import FEWEST
     from protofed.storage.files import write_bytes
 
     if path.exists():
@@ -117,9 +116,9 @@ def create_roster(path: Path, clients: Sequence[str], authority: Path, federatio
     start = datetime.now(UTC) - trust.CLOCKS_DIFFER
     end = start + trust.CLOCKS_DIFFER + timedelta(days=days)
     content = sign_roster(keys, signer, federation, start, end)
-    if len(keys) < FEWEST:
+    if len(keys) < limits.SUMMED:
         raise ConfigError(
-            f"a roster needs at least {FEWEST} clients: of the sum of two, each knows the other's part"
+            f"a roster needs at least {limits.SUMMED} clients: of the sum of two, each knows the other's part"
         )
     write_bytes(path, content)
 

@@ -15,23 +15,41 @@ from torch import Tensor
 from protofed.config.architectures import check_trusted, counts_needed, is_code, recipe_names
 from protofed.config.coverage import check_classes, check_steps
 from protofed.config.remote import Permits, plan_of, read_plan
-from protofed.data import Table
 from protofed.data.comparing import Site, compare, describe, merge_columns
 from protofed.data.federation import RawClient, client_settings, read_client
 from protofed.data.preparing import Agreed, prepare_alone
-from protofed.data.tables import Moments, RawColumn, SiteColumn, fit, moments, recode, state_columns, text_places
-from protofed.engine import DataOptions, Experiment, FederatedData, FederationSummary, load_data, resolve
+from protofed.data.tables import (
+    Moments,
+    RawColumn,
+    SiteColumn,
+    Table,
+    fit,
+    moments,
+    recode,
+    state_columns,
+    text_places,
+)
+from protofed.engine import (
+    DataOptions,
+    Experiment,
+    FederatedData,
+    FederationSummary,
+    build_options,
+    encode,
+    load_data,
+    resolve,
+)
 from protofed.errors import ConfigError, DataError, PayloadError, refusal
-from protofed.experiments.encoding import encode
 from protofed.models.encoders import build_encoder
-from protofed.options import build_options
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Disclosure, SampleCount, decode, parse
-from protofed.visits.rare import LEAST_SAMPLES
 from protofed_flower.messages import Description, Expected
 
 log = logging.getLogger("protofed")
 NOTHING_EXPECTED = Expected()
+LEAST_SAMPLES = 31
+"""``least_samples`` of a node that does not choose: from there on, docs/privacy.md finds few single
+training samples, whatever prototypes a method sends."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +59,7 @@ class Folder:
     Attributes:
         withhold: Disclosure of its numbers of samples; "" for the setting in ``client.toml``.
         least: Least samples of a class that it reports; None for the setting in ``client.toml``, or
-            :data:`~protofed.visits.rare.LEAST_SAMPLES`.
+            :data:`LEAST_SAMPLES`.
         names: Names of classes, columns and categories may leave the node.
         reading: The ``data`` section of ``node.toml``, how its samples are read, as JSON.
     """

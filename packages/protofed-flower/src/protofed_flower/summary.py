@@ -14,15 +14,12 @@ import torch
 from torch import Tensor
 
 from protofed.config.architectures import places
-from protofed.data import Table
 from protofed.data.comparing import Site, merge_columns
 from protofed.data.preparing import colour_note
-from protofed.data.tables import fit
-from protofed.engine import ClientData, DataOptions, Experiment, FederatedData, FederationSummary
+from protofed.data.tables import Table, fit
+from protofed.engine import ClientData, DataOptions, Encoding, Experiment, FederatedData, FederationSummary, Samples
 from protofed.errors import PayloadError
 from protofed.models.encoders import EncoderOptions, width_of
-from protofed.samples import Encoding, Samples
-from protofed.stages.robust import RobustOptions
 from protofed.stages.robust.believed import limit_counts
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import decode, parse
@@ -137,7 +134,7 @@ def _held(places: Sequence[int], counts: Sequence[int], K: int) -> Tensor:
     return held
 
 
-def scored(descriptions: Sequence[Description], options: RobustOptions | None = None) -> dict[str, Scored]:
+def scored(descriptions: Sequence[Description], experiment: Experiment | None = None) -> dict[str, Scored]:
     """Return the numbers of samples that each client counts for, by name.
 
     A client that discloses none counts for the mean of the others.
@@ -146,9 +143,8 @@ def scored(descriptions: Sequence[Description], options: RobustOptions | None = 
 
     def numbers(number: Callable[[Description], int]) -> dict[str, int]:
         stated = {d.name: torch.tensor([number(d)]) for d in descriptions}
-        found = {
-            name: int(n) for name, n in (limit_counts(stated, options, withheld) if options else stated).items()
-        }
+        kept = limit_counts(stated, experiment.robust, withheld) if experiment else stated
+        found = {name: int(n) for name, n in kept.items()}
         disclosed = [n for name, n in found.items() if n and name not in withheld]
         usual = max(1, round(sum(disclosed) / len(disclosed))) if disclosed else 1
         return {name: min(n, 1) * usual if name in withheld else n for name, n in found.items()}

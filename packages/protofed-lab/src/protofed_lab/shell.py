@@ -152,6 +152,12 @@ def assets(*names: str, defer: bool = False) -> None:
         ui.add_head_html(script if name.endswith(".js") else f'<link rel="stylesheet" href="{address}">')
 
 
+def tell(label: Any, text: str) -> None:
+    """Show a text; a label without one is hidden."""
+    label.set_text(text)
+    label.set_visibility(bool(text))
+
+
 def chart(options: dict[str, Any], *, label: str) -> Any:
     """Return an ECharts chart that follows the theme.
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from protofed.analysis.metrics import area
 from protofed.errors import ProtofedError
 from protofed.runs.files import read_text
 from protofed.runs.run import Run, rule_of, select_finished
 from protofed.runs.summary import TOLERANCE
-from protofed.text import area, duration, mean_std, number, percent, size
+from protofed.text import duration, mean_std, number, percent, size
 
 MANY = 500
 """Clients beyond which what each of them chose is not read."""

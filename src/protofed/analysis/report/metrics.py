@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from protofed.analysis.metrics import overall_text, spread_text, writer
+from protofed.analysis.metrics import area, overall_text, spread_text, writer
 from protofed.analysis.report import facts
 from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.metrics import HEADLINES, SampleMetrics
 from protofed.runs.run import Run, by_label
-from protofed.text import area, mean_std, number
+from protofed.text import mean_std, number
 from protofed.trained.paired import Sampled, same_tests, two_level
 
 BY_CLASS = {

@@ -26,11 +26,10 @@ from protofed.runs.records import RoundRecord
 from protofed.runs.spent import Spent
 from protofed.stages.privacy.accounting import Release, epsilon, find_noise
 from protofed.stages.privacy.ledger import Budgeted, Ledger
-from protofed.stages.privacy.noise import OwnNoise, Source, from_seed
+from protofed.stages.privacy.noise import BITS, OwnNoise, Source, Vector, from_seed
 from protofed.stages.privacy.options import PrivacyOptions
 from protofed.stages.privacy.samples import dp_obstacle
 from protofed.stages.robust.vectors import Part, clamp_field, parts_of
-from protofed.stages.secure.sums import BITS, Vector
 from protofed.visits.private import SHORT
 from protofed.wire.schema import Payload, Schema
 

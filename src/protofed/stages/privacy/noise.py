@@ -16,6 +16,10 @@ from protofed.compute.seeding import generator
 from protofed.errors import PayloadError
 from protofed.visits.private import Noise
 
+Vector = NDArray[np.uint64]
+"""Whole numbers modulo 2^64; a negative one stands for its complement."""
+BITS = 63
+"""Binary digits of a sum, without the sign."""
 Source = Callable[[int], Noise]
 """Returns the noise of a round."""
 FINEST, COARSEST = 2.0**12, 2.0**48
@@ -86,7 +90,7 @@ class OwnNoise(NamedTuple):
             )
         return share
 
-    def draw(self, threshold: int, length: int) -> NDArray[np.uint64]:
+    def draw(self, threshold: int, length: int) -> Vector:
         """Return one client's share of the noise, as whole numbers modulo 2^64.
 
         The probabilities of a sum of rounded Gaussians are the density of the sum of Gaussians and of uniform

@@ -15,9 +15,10 @@ from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened, Stage
 from protofed.runs.records import RoundRecord
 from protofed.stages.privacy.clients import ClientPrivacy, NoisySums
-from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
-from protofed.stages.secure.options import FEWEST, SecureOptions
-from protofed.stages.secure.sums import SumLayout, Vector, require_enough, traffic
+from protofed.stages.privacy.noise import NO_NOISE, OwnNoise, Vector
+from protofed.stages.secure.options import SecureOptions
+from protofed.stages.secure.sums import SumLayout, require_enough, traffic
+from protofed.untrusted import limits
 from protofed.visits.contract import Trained
 from protofed.wire.codec import Codec, cast
 from protofed.wire.schema import Payload
@@ -96,7 +97,7 @@ class SecureSum(Stage):
 
     def threshold(self, asked: int) -> int:
         """Return the vectors without which a round that asked so many clients to train cannot be read."""
-        return max(FEWEST, self.options.least(asked))
+        return max(limits.SUMMED, self.options.least(asked))
 
     def check(self, participants: int) -> None:
         """Check that enough clients take part."""

@@ -12,18 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from protofed.errors import ConfigError, FederationError, PayloadError
 from protofed.methods.contract import Method
+from protofed.stages.privacy.noise import BITS, Vector
 from protofed.wire.schema import Field, Payload
 from protofed.wire.validate import COUNT_LIMIT
-
-Vector = NDArray[np.uint64]
-"""Whole numbers modulo 2^64; a negative one stands for its complement."""
-BITS = 63
-"""Binary digits of a sum, without the sign."""
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,17 @@ import statistics
 from collections.abc import Sequence
 
 import torch
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from protofed.compute.seeding import generator
-from protofed.methods.contract import Method, Tensors, Upload
+from protofed.engine import Samples
+from protofed.methods import Method, Tensors, Upload
 from protofed.models import SplitModel
-from protofed.samples import Samples
 from protofed_lab.audit.findings import Finding
-from protofed_lab.audit.measures import LeastSquares, Logistic, auc, auc_error
+from protofed_lab.audit.measures import Logistic, auc, auc_error
 from protofed_lab.audit.seen import Seen, Sender, told
 
 SERVER = "The server"
@@ -155,7 +158,9 @@ def counts(seen: Seen, shadow: Seen) -> list[Finding]:
         stated = torch.cat([s.counts[0] for s in seen.senders if s.counts[0] is not None]).double()[held]
         off, note = float((stated / n - 1).abs().median()), "the upload states them"
     else:
-        estimate = LeastSquares(x_there[held_there], n_there.log())(x[held]).exp()
+        ridge = make_pipeline(StandardScaler(), Ridge(alpha=1e-3 * len(n_there)))
+        ridge.fit(x_there[held_there].numpy(), n_there.log().numpy())
+        estimate = torch.from_numpy(ridge.predict(x[held].numpy())).exp()
         off, note = float((estimate / n - 1).abs().median()), f"rank correlation {_ranks(estimate, n):.2f}"
     result = [Finding(attack, SERVER, measure, off, guess, None, note, key)]
     totals = [(s.counts[1], len(s.train)) for s in seen.senders]

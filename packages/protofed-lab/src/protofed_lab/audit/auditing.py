@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from protofed.config.architectures import traits_of
-from protofed.config.schema import Experiment
-from protofed.runs.loading import load_run
-from protofed.runs.run import Run
+from protofed.engine import Experiment, Run, load_run
 from protofed_lab.audit import attacks
 from protofed_lab.audit.findings import Audit, Finding, Reconstruction
 from protofed_lab.audit.imprint import read_verbatim

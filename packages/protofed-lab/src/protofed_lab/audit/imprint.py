@@ -15,14 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from protofed.compute.seeding import generator
-from protofed.methods.contract import Tensors
+from protofed.engine import FederatedData, Federation, Roster, Sequential
+from protofed.methods import Tensors
 from protofed.models import SplitModel
 from protofed.models.noise import KeyedDropout
-from protofed.rounds.loop import Federation
-from protofed.samples import FederatedData
 from protofed.visits.batches import normalise
-from protofed.visits.executor import Sequential
-from protofed.visits.roster import Roster
 from protofed_lab.audit.findings import Finding
 from protofed_lab.audit.seen import told
 

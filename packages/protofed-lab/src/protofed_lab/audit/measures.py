@@ -65,23 +65,6 @@ class Logistic:
         return F.pad((features.double() - self.mean) / self.scale, (0, 1), value=1.0)
 
 
-class LeastSquares:
-    """Least squares of ``(n,)`` numbers on standardised ``(n, p)`` features, with a small ridge."""
-
-    def __init__(self, features: Tensor, targets: Tensor) -> None:
-        x = features.double()
-        self.mean, self.scale = x.mean(0), x.std(0, correction=0).clamp(min=1e-12)
-        self.start = targets.double().mean()
-        x = (x - self.mean) / self.scale
-        ridge = torch.eye(x.shape[1], dtype=torch.float64) * 1e-3 * len(x)
-        self.weights = torch.linalg.solve(x.mT @ x + ridge, x.mT @ (targets.double() - self.start))
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Return ``(n,)`` estimates for ``(n, p)`` features."""
-        result: Tensor = (features.double() - self.mean) / self.scale @ self.weights + self.start
-        return result
-
-
 def similarity(a: Tensor, b: Tensor, window: int = 7) -> Tensor:
     """Return the structural similarity (SSIM; Wang et al. 2004) of images with values in [0, 1].
 

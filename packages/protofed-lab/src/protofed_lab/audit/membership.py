@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.compute.seeding import generator
+from protofed.engine import Samples
 from protofed.models import SplitModel
-from protofed.samples import Samples
 from protofed.visits.batches import batches
 from protofed_lab.audit.attacks import INFORMED, SERVER, network, public, strangers
 from protofed_lab.audit.findings import Finding
@@ -57,10 +57,6 @@ class Observed:
 
     def __getitem__(self, chosen: Tensor) -> Observed:
         return Observed(*(getattr(self, f.name)[chosen] for f in fields(self)))
-
-
-Attack = Callable[[Observed], Callable[[Observed], Tensor]]
-"""Is fitted where the truth is known, and returns scores that are higher for training samples."""
 
 
 def membership(seen: Seen, shadow: Seen) -> list[Finding]:
@@ -216,32 +212,25 @@ def likelihood_ratio(x: Tensor, prototypes: Tensor, number: float, mean: Tensor,
 # The attacks.
 
 
-def by_regression(known: Observed) -> Callable[[Observed], Tensor]:
-    """Logistic regression on figures of the network and distances: Shokri et al. (2017), with one shadow."""
-    fitted = Logistic(known.figures, known.member)
-    return lambda wanted: fitted(wanted.figures)
+def _with_ratio(o: Observed) -> Tensor:
+    return torch.cat([o.figures, o.ratio.asinh().unsqueeze(1)], 1)
 
 
-def by_likelihood(known: Observed) -> Callable[[Observed], Tensor]:
-    """The likelihood ratio, which the public samples have calibrated."""
-    return lambda wanted: wanted.ratio
-
-
-def by_both(known: Observed) -> Callable[[Observed], Tensor]:
-    """Logistic regression on figures and likelihood ratio."""
-
-    def joined(o: Observed) -> Tensor:
-        return torch.cat([o.figures, o.ratio.asinh().unsqueeze(1)], 1)
-
-    fitted = Logistic(joined(known), known.member)
-    return lambda wanted: fitted(joined(wanted))
-
-
-ATTACKS: dict[str, Attack] = {
-    "logistic regression": by_regression,
-    "likelihood ratio of the prototype": by_likelihood,
-    "logistic regression with the likelihood ratio": by_both,
+ATTACKS: dict[str, Callable[[Observed], Tensor] | None] = {
+    "logistic regression": lambda o: o.figures,  # Shokri et al. (2017), with one shadow
+    "likelihood ratio of the prototype": None,  # which the public samples have calibrated
+    "logistic regression with the likelihood ratio": _with_ratio,
 }
+"""Figures of a logistic regression; None for the likelihood ratio itself."""
+
+
+def fit(name: str, known: Observed) -> Callable[[Observed], Tensor]:
+    """Fit an attack where the truth is known; return its scores, which are higher for training samples."""
+    figures = ATTACKS[name]
+    if figures is None:
+        return lambda wanted: wanted.ratio
+    fitted = Logistic(figures(known), known.member)
+    return lambda wanted: fitted(figures(wanted))
 
 
 def strongest(known: Observed) -> str:
@@ -251,17 +240,17 @@ def strongest(known: Observed) -> str:
     clients = known.client.unique()
     order = clients[torch.randperm(len(clients), generator=generator(0, "audit", "folds"))]
 
-    def score(attack: Attack) -> float:
+    def score(name: str) -> float:
         found = []
         for fold in range(min(FOLDS, len(clients))):
             inside = torch.isin(known.client, order[fold::FOLDS])
             rest, held_out = known[~inside], known[inside]
             if _both_kinds(rest) and _both_kinds(held_out):
-                scores = attack(rest)(held_out)
+                scores = fit(name, rest)(held_out)
                 found.append(auc(scores[held_out.member], scores[~held_out.member]))
         return sum(found) / len(found) if found else 0.5
 
-    return max(ATTACKS, key=lambda name: score(ATTACKS[name]))
+    return max(ATTACKS, key=score)
 
 
 def _both_kinds(o: Observed) -> bool:
@@ -278,7 +267,7 @@ def _findings(
         missing = "a client has no other samples of its classes to compare with"
         return [Finding(question, observer, "AUC", None, 0.5, note=missing, key=key)]
     name = strongest(known)
-    scores = ATTACKS[name](known)(wanted)
+    scores = fit(name, known)(wanted)
     result = []
     for least, most in ((1, math.inf), *SIZES):
         everything = (least, most) == (1, math.inf)
@@ -299,18 +288,9 @@ def _findings(
         off = max(0.0099 / len(others), chance**2)
         spread = math.sqrt(max(rate * (1 - rate), 1e-4) / len(members) + off)
         error = auc_error(value, len(members), len(others))
-        base = 0.5 if guess is None else guess
+        base, few_alarms = 0.5 if guess is None else guess, f"caught at 1 % false alarms{where}"
         result += [
             Finding(question, observer, f"AUC{where}", value, base, error, note, f"{key}{suffix}"),
-            Finding(
-                question,
-                observer,
-                f"caught at 1 % false alarms{where}",
-                rate,
-                max(0.01, chance),
-                spread,
-                note,
-                f"{key}_tpr{suffix}",
-            ),
+            Finding(question, observer, few_alarms, rate, max(0.01, chance), spread, note, f"{key}_tpr{suffix}"),
         ]
     return result

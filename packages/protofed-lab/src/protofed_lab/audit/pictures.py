@@ -10,14 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.compute.seeding import generator
+from protofed.engine import Samples
 from protofed.models import SplitModel
-from protofed.samples import Samples
 from protofed.visits.batches import normalise
 from protofed_lab.audit.attacks import INFORMED, SERVER, network, public, strangers
 from protofed_lab.audit.findings import Finding, Reconstruction
 from protofed_lab.audit.measures import similarity
 from protofed_lab.audit.seen import Seen, Sender
 
+QUESTION = "What do a class's samples look like?"
+MEASURE = "SSIM with the nearest training sample"
 STEPS = 100
 RATE = 0.03
 CLIENTS, EACH = 3, 3
@@ -49,10 +51,8 @@ def reconstruct(
             labels = sender.train.counts(seen.num_classes).argsort(descending=True, stable=True)[:EACH]
             labels = labels[sender.train.counts(seen.num_classes)[labels] > 0]
             goal = None if whole else _goal(sender, labels, model)
-            if not whole and goal is None:
+            if (not whole and goal is None) or (whole and observer == INFORMED):  # the upload is the model
                 continue
-            if whole and observer == INFORMED:
-                continue  # the upload is the model
             known = public(shadow, sender.name)
             images = optimise(model, labels, goal, known, generator(seed, "audit", sender.name))
             made += _judged(sender, labels, images, known, class_names)
@@ -60,23 +60,13 @@ def reconstruct(
             pictures = made
             gains = [p.similarity - p.baseline for p in made]
             error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else None
-            found.append(
-                Finding(
-                    "What do a class's samples look like?",
-                    observer,
-                    "SSIM with the nearest training sample",
-                    statistics.fmean(p.similarity for p in made),
-                    statistics.fmean(p.baseline for p in made),
-                    error,
-                    f"{len(made)} classes of {len(targets)} clients; the guess is the mean of public samples",
-                    "reconstruction" if observer == SERVER else "reconstruction_informed",
-                )
-            )
+            near, guess = (statistics.fmean(getattr(p, n) for p in made) for n in ("similarity", "baseline"))
+            note = f"{len(made)} classes of {len(targets)} clients; the guess is the mean of public samples"
+            key = "reconstruction" if observer == SERVER else "reconstruction_informed"
+            found.append(Finding(QUESTION, observer, MEASURE, near, guess, error, note, key))
     if not found:
         nothing = "the upload holds no vectors that a model yields, and not a whole model"
-        measure = "SSIM with the nearest training sample"
-        attack = "What do a class's samples look like?"
-        found.append(Finding(attack, SERVER, measure, None, note=nothing, key="reconstruction"))
+        found.append(Finding(QUESTION, SERVER, MEASURE, None, note=nothing, key="reconstruction"))
     return found, pictures
 
 
@@ -151,15 +141,7 @@ def _judged(
         guess = shown(_mean(public, label, images.dtype))
         found = shown(image)
         near, near_guess = (similarity(t.expand_as(own), own) for t in (found, guess))
-        result.append(
-            Reconstruction(
-                sender.name,
-                str(class_names[label]),
-                found,
-                own[int(near.argmax())],
-                guess,
-                float(near.max()),
-                float(near_guess.max()),
-            )
-        )
+        nearest, name = own[int(near.argmax())], str(class_names[label])
+        reached = float(near.max()), float(near_guess.max())
+        result.append(Reconstruction(sender.name, name, found, nearest, guess, *reached))
     return result

@@ -26,16 +26,8 @@ def write_audit(audit: Audit, out: Path) -> Path:
     pictures = [
         (p, [picture(t) for t in (p.found, p.nearest, p.guess)]) for p in audit.pictures if p.found.dim() == 3
     ]
-    write_text(
-        out,
-        template.render(
-            audit=audit,
-            findings=table(audit),
-            summary=summary(audit),
-            guarantee=guarantee(audit),
-            pictures=pictures,
-        ),
-    )
+    texts = {"findings": table(audit), "summary": summary(audit), "guarantee": guarantee(audit)}
+    write_text(out, template.render(audit=audit, pictures=pictures, **texts))
     return out
 
 

@@ -13,18 +13,13 @@ import torch
 from torch import Tensor
 
 from protofed.compute.seeding import derive, generator
-from protofed.config.schema import Experiment
+from protofed.engine import ClientData, Experiment, FederatedData, Federation, Run, Samples, load_data
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.ending import ModelsDescription, forgotten, open_run, restore_end, without
-from protofed.experiments.loading import load_data
-from protofed.methods.contract import Method, Tensors, Upload
+from protofed.methods import Method, Payload, Tensors, Upload
 from protofed.models import SplitModel
-from protofed.rounds.loop import Federation
-from protofed.runs.run import Run
-from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.robust.vectors import parts_of
-from protofed.wire.schema import Payload
 
 SILENCE = 1000
 """Rounds in which nobody has to send anything before an audit gives up."""

@@ -21,12 +21,6 @@ def load() -> dict[str, NDArray[np.uint8]]:
         return {name: arrays[name] for name in ("train_x", "train_y", "test_x", "test_y")}
 
 
-def source() -> str:
-    """Return where the images come from, and their licence."""
-    with FILE.open("rb") as file, np.load(file) as arrays:
-        return str(arrays["source"])
-
-
 def rows(split: str, digits: Sequence[int]) -> NDArray[np.int64]:
     """Return the positions of the images of ``digits`` in ``split``, digit by digit."""
     y = load()[f"{split}_y"]

@@ -13,22 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protofed import data, methods
-from protofed.analysis import main_rule
-from protofed.config.schema import ENCODED_MODEL, resolve
+from protofed.config.schema import ENCODED_MODEL
+from protofed.engine import Accuracy, ClientData, FederatedData, Samples, Sequential, build_options, encode, resolve
 from protofed.experiments.assemble import assemble
-from protofed.experiments.encoding import encode
 from protofed.methods import Batch, Local, predict
+from protofed.models import Group, groups
 from protofed.models.encoders import EncoderOptions
-from protofed.models.grouping import Group, groups
-from protofed.options import build_options, option_rows, plain
+from protofed.options import option_rows, plain
 from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
-from protofed.runs.records import Accuracy
-from protofed.runs.rules import HEAD
-from protofed.samples import ClientData, FederatedData, Samples
+from protofed.runs.rules import HEAD, main_rule
 from protofed.visits.batches import normalise
-from protofed.visits.executor import Sequential
 from protofed_lab.demo import digits
 from protofed_lab.demo.setup import LETTERS, ROUNDS, SIDES, Chosen, Setup
 from protofed_lab.demo.words import KNOBS

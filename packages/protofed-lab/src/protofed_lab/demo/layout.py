@@ -5,13 +5,16 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
 from protofed_lab import shell
-from protofed_lab.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Setup, Side
+from protofed_lab.demo.setup import MAX_CLIENTS, ROUNDS, SIDES, Side
 from protofed_lab.demo.words import KNOBS, METHODS, listed, look_for, title
+
+if TYPE_CHECKING:
+    from protofed_lab.demo.page import Demo
 
 SKEWS = {"paired": "by halves, 3 : 1", "apart": "by halves, each its own digits", "dirichlet": "by Dir(α)"}
 MODELS = {"same": "784→64→16→d for all", "mixed": "four different ones"}
@@ -19,40 +22,10 @@ _STROKE = '<svg class="stroke" aria-hidden="true"><line x1="0" y1="5" x2="26" y2
 DIMENSIONS = (2, 3, 4, 8, 16, 32)
 
 
-class Demonstration(Protocol):
-    """A demonstration as its controls see it."""
-
-    setup: Setup
-
-    def begin(self, **changes: Any) -> None:
-        """Begin anew, with a changed setup."""
-
-    def toggle(self) -> None:
-        """Run or pause."""
-
-    def step(self) -> None:
-        """Run one round."""
-
-    def reset(self) -> None:
-        """Return to the initial weights."""
-
-    def choose(self, side: Side, method: str) -> None:
-        """Put another method on a side."""
-
-    def change(self, side: Side, name: str, value: float) -> None:
-        """Change an option while the method runs."""
-
-    def send(self, command: str, *arguments: Any) -> None:
-        """Send a command to the process that learns."""
-
-    def script(self, function: str, argument: Any) -> None:
-        """Call a function of ``static/demo.js``."""
-
-
 class DemoLayout:
     """The parts of one page."""
 
-    def __init__(self, demo: Demonstration) -> None:
+    def __init__(self, demo: Demo) -> None:
         self.demo = demo
         self.charts: dict[str, int] = {}
         self._controls: list[Any] = []
@@ -89,9 +62,7 @@ class DemoLayout:
                 ui.html('Round <b data-read="round">0</b>', sanitize=False)
                 ui.label(f"of {ROUNDS}").classes("soft")
             with ui.element("div").classes("speed"):
-                self._slider(
-                    "Speed", "rounds a second", 1, 30, 1, 10, lambda value: self.demo.send("speed", float(value))
-                )
+                self._slider("Speed", "rounds a second", 1, 30, 1, 10, partial(self.demo.send, "speed"))
             self._busy = ui.label("Loading what learns …").classes("busy soft").props('role="status"')
             self._status = ui.label().classes("hidden").props('role="status" aria-live="polite"')
             self._error = ui.label().classes("problem").props('role="alert"')
@@ -168,55 +139,24 @@ class DemoLayout:
                 clients = ui.number(
                     "Clients", value=2, min=2, max=MAX_CLIENTS, step=1, on_change=self._set_clients
                 ).props("dense outlined")
-                self._digits = ui.select(
-                    {n: str(n) for n in range(10)},
-                    label="Digits",
-                    multiple=True,
-                    value=list(self.demo.setup.digits),
-                    on_change=self._set_digits,
-                ).props("dense outlined options-dense")
-                skew = (
-                    ui.select(SKEWS, label="Divided", value="paired", on_change=lambda e: self._set_skew(e.value))
-                    .props("dense outlined options-dense")
-                    .classes("wide")
-                )
-                models = (
-                    ui.select(
-                        MODELS, label="Models", value="same", on_change=lambda e: self.demo.begin(models=e.value)
-                    )
-                    .props("dense outlined options-dense")
-                    .classes("wide")
-                )
-                dimension = ui.select(
-                    {d: str(d) for d in DIMENSIONS},
-                    label="Dimension d",
-                    value=2,
-                    on_change=lambda e: self.demo.begin(d=e.value),
-                ).props("dense outlined options-dense")
+                figures = {n: str(n) for n in range(10)}
+                chosen = list(self.demo.setup.digits)
+                self._digits = _select("Digits", figures, chosen, self._set_digits, multiple=True)
+                skew = _select("Divided", SKEWS, "paired", self._set_skew).classes("wide")
+                models = _select("Models", MODELS, "same", lambda v: self.demo.begin(models=v)).classes("wide")
+                sizes = {d: str(d) for d in DIMENSIONS}
+                dimension = _select("Dimension d", sizes, 2, lambda v: self.demo.begin(d=v))
                 seed = ui.number(
                     "Seed", value=0, min=0, max=9999, step=1, on_change=lambda e: self._set_seed(e.value)
                 ).props("dense outlined")
             self._alpha = ui.element("div").classes("alpha")
             with self._alpha:
-                self._slider(
-                    "α",
-                    "small: few digits per client",
-                    -1.3,
-                    1,
-                    0.1,
-                    -0.5,
-                    self._set_alpha,
-                    lambda v: f"{10**v:.2g}",
-                )
+                unit = "small: few digits per client"
+                self._slider("α", unit, -1.3, 1, 0.1, -0.5, self._set_alpha, lambda v: f"{10**v:.2g}")
             self._alpha.set_visibility(False)
             with ui.element("div").classes("fields"):
-                self._look = ui.select(
-                    {-1: "all clients"}, label="Dots of", value=-1, on_change=lambda e: self._set_look(e.value)
-                ).props("dense outlined options-dense")
-                glyphs = ui.switch(
-                    "Digits for dots",
-                    on_change=lambda e: self.demo.script("glyphs", e.value),
-                )
+                self._look = _select("Dots of", {-1: "all clients"}, -1, self._set_look)
+                glyphs = ui.switch("Digits for dots", on_change=lambda e: self.demo.script("glyphs", e.value))
             self._controls += [clients, self._digits, skew, models, dimension, seed, self._look, glyphs]
 
     def _slider(
@@ -254,12 +194,7 @@ class DemoLayout:
             slider.on("input", turned, throttle=0.05, js_handler="(event) => emit(event.target.value)")
 
     def _toggle(self, name: str, options: dict[str, str], value: str, function: str) -> None:
-        toggle = ui.toggle(
-            options,
-            value=value,
-            on_change=lambda e: self.demo.script(function, e.value),
-        )
-        toggle.props(
+        ui.toggle(options, value=value, on_change=lambda e: self.demo.script(function, e.value)).props(
             f'dense unelevated no-caps toggle-color=primary toggle-text-color=on-accent aria-label="{name}"'
         ).classes("toggle")
 
@@ -273,19 +208,15 @@ class DemoLayout:
 
     def busy(self, text: str) -> None:
         """Show what the page is waiting for; ``""`` for nothing."""
-        self._busy.set_text(text)
-        self._busy.set_visibility(bool(text))
+        shell.tell(self._busy, text)
 
     def problem(self, text: str) -> None:
         """Show an error; ``""`` for none."""
-        self._error.set_text(text)
-        self._error.set_visibility(bool(text))
+        shell.tell(self._error, text)
 
     def why(self, text: str) -> None:
         """Show why both sides do badly; ``""`` if they do not."""
-        if text != self._why.text:
-            self._why.set_text(text)
-            self._why.set_visibility(bool(text))
+        shell.tell(self._why, text)
 
     def words(self) -> None:
         """Describe what runs on either side, and what to look for."""
@@ -297,9 +228,8 @@ class DemoLayout:
         )
         for side in SIDES:
             self._does[side].set_text(does[side])
-            self._method[side].props(
-                f'display-value="{title(methods[side])}"'
-            )  # there is less room than in the list
+            # There is less room than in the list.
+            self._method[side].props(f'display-value="{title(methods[side])}"')
         told = look_for(methods["left"], methods["right"], self.demo.setup.clients)
         self._paragraphs.set_content("".join(f"<p>{text}</p>" for text in told))
 
@@ -314,8 +244,7 @@ class DemoLayout:
         options = {-1: "all clients", **dict(enumerate(names))}
         if self._look.options != options:
             self._look.set_options(options, value=self._look.value if self._look.value in options else -1)
-        self._notes.set_text(" ".join(content["notes"]))
-        self._notes.set_visibility(bool(content["notes"]))
+        shell.tell(self._notes, " ".join(content["notes"]))
         for control in self._controls:
             control.enable()
 
@@ -330,15 +259,8 @@ class DemoLayout:
             for name, value in knobs.items():
                 knob = KNOBS[name]
                 high = self.demo.setup.d if name == "s" else max(knob.high, value)
-                self._slider(
-                    knob.title,
-                    knob.help,
-                    knob.low,
-                    high,
-                    knob.step,
-                    value,
-                    partial(self.demo.change, side, name),
-                )
+                act = partial(self.demo.change, side, name)
+                self._slider(knob.title, knob.help, knob.low, high, knob.step, value, act)
 
     def _set_clients(self, event: Any) -> None:
         if event.value is not None and 2 <= int(event.value) <= MAX_CLIENTS:
@@ -348,11 +270,11 @@ class DemoLayout:
         if value is not None and value >= 0:
             self.demo.begin(seed=int(value))
 
-    def _set_digits(self, event: Any) -> None:
-        if len(event.value) < 2:
+    def _set_digits(self, digits: list[int]) -> None:
+        if len(digits) < 2:
             self.problem("Choose at least two digits.")
             return
-        self.demo.begin(digits=tuple(sorted(event.value)))
+        self.demo.begin(digits=tuple(sorted(digits)))
 
     def _set_skew(self, skew: str) -> None:
         self._alpha.set_visibility(skew == "dirichlet")
@@ -370,6 +292,11 @@ class DemoLayout:
         actions = {" ": self.demo.toggle, "s": self.demo.step, "r": self.demo.reset}
         if self._run.enabled and (action := actions.get(event.key.name.lower())):
             action()
+
+
+def _select(label: str, options: dict[Any, str], value: Any, act: Callable[[Any], None], **more: Any) -> Any:
+    chosen = ui.select(options, label=label, value=value, on_change=lambda e: act(e.value), **more)
+    return chosen.props("dense outlined options-dense")
 
 
 def counts_table(names: list[str], shown: tuple[int, ...], counts: list[list[int]], models: list[str]) -> str:
@@ -400,16 +327,10 @@ def _plane_options() -> dict[str, Any]:
         "max": 1,
         "splitNumber": 4,
         "splitLine": {"showMinLine": False, "showMaxLine": False},
-        "axisLine": {"show": False},
-        "axisTick": {"show": False},
-        "axisLabel": {"show": False},
+        **{part: {"show": False} for part in ("axisLine", "axisTick", "axisLabel")},
     }
-    return {
-        "grid": {"left": 6, "right": 6, "top": 6, "bottom": 6},
-        "xAxis": axis,
-        "yAxis": axis,
-        "series": [],
-    }
+    around = {"left": 6, "right": 6, "top": 6, "bottom": 6}
+    return {"grid": around, "xAxis": axis, "yAxis": axis, "series": []}
 
 
 def _curve_options() -> dict[str, Any]:

@@ -228,7 +228,7 @@ window.protofedDemo = (() => {
         xAxis: {
           minInterval: against === "bytes" ? 0 : 1,
           max: against === "bytes" ? null : Math.max(20, 10 * Math.ceil((points.length - 1) / 10)),
-          axisLabel: { formatter: against === "bytes" ? bytesText : "{value}" },
+          axisLabel: { formatter: against === "bytes" ? (v) => protofed.size(v).replace(/\.0+ /, " ") : "{value}" },
           splitNumber: narrow ? 2 : 5,
         },
         yAxis: { axisLabel: { formatter: (v) => `${Math.round(100 * v)}%` } },
@@ -237,11 +237,6 @@ window.protofedDemo = (() => {
       },
       { lazyUpdate: true },
     );
-  }
-
-  function bytesText(value) {
-    if (value < 1000) return `${value} B`;
-    return value < 1e6 ? `${+(value / 1e3).toPrecision(3)} kB` : `${+(value / 1e6).toPrecision(3)} MB`;
   }
 
   function write() {

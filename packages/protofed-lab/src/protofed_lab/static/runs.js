@@ -43,16 +43,9 @@ window.runs = (() => {
     return `<svg class="swatch" viewBox="${box}" width="${look.only ? 16 : 34}" height="16" aria-hidden="true">${line}${mark}</svg>`;
   }
 
-  // Numbers in words, as the Python side writes them.
-  function size(value) {
-    if (value < 999.5) return `${Math.round(value)} B`;
-    let power = 0;
-    while (value >= 999.5 && power < 5) [value, power] = [value / 1000, power + 1];
-    return `${value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${"kMGTP"[power - 1]}B`;
-  }
   const round = (text) => text.replace(/\.0+ /, " ");
   const WRITE = {
-    bytes: size,
+    bytes: protofed.size,
     percent: (v) => `${v.toFixed(1)}%`,
     number: (v) => String(Number(v.toPrecision(4))),
     count: (v) => Math.round(v).toLocaleString("en"),

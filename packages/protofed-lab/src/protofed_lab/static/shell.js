@@ -107,6 +107,14 @@ window.protofed = (() => {
     return true;
   }
 
+  // Bytes in words, as the Python side writes them.
+  function size(value) {
+    if (value < 999.5) return `${Math.round(value)} B`;
+    let power = 0;
+    while (value >= 999.5 && power < 5) [value, power] = [value / 1000, power + 1];
+    return `${value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${"kMGTP"[power - 1]}B`;
+  }
+
   // Charts come and go; each is dressed as soon as it is there.
   function watch() {
     const waiting = new Set();
@@ -131,5 +139,5 @@ window.protofed = (() => {
     watch();
   });
 
-  return { isDark, switchTheme, variable, palette, chartTheme, instance, onTheme: (listen) => listeners.push(listen) };
+  return { isDark, switchTheme, variable, palette, size, chartTheme, instance, onTheme: (listen) => listeners.push(listen) };
 })();

@@ -182,15 +182,7 @@ class Follower:
                 check_run(run)
         except CheckpointError as error:
             changed, run, reason = str(error) != self._broken, None, str(error)
-        except (
-            OSError,
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:
+        except Exception as error:  # whatever strange files may cause
             reason = f"{self.seen.directory}: not the files of a run ({type(error).__name__}: {error})"
             changed, run = reason != self._broken, None
         self._broken = reason

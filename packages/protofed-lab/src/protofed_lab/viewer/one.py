@@ -17,6 +17,7 @@ from protofed.analysis.report import facts, tables
 from protofed.analysis.site import SiteView, site_view
 from protofed.errors import CheckpointError
 from protofed.runs.run import Run
+from protofed_lab import shell
 from protofed_lab.viewer import differences, lines, rows, vectors
 from protofed_lab.viewer.following import SeenRun
 from protofed_lab.viewer.library import Library
@@ -63,12 +64,12 @@ class OneRun:
         """Show the run as it is now."""
         seen = self.library.runs.get(self.key)
         if seen is None:
-            self._say("This run is gone: its folder was moved or deleted.")
+            shell.tell(self.fault, "This run is gone: its folder was moved or deleted.")
             return
         if seen.version != self._version:
             self._version = seen.version
             run = seen.run
-            self._say(seen.reason or " ".join(_warnings(run) if run else []))
+            shell.tell(self.fault, seen.reason or " ".join(_warnings(run) if run else []))
             self.status.show(seen, rows.part_done(run) if run is not None else 0.0)
             self.place.set_visibility(run is not None)
             if run is not None:
@@ -79,10 +80,6 @@ class OneRun:
                 self._draw(seen, run)
         if self._built and seen.run is not None:
             await self._look_at_vectors(seen.run)
-
-    def _say(self, fault: str) -> None:
-        self.fault.set_text(fault)
-        self.fault.set_visibility(bool(fault))
 
     def _build(self, run: Run) -> None:
         about = facts.about(run)
@@ -143,14 +140,9 @@ class OneRun:
                 xName="Class",
                 yName="Client",
             )
-            split.show(
-                {
-                    "rows": [c.name for c in run.clients],
-                    "columns": run.class_names,
-                    "values": [[n or None for n in c.train] for c in run.clients],
-                    "unit": "training samples",
-                }
-            )
+            held = [[n or None for n in c.train] for c in run.clients]
+            named = {"rows": run.names, "columns": run.class_names, "unit": "training samples"}
+            split.show({**named, "values": held})
             self.per_client = Plot(
                 "dots",
                 "Accuracy of each client",
@@ -256,7 +248,7 @@ class OneRun:
         self.refused = ui.element("section").classes("card flush")
         with self.refused:
             heading("Uploads refused")
-            columns = [{"name": n, "label": n.capitalize(), "kind": "text"} for n in REFUSAL]
+            columns = [rows.column(n, n.capitalize(), kind="text") for n in REFUSAL]
             self.refusals = RecordTable(columns, label="Uploads refused")
         self.refused.set_visibility(False)
 
@@ -337,44 +329,36 @@ class OneRun:
         if owner != self.owner.value:
             return
         self._vectors = (source, owner)
-        many = (
-            content is not None and "entries" in content and len(content["entries"]) * len(content["names"]) > 2000
-        )
+        many = len((content or {}).get("entries", ())) * len((content or {}).get("names", ())) > 2000
         self._next_vectors = time.monotonic() + (5.0 if many else 1.5)
         self._show_vectors(run, source, content)
 
     def _show_vectors(self, run: Run, source: vectors.PrototypeFile | None, content: dict[str, Any] | None) -> None:
         if content is None or "fault" in content:
             waiting = "They are there after the first checkpoint." if not run.finished else ""
-            kept = (
-                "The server of this method keeps none: choose a client."
-                if source and not self.owner.value
-                else waiting
-            )
-            missing = content["fault"] if content else kept or "This run has left none."
-            for plot in (self.distances, self.margins, self.entries):
-                plot.show(None, missing)
+            if source and not self.owner.value:
+                waiting = "The server of this method keeps none: choose a client."
             self.when.set_text("")
+            self._lack_vectors(content["fault"] if content else waiting or "This run has left none.")
             return
         names, step = content["names"], content["row_step"]
         thinned = f"; every {step}th class is shown" if step > 1 else ""
         self.when.set_text(f"After round {source.round if source else '?'}{thinned}.")
         if not any(value is not None for row in content["entries"] for value in row):
-            for plot in (self.distances, self.margins, self.entries):
-                plot.show(None, "None of these prototypes is finite.")
+            self._lack_vectors("None of these prototypes is finite.")
             return
         self.distances.show({"rows": names, "columns": names, "values": content["distances"]})
-        self.margins.show(
-            {
-                "names": run.class_names,
-                "groups": [{"name": "margin", "look": vars(lines.Look(0, "o")), "values": content["margins"]}],
-            }
-        )
+        margins = {"name": "margin", "look": vars(lines.Look(0, "o")), "values": content["margins"]}
+        self.margins.show({"names": run.class_names, "groups": [margins]})
         columns = content["column_step"]
         dimensions = [str(i * columns) for i in range(len(content["entries"][0]))]
         self.entries.show({"rows": names, "columns": dimensions, "values": content["entries"]})
         if columns > 1:
             self.entries.say(f"One row per class; of every {columns} dimensions one is shown.")
+
+    def _lack_vectors(self, why: str) -> None:
+        for plot in (self.distances, self.margins, self.entries):
+            plot.show(None, why)
 
     def _compare(self, key: str) -> None:
         if key:

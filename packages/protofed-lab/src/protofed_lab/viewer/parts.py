@@ -66,8 +66,8 @@ class Plot:
         """
         with ui.element("section").classes("card plot") as self.card:
             heading(title)
-            self.note = ui.label(note).classes("soft")
-            self.note.set_visibility(bool(note))
+            self.note = ui.label().classes("soft")
+            self.say(note)
             self.above = ui.element("div").classes("above-chart")
             self.chart = shell.chart({}, label=title)
             if height:
@@ -110,8 +110,7 @@ class Plot:
 
     def say(self, note: str) -> None:
         """Change the line below the heading."""
-        self.note.set_text(note)
-        self.note.set_visibility(bool(note))
+        shell.tell(self.note, note)
 
     def _call(self, function: str, *arguments: Any) -> None:
         listed = ", ".join(

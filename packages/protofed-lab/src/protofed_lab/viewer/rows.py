@@ -18,56 +18,35 @@ from protofed_lab.viewer.lines import Look, looks
 
 Row = dict[str, Any]
 
+
+def column(name: str, label: str, title: str = "", kind: str = "number") -> dict[str, str]:
+    """Return a column of :class:`~protofed_lab.viewer.parts.RecordTable`."""
+    return {"name": name, "label": label, "kind": kind, **({"title": title} if title else {})}
+
+
 RUN_COLUMNS = [
-    {"name": "run", "label": "Run", "kind": "text"},
-    {"name": "state", "label": "State", "kind": "state"},
-    {"name": "seed", "label": "Seed", "kind": "number"},
-    {"name": "final", "label": "Final", "kind": "number", "title": "Test accuracy at the last evaluation"},
-    {
-        "name": "validated",
-        "label": "Best validated",
-        "kind": "number",
-        "title": "Test accuracy in the round that is best on validation data",
-    },
-    {"name": "best", "label": "Best", "kind": "number", "title": "Best test accuracy: chosen on test data"},
-    {
-        "name": "mean",
-        "label": "Mean over clients",
-        "kind": "number",
-        "title": "At the last evaluation, unweighted, ± standard deviation over clients",
-    },
-    {
-        "name": "best mean",
-        "label": "Mean, best round",
-        "kind": "number",
-        "title": "Mean over clients in the round that is best on test data, ± standard deviation",
-    },
-    {
-        "name": "converged",
-        "label": "Converged",
-        "kind": "number",
-        "title": "First round from which on the mean over clients stays near its best",
-    },
-    {
-        "name": "union",
-        "label": "Everyone’s samples",
-        "kind": "number",
-        "title": "Every client on all clients' test samples, at the last evaluation",
-    },
-    {
-        "name": "unseen",
-        "label": "Unseen classes",
-        "kind": "number",
-        "title": "The same, on classes that the client has no training samples of",
-    },
-    {
-        "name": "newcomers",
-        "label": "Newcomers",
-        "kind": "number",
-        "title": "Clients that joined after training, on their own test samples, at the last evaluation",
-    },
-    {"name": "sent", "label": "Sent", "kind": "number", "title": "By all parties since the start, up and down"},
-    {"name": "time", "label": "Time", "kind": "number", "title": "Of all rounds so far"},
+    column("run", "Run", kind="text"),
+    column("state", "State", kind="state"),
+    column("seed", "Seed"),
+    column("final", "Final", "Test accuracy at the last evaluation"),
+    column("validated", "Best validated", "Test accuracy in the round that is best on validation data"),
+    column("best", "Best", "Best test accuracy: chosen on test data"),
+    column("mean", "Mean over clients", "At the last evaluation, unweighted, ± standard deviation over clients"),
+    column(
+        "best mean",
+        "Mean, best round",
+        "Mean over clients in the round that is best on test data, ± standard deviation",
+    ),
+    column("converged", "Converged", "First round from which on the mean over clients stays near its best"),
+    column("union", "Everyone’s samples", "Every client on all clients' test samples, at the last evaluation"),
+    column("unseen", "Unseen classes", "The same, on classes that the client has no training samples of"),
+    column(
+        "newcomers",
+        "Newcomers",
+        "Clients that joined after training, on their own test samples, at the last evaluation",
+    ),
+    column("sent", "Sent", "By all parties since the start, up and down"),
+    column("time", "Time", "Of all rounds so far"),
 ]
 
 SELDOM = ("validated", "union", "unseen", "newcomers")
@@ -87,12 +66,7 @@ def address(key: str) -> str:
 
 
 def report_address(key: str) -> str:
-    """Return the path of a run's report.
-
-    Example:
-        >>> report_address("a b/seed#0")
-        '/report/a%20b/seed%230'
-    """
+    """Return the path of a run's report."""
     return "/report/" + quote(key)
 
 
@@ -141,7 +115,7 @@ def runs(seen: Mapping[str, SeenRun], rule: str = "") -> list[Row]:
 def run_columns(rows: Sequence[Row]) -> list[dict[str, str]]:
     """Return the columns of runs, without those that no row of :func:`runs` fills."""
     filled = {name for row in rows for name, (value, _) in row["cells"].items() if value is not None}
-    return [column for column in RUN_COLUMNS if column["name"] in filled or column["name"] not in SELDOM]
+    return [each for each in RUN_COLUMNS if each["name"] in filled or each["name"] not in SELDOM]
 
 
 def _run(seen: SeenRun, rule: str, found: Mapping[Path, Look]) -> Row:
@@ -200,18 +174,18 @@ def client_columns(run: Run) -> list[dict[str, str]]:
         "classes": "Classes",
     }
     return [
-        {"name": "client", "label": "Client", "kind": "text"},
-        {"name": "architecture", "label": "Architecture", "kind": "text"},
-        *({"name": name, "label": label, "kind": "number"} for name, label in numbers.items()),
-        *({"name": f"rule {rule}", "label": run.rule(rule).title, "kind": "number"} for rule in run.rules),
-        *({"name": name, "label": title, "kind": "number"} for name, title in HEADLINES.items() if run.measured),
+        column("client", "Client", kind="text"),
+        column("architecture", "Architecture", kind="text"),
+        *(column(name, label) for name, label in numbers.items()),
+        *(column(f"rule {rule}", run.rule(rule).title) for rule in run.rules),
+        *(column(name, title) for name, title in HEADLINES.items() if run.measured),
     ]
 
 
 CLASS_COLUMNS = [
-    {"name": "class", "label": "Class", "kind": "text"},
-    {"name": "samples", "label": "Test samples", "kind": "number"},
-    *({"name": name, "label": label, "kind": "number"} for name, label in BY_CLASS.items()),
+    column("class", "Class", kind="text"),
+    column("samples", "Test samples"),
+    *(column(name, label) for name, label in BY_CLASS.items()),
 ]
 
 
@@ -246,7 +220,7 @@ def clients(run: Run) -> list[Row]:
         cells = {
             "client": [name, name],
             "architecture": [client.architecture, client.architecture],
-            **{column: [value, number(value)] for column, value in counts.items()},
+            **{what: [value, number(value)] for what, value in counts.items()},
             **{f"rule {rule}": _percent(values[i]) for rule, values in scores.items()},
             **(_metrics(run.measured.clients[name], HEADLINES) if run.measured else {}),
         }
