@@ -37,10 +37,6 @@ def test_a_page_that_differs_is_found(tool, monkeypatch):
         tool.main()
 
 
-def test_the_readme_shows_the_committed_figures():
-    assert script(REPOSITORY / "papers/tools/closed_forms.py").first() in (REPOSITORY / "README.md").read_text()
-
-
 def test_what_security_says_of_attackers_that_see_uploads():
     """Its table of worst cases, in whole points as the figures themselves are."""
     rows = list(csv.DictReader((STUDY / "tables/colluding.csv").read_text().splitlines()))

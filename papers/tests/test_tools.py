@@ -121,8 +121,3 @@ def test_stated_numbers_do_little_to_a_shared_network(robust):
     found = robust.measured("beacon", "inner_product", 1, robust.MOST, "clip", 0)
     assert found.own > max(alone, clean.own - 0.03) - 0.03
     assert found.union > clean.union - 0.1
-
-
-def test_the_documentation_has_the_table(robust):
-    saved = robust.read(REPOSITORY / "papers/studies/closed/robust.csv")
-    assert robust.table(saved) in (REPOSITORY / "docs/security.md").read_text(encoding="utf-8")

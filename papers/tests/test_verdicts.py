@@ -144,7 +144,12 @@ def test_parameters_are_counted_as_in_the_papers_own_tables():
         "tinyproto": "both",
         "protonorm": "both",
     }
-    metrics = {c.metric for paper in found.values() for c in paper.claims if " parameters" in c.text and c.metric != "accuracy"}
+    metrics = {
+        c.metric
+        for paper in found.values()
+        for c in paper.claims
+        if " parameters" in c.text and c.metric != "accuracy"
+    }
     assert metrics == {"traffic"}
 
 
