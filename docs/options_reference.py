@@ -12,6 +12,7 @@ import typer
 import protofed
 from protofed.cli.catalogue import entries
 from protofed.cli.main import app
+from protofed.config import fitting
 from protofed.experiments.capabilities import method_table
 
 Rows = Iterable[tuple[str, Any, str]]
@@ -24,7 +25,7 @@ COMPONENTS = {
 }
 """Lists of ``protofed list`` whose entries have options, and the prefix with which a recipe sets them."""
 PACKAGES = (
-    *("analysis", "apps.audit", "config", "data", "experiments", "methods"),
+    *("analysis", "config", "data", "experiments", "methods"),
     *("models", "prototypes", "rounds", "runs", "stages", "trained", "visits", "wire"),
 )
 
@@ -49,6 +50,7 @@ def options_page() -> str:
         "Every option has a dotted name, which a recipe writes as TOML and a command line as `name=value`. This "
         "page is made from the declarations in the code.",
     ]
+    parts += ["## What does not go together", fitting.table()]
     for section in entries("options"):
         prefix = "" if section.name == "general" else section.name
         parts += [f"## {section.name}", section.summary, _table(section.options, prefix)]
@@ -81,8 +83,9 @@ def communication_page() -> str:
     return f"# Traffic and requirements\n\n{TRAFFIC}\n\n{method_table()}\n"
 
 
-TRAFFIC = """`protofed list methods --markdown` prints the same. *Sums suffice*: the server needs only sums over
-clients, so that [secure aggregation](../privacy.md#secure-aggregation) applies. Formulas are for one client and
+TRAFFIC = """`protofed list methods --markdown` prints the same. *Secure sums*: the server needs only sums over
+clients, so that [secure aggregation](../privacy.md#secure-aggregation) applies; *DP*:
+[differential privacy](../privacy.md#differential-privacy) can be added. Formulas are for one client and
 round, with its classes K_i, all classes K, the model |w|, its extractor |θ|, its head |φ|, an additional shared
 network |w_aux|, c components of mixtures or clusters, and K_b classes among the samples that FedL2G draws;
 labels and sample counts are left out, as in the papers. Measurements are means over five clients in the second

@@ -216,10 +216,10 @@ def test_hardly_anything_looks_at_a_clock_that_can_be_set():
 
     A server's starts are numbered by it, but ever higher whatever it says. Server and nodes compare theirs.
     """
-    flower = (REPOSITORY / "packages/protofed-flower/src/protofed_flower").glob("*.py")
+    beside = REPOSITORY.glob("packages/*/src/**/*.py")
     found = {
         path.stem
-        for path in (*(ROOT / each for each in files()), *flower)
+        for path in (*(ROOT / each for each in files()), *beside)
         if "time.time" in (content := path.read_text(encoding="utf-8"))
         for node in ast.walk(ast.parse(content))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")

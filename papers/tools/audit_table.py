@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import protofed
-from protofed.apps.audit.auditing import audit_run
-from protofed.apps.audit.report import write_audit
 from protofed.config.schema import every_method, parse_overrides
+from protofed_lab.audit.auditing import audit_run
+from protofed_lab.audit.report import write_audit
 
 COLUMNS = {
     "classes": "classes right",

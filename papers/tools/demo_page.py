@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import rows
 
-from protofed.apps.ui.demo.engine import LiveFederation, federated_digits
-from protofed.apps.ui.demo.setup import Chosen, Setup, usual
+from protofed_lab.demo.engine import LiveFederation, federated_digits
+from protofed_lab.demo.setup import Chosen, Setup, usual
 
 FILE = Path(__file__).resolve().parents[1] / "studies/demo.csv"
 SEEDS = range(5)

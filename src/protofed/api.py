@@ -318,8 +318,6 @@ def _engine(name: str) -> Engine:
         return run_experiment
     engines = entry_points(group="protofed.engines")
     if name not in engines.names:
-        if name == "flower":
-            raise ConfigError("--engine flower needs protofed-flower: pip install protofed-flower")
         raise ConfigError(unknown_name("engine", name, ["local", *sorted(engines.names)]))
     try:
         found: Engine = engines[name].load()

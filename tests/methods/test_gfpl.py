@@ -306,7 +306,6 @@ def test_gfpl_survives_mixtures_at_the_edge_of_what_is_allowed():
         ({"method__projection_dim": -1}, r"method\.projection_dim must be at least 0"),
         ({"method__dcs": False, "method__projection_dim": 6}, r"needs the projection of method\.dcs=true"),
         ({"method__dcs": False, "method__cross_entropy": 0.0}, r"raise method\.cross_entropy above 0"),
-        ({"method__retrain_epochs": 2}, r"counts the passes of method\.retrain=epoch"),
         ({"method__retrain": "round"}, "method.retrain must be 'batch' or 'epoch'"),
         ({"method__distance": "max"}, "method.distance must be 'sum' or 'mean'"),
     ],

@@ -119,7 +119,7 @@ def flaky(monkeypatch, *answers: int, **overrides):
     federation.executor.answers = list(answers)
     monkeypatch.setattr(Roster, "rests_here", False)
     ticks = map(float, itertools.count(7))
-    monkeypatch.setattr("protofed.rounds.loop.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr("protofed.runs.records.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     return federation
 
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 

@@ -14,7 +14,6 @@ from itertools import product
 
 import pytest
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
 pytest.importorskip("yaml")
 
 import psutil

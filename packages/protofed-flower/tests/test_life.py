@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.app import Message
 
 from network import (

@@ -14,8 +14,6 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import forget, job_of, train, wanted
 from protofed.config.architectures import FederationSummary
 from protofed.data.federation import load_client

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import contents, forget, job_of, killed, train
 from protofed.config.schema import resolve
 from protofed.errors import CheckpointError, ConfigError, DataError, PayloadError

@@ -11,9 +11,6 @@ import urllib.request
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from prometheus_client.parser import text_string_to_metric_families
 from typer import Exit
 
@@ -168,13 +165,3 @@ def test_log_lines_are_json_if_the_environment_says_so(monkeypatch, capsys):
 
         record = logging.LogRecord("protofed", 40, "", 1, "failed", None, sys.exc_info())
     assert "inside" in json.loads(JsonLine().format(record))["error"]
-
-
-def test_a_missing_package_is_named_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Exit) as end:
-        cli.status(tmp_path)
-    assert end.value.exit_code == 2
-    assert capsys.readouterr().err == (
-        "error: the package prometheus_client is missing: pip install protofed-flower\n"
-    )

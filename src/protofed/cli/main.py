@@ -35,7 +35,7 @@ from protofed.cli.common import (
 )
 from protofed.compute import numerics
 from protofed.compute.imports import uncollected
-from protofed.errors import CheckpointError, ConfigError, ProtofedError
+from protofed.errors import INSTEAD, CheckpointError, ConfigError, ProtofedError, unknown_name
 
 if TYPE_CHECKING:
     from protofed.runs.run import Run
@@ -44,8 +44,7 @@ ELSEWHERE = {
     "figure": "protofed figure is gone: protofed report RUN --figure NAME draws one",
     "sweep": "protofed sweep is gone: protofed compare takes several values of an option, e.g. method.s=50,150",
     "worth": "protofed worth is gone: protofed try FOLDER or RECIPE has what it told",
-    "deploy": "deploy is a command of protofed-flower: pip install protofed-flower",
-    "ledger": "ledger is a command of protofed-flower: pip install protofed-flower",
+    **{name: unknown_name(kind, name, ()) for kind, name in INSTEAD if kind == "command"},
     "reproduce": "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce",
 }
 """What to do in place of commands that are gone, or that belong to a distribution that is not installed."""

@@ -21,11 +21,9 @@ def check_steps(experiment: Experiment, columns: Sequence[RawColumn]) -> None:
     mode = experiment.privacy.mode
     if mode == "none":
         return
-    reason = _options(experiment, mode) or next(
-        (reason for column in columns if (reason := _column(experiment, mode, column))), ""
-    )
-    if reason:
-        raise ConfigError(f"privacy.mode={mode} does not cover {reason}")
+    for column in columns:
+        if reason := _column(experiment, mode, column):
+            raise ConfigError(f"privacy.mode={mode} does not cover {reason}")
 
 
 def check_classes(experiment: Experiment, declared: bool, client: str) -> None:
@@ -68,20 +66,6 @@ def keeps_unprotected(method: Method) -> bool:
 def withholds_scores(experiment: Experiment, method: Method) -> bool:
     """Return whether scores stay at the nodes for good."""
     return experiment.privacy.mode == "sample" and keeps_unprotected(method)
-
-
-def _options(experiment: Experiment, mode: str) -> str:
-    data = experiment.data
-    if experiment.model.start:
-        return "model.start, whose run has an ε of its own: begin with initial weights"
-    if mode == "sample" and data.validation_fraction:
-        return (
-            "data.validation_fraction, since one sample changes which others are held out: give clients validation "
-            "samples of their own (validation.csv, .parquet or .npz)"
-        )
-    if mode == "sample" and data.train_samples:
-        return "data.train_samples, since one sample changes which others are chosen: choose them beforehand"
-    return ""
 
 
 def _column(experiment: Experiment, mode: str, column: RawColumn) -> str:

@@ -2,7 +2,7 @@
 
 Jiang, Wang, Yang, Shu, Lin and Yi, "Generator-based Heterogeneous Federated Prototype Adversarial Learning", IEEE
 TDSC 2024. The paper's body could not be read; the formulas are those of a repository that looks like the authors',
-which is not confirmed. What it hard-codes are defaults here. It resets the prototype of a class nobody reports to
+which is not confirmed; its MNIST has ``generator_lr = 3e-4``. It resets the prototype of a class nobody reports to
 zero; here such a class keeps its last one. "Heterogeneous" is said of the data: all clients share one architecture.
 """
 
@@ -40,30 +40,29 @@ from protofed.wire.schema import Field, Payload, Schema, weight_schema
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
+DECAY = 0.98
+"""Factor on α, β and the server's learning rate per round."""
+ALPHA_FLOOR, BETA_FLOOR = 1e-4, 0.15
+"""Smallest α and β, unless they are 0 from the start."""
+PUSH_LIMIT = 100.0
+"""Squared distance per entry beyond which the generator is pushed no further."""
+WEIGHT_DECAY = 1e-2
+"""Of the server's Adam."""
+
 
 @dataclass(frozen=True)
 class FedPAOptions(GeneratorOptions):
     """Hyperparameters."""
 
     alpha: float = remote(25.0, "weight α_0 of the generated samples' cross-entropy, on both sides", least=0)
-    alpha_floor: float = remote(1e-4, "smallest α", least=0)
     beta: float = remote(5.0, "weight β_0 of the pull towards the global prototypes", least=0)
-    beta_floor: float = remote(0.15, "smallest β", least=0)
-    decay: float = remote(0.98, "factor on α and β per round", least=0)
     adversarial: float = remote(0.15, "weight of the generator's push away from the prototypes", least=0)
-    push_limit: float = remote(100.0, "squared distance per entry beyond which it is pushed no further", least=0)
-    eta: float = remote(1.0, "weight η of the generator's diversity", least=0)
     label_prior: LabelPrior = remote(
         "available", "labels to generate: of classes held, alike; as frequent as held; or all K, no counts are sent"
     )
     prototypes: Literal["during", "after"] = remote(
         "during", "local prototypes from the steps of the last local epoch, or from a pass after training"
     )
-    generator_hidden: int = remote(256, "width h of the generator", least=1)
-    generator_steps: int = remote(50, "server steps per round", least=0)
-    generator_lr: float = remote(1e-4, "learning rate of the server's Adam; 3e-4 for MNIST in that code", least=0)
-    generator_decay: float = remote(0.98, "factor on it per round", least=0)
-    generator_weight_decay: float = remote(1e-2, "its weight decay", least=0)
 
 
 @register
@@ -116,11 +115,11 @@ class FedPA(FedAvg[FedPAOptions]):
 
     def weight(self, first: float, floor: float, round: int) -> float:
         """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
-        return max(floor, first * self.options.decay ** (round - 1)) if first else 0.0
+        return max(floor, first * DECAY ** (round - 1)) if first else 0.0
 
     def alpha(self, round: int) -> float:
         """Return ``α_t``."""
-        return self.weight(self.options.alpha, self.options.alpha_floor, round)
+        return self.weight(self.options.alpha, ALPHA_FLOOR, round)
 
     # The client.
 
@@ -143,7 +142,7 @@ class FedPA(FedAvg[FedPAOptions]):
         """Cross-entropy alone in the first round."""
         if number == 1:
             return super().round(number)
-        beta = self.weight(self.options.beta, self.options.beta_floor, number)
+        beta = self.weight(self.options.beta, BETA_FLOOR, number)
         return Round((Phase((Update(partial(self.guided_loss, self.alpha(number), beta)),)),))
 
     def guided_loss(
@@ -200,7 +199,7 @@ class FedPA(FedAvg[FedPAOptions]):
         if not teachers.sizes:
             return Aggregate(server, {})
         averaged = mean.mean({name: server[name] for name in self.initial})
-        lr = o.generator_lr * o.generator_decay ** (round - 1)
+        lr = o.generator_lr * DECAY ** (round - 1)
         trained, diagnostics = self.generator.taught(
             server,
             teachers,
@@ -208,7 +207,7 @@ class FedPA(FedAvg[FedPAOptions]):
             round,
             steps=o.generator_steps,
             lr=lr,
-            weight_decay=o.generator_weight_decay,
+            weight_decay=WEIGHT_DECAY,
         )
         merged = Prototypes.of(server).merged(prototypes.mean())
         return Aggregate({**server, **averaged, **trained, **merged.tensors()}, diagnostics)
@@ -216,7 +215,7 @@ class FedPA(FedAvg[FedPAOptions]):
     def generator_loss(
         self, prototypes: Prototypes, round: int, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor
     ) -> Tensor:
-        """Return ``α_t·Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) − 0.15·MSE(G, P_y) + η·div``.
+        """Return ``α_t·Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) − 0.15·MSE(G, P_y) + div``.
 
         The push away from prototypes begins in the second round; without a limit it has no lower bound. Pairs of
         one label do not count as diverse.
@@ -226,5 +225,5 @@ class FedPA(FedAvg[FedPAOptions]):
         loss = self.alpha(round) * heads.weighted_errors(features, labels)
         if round > 1 and o.adversarial:
             distance = pull(features, labels, prototypes)
-            loss = loss - o.adversarial * distance.clamp(max=o.push_limit).mean()
-        return loss + o.eta * diversity(noise, features, different)
+            loss = loss - o.adversarial * distance.clamp(max=PUSH_LIMIT).mean()
+        return loss + diversity(noise, features, different)

@@ -35,7 +35,6 @@ class FeSEMOptions(FedAvgOptions):
         "uniform", "weight of a client in its centre's mean: n_i, or 1"
     )
     clusters: int = remote(3, "centres C", least=1)
-    regroup_every: int = remote(1, "rounds from one assignment of clients to the next", least=1)
     grouping: Literal["weights", "classes"] = remote(
         "weights",
         "nearest weights | two groups: clients with fewer classes than the mean, and the others (a function in "
@@ -124,8 +123,7 @@ class FeSEM(FedAvg[FeSEMOptions]):
             held = torch.stack([upload.payload["held"] for upload in arrived]).double()
             groups = (held >= held.mean()).long()
         for upload, c in zip(arrived, groups, strict=True):
-            if round % self.options.regroup_every == 0 or f"cluster.{upload.client}" not in state:
-                state[f"cluster.{upload.client}"] = c
+            state[f"cluster.{upload.client}"] = c
         assigned = [int(state[f"cluster.{upload.client}"]) for upload in arrived]
         means = [WeightedMean() for _ in range(C)]
         for upload, c in zip(arrived, assigned, strict=True):

@@ -57,13 +57,12 @@ class GFPLOptions(SoftmaxOptions):
     retrain: Literal["batch", "epoch"] = remote(
         "batch",
         "a step on new pseudo-features after every local step (Algorithm 2, lines 16-20), or, after all local "
-        "epochs, passes over pseudo-features drawn once (text of Sec. 4.2)",
+        "epochs, a pass over pseudo-features drawn once (text of Sec. 4.2)",
     )
     retrain_parts: Literal["projection", "heads"] = remote(
         "projection",
         "what is retrained: the projection (line 19), or projection and head (text); without dcs always the head",
     )
-    retrain_epochs: int = remote(1, "passes over the pseudo-features (retrain=epoch)", least=1)
     momentum: float = remote(0.5, "momentum of the SGD that retrains (0 = the experiment's optimiser as it is)")
 
 
@@ -102,13 +101,12 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
         self.each_batch = o.pfg and o.retrain == "batch"
         width, raised = ("projection_dim", "it") if o.projection_dim else ("d", "model.d or method.projection_dim")
         advice = f"raise {raised} or set method.dcs=false"
-        untrained, once = not (o.cross_entropy or o.dcs), o.retrain == "batch"
+        untrained = not (o.cross_entropy or o.dcs)
         refused = {
             f"its ETF needs {width} >= K, but {width} = {p} and K = {K}: {advice}": o.dcs and p < K,
             "method.softmax=balanced needs method.cross_entropy above 0": o.balanced and not o.cross_entropy,
             "method.projection_dim needs the projection of method.dcs=true": o.projection_dim and not o.dcs,
             "without method.dcs only cross-entropy trains: raise method.cross_entropy above 0": untrained,
-            "method.retrain_epochs counts the passes of method.retrain=epoch": once and o.retrain_epochs != 1,
         }
         for fault, found in refused.items():
             if found:
@@ -177,7 +175,7 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
         if self.retrains(number) and self.each_batch:
             phases = [Phase((local, retrain))]
         elif self.retrains(number):
-            phases.append(Phase((retrain,), self.options.retrain_epochs, self.pseudo_features))
+            phases.append(Phase((retrain,), 1, self.pseudo_features))
         return Round(tuple(phases), self.retrains(number + 1))
 
     def retrained(self, name: str) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -16,7 +18,7 @@ from protofed.runs.spent import Spent
 from protofed.untrusted.decoding import LARGEST, Count, Number, Ordinal, decoded
 
 if TYPE_CHECKING:
-    from protofed.visits.contract import Missing, Trained
+    from protofed.visits.contract import Trained
 
 WAYS = ("up", "down")
 """Directions of traffic: from clients to the server, and back."""
@@ -197,6 +199,25 @@ class RoundRecord:
         """Bytes of all messages in both directions."""
         return self.bytes["up"] + self.bytes["down"]
 
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time that the block takes to a part of :data:`SECONDS`."""
+        start = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - start
+
+    def awaited(self, results: Iterator[Any]) -> Iterator[Any]:
+        """Yield results as they arrive; the wait counts as training, and not as the aggregation that reads them."""
+        while True:
+            start = time.perf_counter()
+            result = next(results, None)
+            waited = time.perf_counter() - start
+            self.seconds["training"] += waited
+            self.seconds["aggregation"] -= waited
+            if result is None:
+                return
+            yield result
+
     def add_traffic(self, direction: str, bytes: int, parameters: int) -> None:
         """Count one message.
 
@@ -211,10 +232,6 @@ class RoundRecord:
         """Note an upload that was left out, by an error ``field: reason``."""
         name, _, reason = str(error).partition(": ")
         self.refused.append(Refusal(client, name, reason, isinstance(error, DivergedError)))
-
-    def miss(self, missing: Missing, phase: str) -> None:
-        """Note a client that gave no result."""
-        self.lose(missing.client, missing.reason, phase)
 
     def lose(self, client: str, reason: str, phase: str) -> None:
         """Note a client that gave no result in a phase: ``training``, ``aggregation`` or ``evaluation``."""

@@ -181,7 +181,7 @@ def test_executors_add_the_same_noise_and_runs_cost_what_the_record_says():
         ({"privacy__noise": 1e-5, "secure__fraction_bits": 8}, "raise secure.fraction_bits"),
         ({"privacy__clip": 1e13}, r"privacy.clip=1e\+13 might overflow the sum of 3 clients: lower"),
         ({"privacy__epsilon": 0.1}, "less than one round costs"),
-        ({"robust__rule": "clip"}, "robust.rule=clip compares single uploads"),
+        ({"robust__rule": "clip"}, "robust.rule=clip does not go with secure.aggregation=true"),
     ],
 )
 def test_what_cannot_be_protected_is_refused_before_training(overrides, match):

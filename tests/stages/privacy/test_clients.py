@@ -386,10 +386,13 @@ def test_every_method_is_clipped_or_says_why_not(method):
             "epsilon=1 is less than one round costs with privacy.noise=1: 4.3",
         ),
         ({"privacy__epsilon": 1e-9, "privacy__delta": 1e-12}, "no noise keeps this budget"),
-        ({"privacy__noise": 1, "robust__rule": "median"}, "robust.rule=median lets one client change"),
+        (
+            {"privacy__noise": 1, "robust__rule": "median"},
+            "robust.rule=median does not go with privacy.mode=client",
+        ),
         (
             {"privacy__noise": 1, "participation__sampling": "samples"},
-            "participation.sampling=samples shows numbers",
+            "participation.sampling=samples does not go with privacy.mode=client: the draw shows numbers",
         ),
         (
             {"privacy__noise": 1, "method__aggregation": "weighted"},

@@ -179,7 +179,7 @@ def test_a_count_beyond_all_bounds_costs_the_round_and_no_more(count, reason, mo
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"robust__rule": "clip"}, "robust.rule=clip compares single uploads"),
+        ({"robust__rule": "clip"}, "robust.rule=clip does not go with secure.aggregation=true"),
         ({"method__name": "fedtgp"}, "fedtgp needs single uploads"),
         ({"method__name": "fedkd", "method__compress": "none"}, "fedkd vary"),
         ({"participation__fraction": 0.5}, "a round needs 3 of them, not 2"),

@@ -92,6 +92,11 @@ def serve(
     def begin(hardware: Hardware) -> tuple[Federation, Tree]:
         return _federation(grid, experiment, hardware, files, gathering, simulated)
 
+    if experiment.evaluation.on != "own":
+        log.info(
+            "evaluation.on=%s is for simulations: nodes score their own test samples", experiment.evaluation.on
+        )
+        experiment = replace(experiment, evaluation=replace(experiment.evaluation, on="own"))
     # Fail before any node is asked.
     done = files.finished and not files.changed(experiment)
     claim = nullcontext() if done else files.claimed(experiment, resume=resume)

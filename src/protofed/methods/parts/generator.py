@@ -47,6 +47,9 @@ class GeneratorOptions(FedAvgOptions):
     latent_dim: int = remote(32, "length z of the generator's noise ε", least=1)
     noise: Literal["uniform", "normal"] = remote("uniform", "ε in [0, 1), as in all code, or Gaussian as printed")
     generator_batch_size: int = remote(32, "generated features per server step; BatchNorm takes two", least=2)
+    generator_hidden: int = remote(256, "width h of the generator", least=1)
+    generator_steps: int = remote(50, "server steps per round", least=0)
+    generator_lr: float = remote(1e-4, "learning rate of the server's Adam, ×0.98 per round", least=0)
 
 
 class Generated(NamedTuple):

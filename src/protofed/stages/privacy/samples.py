@@ -88,8 +88,6 @@ def protected(
         secure: Only sums of uploads can be read.
     """
     check(method)
-    if plan.drop_last or not plan.shuffle:
-        raise ConfigError("privacy.mode=sample draws its batches: leave training.shuffle and training.drop_last")
     noise = options.noise
     if noise is None:
         noise = _needed(options, Training.of(method, plan, samples))
