@@ -15,7 +15,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby, permutations
+from itertools import combinations, groupby
 from pathlib import Path
 
 import numpy as np
@@ -56,9 +56,10 @@ def text_of(page: Path) -> str:
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M).replace("−", "-")
 
 
-def tables(page: Path, first: str = "") -> list[list[list[str]]]:
-    """Return the tables of a page whose head begins with a cell, as rows of cells without marks."""
-    blocks = groupby(text_of(page).splitlines(), key=lambda line: line.startswith("|"))
+def tables(page: Path | str, first: str = "") -> list[list[list[str]]]:
+    """Return the tables of a page or text whose head begins with a cell, as rows of cells without marks."""
+    text = page if isinstance(page, str) else text_of(page)
+    blocks = groupby(text.splitlines(), key=lambda line: line.startswith("|"))
     plain = [[re.sub(r"[*`]", "", line) for line in lines] for is_table, lines in blocks if is_table]
     found = [[[c.strip() for c in line.strip("| ").split(" | ")] for line in (t[0], *t[2:])] for t in plain]
     return [table for table in found if table[0][0].startswith(first)]
@@ -352,6 +353,75 @@ RULES = {
 """Inference rules by the last words of a row; others are of the head."""
 
 
+def check_reproduction(referee: Referee) -> None:
+    """Compare the papers' tables, cell by cell with the runs that cells.csv names, and gains over controls."""
+    lines = [row for path in sorted(ROOT.glob(RESULTS)) for row in rows(path)]
+    runs = {row["key"]: row for row in lines if row["scale"]}
+    rules = {(row["key"], row["rule"]): row for row in lines}
+    scored: dict[tuple[str, ...], dict[str, dict[str, float]]] = {}
+
+    def value(cell: Row, key: str) -> float:
+        main, scale = runs[key], {"params_thousands": 1e-3, "params_millions": 1e-6}.get(cell["metric"], 1)
+        if cell["metric"] == "rounds" and not float(main["up"]) and not float(main["down"]):
+            return 0
+        if cell["metric"] == "accuracy_percent":
+            return 100 * float(rules[key, cell["rule"] or main["rule"]][cell["name"]])
+        if cell["metric"] == "rounds":
+            return float(rules[key, cell["rule"] or main["rule"]][cell["name"]])
+        return scale * math.fsum(float(main[name]) for name in cell["name"].split("+"))
+
+    for (paper,), cells in by(rows(ROOT / "papers/reproduction/cells.csv"), "page").items():
+        text = text_of(ROOT / f"papers/reproduction/{paper}.md").partition("<!-- results")[2]
+        parts = re.split(r"^\*\*(?=\w+/table\d+:)", text, flags=re.M)[1:]
+        for cell in cells:
+            part = parts[int(cell["table"])]
+            head, *body = tables(part)[0]
+            row, labels = body[int(cell["line"])], 1 + (head[0] == "setting")
+            place = labels + int(cell["column"])
+            each = [keys.split("+") for keys in cell["runs"].split()]
+            found = {runs[k[0]]["seed"]: float(np.mean([value(cell, key) for key in k])) for k in each}
+            own, (printed, _, ours) = [*found.values()], row[place].rpartition(" / ")
+            half = [b - a for a, _, b in [interval(own)] if b > a] if len(own) > 1 else []
+            word = placed(own, printed, cell) if cell["metric"] in ("accuracy_percent", "rounds") else ""
+            where = f"{part.partition(':')[0]} ({cell['scale']}), {' '.join(row[:labels])}, {head[place]}"
+            referee.cell(where, ours, [float(np.mean(own)), *half], word)
+            setting = " ".join([*row[: labels - 1], head[place]]).replace(",", "")
+            rule = "head" if "By rule head" in part else "the paper's"
+            table = f"{part.partition(':')[0]} ({cell['scale']})"
+            scored.setdefault((table, setting, rule), {})[row[labels - 1]] = found
+    for table, setting, rule, seeds, control, best, *gains in tables(
+        ROOT / "papers/reproduction/README.md", "table"
+    )[0][1:]:
+        arms = scored[table, setting.replace(",", ""), rule]
+        named = re.findall(r"([\w-]+) ([+-]\d+\.\d+ \(.*?\)) (\w+)", ", ".join(gains))
+        shared = set.intersection(*(set(arms[name]) for name in ("local", "fixed_etf", *(n for n, *_ in named))))
+        means = {name: float(np.mean([arms[name][seed] for seed in shared])) for name in ("local", "fixed_etf")}
+        where = f"gains, {table}, {setting}, {rule}"
+        referee.cell(where, seeds, [len(shared)])
+        referee.cell(f"{where}, {control}", best, [max(means.values())], "")
+        for name, said, word in named:
+            apart_by = [arms[name][seed] - arms[control][seed] for seed in shared]
+            referee.cell(f"{where}, {name}", f"{said} {word}", interval(apart_by), verdict(apart_by))
+
+
+RESULTS = "papers/src/protofed_papers/results/*.csv"
+
+
+def placed(found: Sequence[float], printed: str, cell: Row) -> str:
+    """Return the word for values beside a printed number: two one-sided tests at 5 %, or one of the difference."""
+    if not re.fullmatch(r"\d+(\.\d+)?", printed):
+        return ""
+    margin = max(10.0 if cell["metric"] == "rounds" else 1.0, 2 * float(cell["spread"]))
+    differences = [value - float(printed) for value in found]
+    if len(found) > 1:
+        (_, low, high), (_, least, most) = interval(differences, 0.9), interval(differences)
+        if -margin < low and high < margin:
+            return "within"
+        if least > margin or most < -margin:
+            return "outside"
+    return "open"
+
+
 # Sentences against files.
 
 
@@ -365,8 +435,9 @@ class Pool:
     def add(self, own: Sequence[Mapping[int, float]]) -> None:
         """Add means and deviations of a figure of some arms, by seed, and the differences of each from each."""
         self.single += [value for arm in own for value in spread(arm.values())]
-        pairs = ([a[seed] - b[seed] for seed in a if seed in b] for a, b in permutations(own, 2))
-        self.intervals += [interval(found) for found in pairs if found]
+        pairs = ([a[seed] - b[seed] for seed in a if seed in b] for a, b in combinations(own, 2))
+        found = [interval(differences) for differences in pairs if differences]
+        self.intervals += found + [[-own[0], *(-end for end in own[:0:-1])] for own in found]
 
     def lacks(self, text: str) -> list[str]:
         """Return the numbers of a statement that are not held; a gain may be a difference between two arms."""
@@ -473,7 +544,7 @@ def links(page: Path, text: str) -> list[Path]:
 
 
 CHECKS: tuple[Callable[[Referee], None], ...] = (
-    *(check_studies, check_leaderboard, check_closed, check_protection, check_sentences),
+    *(check_studies, check_leaderboard, check_closed, check_protection, check_reproduction, check_sentences),
 )
 
 
