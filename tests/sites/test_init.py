@@ -65,7 +65,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "placeholders": {
         "data.standardise": "federated",
         "data.label_column": "diagnosis",
-        "data.nothing": ["unknown", "-"],
+        "data.na_values": ["unknown", "-"],
         "data.drop": ["mean_perimeter"],  # for one value below the limit of detection: this one costs something
         "data.missing": "indicator",
     },
@@ -291,7 +291,7 @@ def test_what_one_site_alone_spells_otherwise_is_asked_about_at_the_top(tmp_path
         ("west", "smoker", "'Ja', 'Nein', elsewhere 'No', 'Yes'"),
         ("west", "ward", "'k.A.' here alone"),
     ]
-    assert combine(look.notices)["data.nothing"] == ["k.A."]
+    assert combine(look.notices)["data.na_values"] == ["k.A."]
     same = {"Ja": "Yes", "Nein": "No"}
     settled = {"data.labels": same, "data.categories.smoker": same, "data.rename.Alter": "age"}
     again = inspect_folder(tmp_path, overrides=settled)

@@ -73,7 +73,7 @@ def parse_csv(path: Path, columns: Columns, texts: Collection[str], budget: Budg
 
 def read_texts(path: Path, columns: Columns, budget: Budget) -> Any:
     """Return all columns of a file as texts, with decimal points, in a ``pyarrow.Table``."""
-    missing = (*MISSING, *columns.nothing)
+    missing = (*MISSING, *columns.na_values)
     if path.suffix.lower() == ".xlsx":
         if find_spec("python_calamine") is None:
             raise ConfigError(f"{path}: Excel files need python-calamine: pip install 'protofed[excel]'")
@@ -143,25 +143,25 @@ def _with_points(column: Any) -> Any:
 
 
 def with_nothing(table: Any, columns: Columns, texts: Collection[str] = ()) -> Any:
-    """Return a table read as a CSV file is, if some of its texts stand for a missing value (``data.nothing``)."""
-    return as_texts(table, {*columns.as_texts, *texts}, columns.nothing) if columns.nothing else table
+    """Return a table read as a CSV file is, if some of its texts stand for a missing value (``data.na_values``)."""
+    return as_texts(table, {*columns.as_texts, *texts}, columns.na_values) if columns.na_values else table
 
 
-def as_texts(table: Any, texts: Collection[str], nothing: Collection[str] = ()) -> Any:
+def as_texts(table: Any, texts: Collection[str], na_values: Collection[str] = ()) -> Any:
     """Return a table whose columns of texts have the values and types that they would have in a CSV file.
 
     As in one with semicolons, a comma between digits is a decimal comma.
 
     Args:
         texts: Columns that stay text.
-        nothing: Texts that stand for a missing value, beside :data:`MISSING`.
+        na_values: Texts that stand for a missing value, beside :data:`MISSING`.
     """
     import pyarrow as pa
 
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = _trim(column.cast(pa.string()), [*MISSING, *nothing])
+            column = _trim(column.cast(pa.string()), [*MISSING, *na_values])
             column = column if name in texts else _convert_column(_with_points(column))
         columns[name] = column
     return pa.table(columns, metadata=table.schema.metadata)

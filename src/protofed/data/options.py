@@ -81,7 +81,7 @@ class DataOptions(Options):
     )
     month_first: bool = option(False, "dates with slashes and the year last begin with the month, as in 5/31/2024")
     unlabelled: Literal["refuse", "drop"] = option("refuse", "rows of a table without a label: an error | left out")
-    nothing: tuple[str, ...] = option(
+    na_values: tuple[str, ...] = option(
         (), "texts that stand for a missing value, beside '', ?, NA, NaN, null of CSV and Excel files: unknown, -"
     )
     encoding: str = option("", "encoding of CSV files that are neither UTF-8 nor UTF-16, such as Excel's cp1252")

@@ -131,7 +131,7 @@ def _of_samples(folder: DataFolder, label: str, site: str, asked: DataOptions) -
 def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str, asked: DataOptions) -> Survey:
     coded = [*_find_encodings(folder)]
     coded = [] if asked.encoding else coded
-    data = DataOptions(encoding=ENCODING if coded else asked.encoding, nothing=asked.nothing)
+    data = DataOptions(encoding=ENCODING if coded else asked.encoding, na_values=asked.na_values)
     held, wrong = sheets(folder, data)
     damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
@@ -145,12 +145,12 @@ def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str, 
         unread += told
     held, spelt = tables.rename_columns(held, asked)
     found, judged = _judge(held, label, asked)
-    if odd := combine(judged).get("data.nothing"):  # what stands for a missing value changes what columns are
-        read, _ = sheets(folder, replace(data, nothing=(*asked.nothing, *odd)))
+    if odd := combine(judged).get("data.na_values"):  # what stands for a missing value changes what columns are
+        read, _ = sheets(folder, replace(data, na_values=(*asked.na_values, *odd)))
         if list(folder.sites) == [ONE_TABLE]:
             read = _divide(read[0], site)[0]
         _, again = _judge(tables.rename_columns(read, asked)[0], label, asked)
-        judged = [f for f in judged if "data.nothing" in f.options] + again
+        judged = [f for f in judged if "data.na_values" in f.options] + again
     notices = sorted([*unread, *damaged, *coded, *spelt, found, *judged], key=lambda notice: not notice.asks)
     return Survey(folder, "table", {sheet.site: sheet.rows for sheet in held}, notices, source)
 

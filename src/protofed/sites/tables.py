@@ -257,7 +257,7 @@ def ask(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Itera
         rest = [set(counts) for other, counts in held.items() if other != site and counts]
         alone = sorted(own.keys() - set().union(*rest) - settled.keys()) if rest else []
         if blanks := [n for n in alone if _PLACEHOLDER.fullmatch(n) and not _WORD.fullmatch(n)]:
-            options = {"data.nothing": blanks}
+            options = {"data.na_values": blanks}
             found = f"{_few(list(map(repr, blanks)))} here alone"
             yield Notice(site, name, found, "read it as a missing value", options, asks=True)
         names = [n for n in alone if n not in blanks]
@@ -392,7 +392,7 @@ def _numbers(name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Notice]:
     if blanks := list(dict.fromkeys(text for _, text, _ in odd if _PLACEHOLDER.fullmatch(text))):
         sites = _few(list(dict.fromkeys(site for site, text, _ in odd if text in blanks)))
         told = f"{_few(list(map(repr, blanks)))} among numbers"
-        yield Notice(sites, name, told, "read it as a missing value", {"data.nothing": blanks})
+        yield Notice(sites, name, told, "read it as a missing value", {"data.na_values": blanks})
     for site, text, row in odd:
         if text not in blanks:
             yield Notice(site, name, f"{text!r} in row {row}, among numbers", OUT, {"data.drop": [name]})

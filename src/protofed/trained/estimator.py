@@ -56,7 +56,7 @@ BASE: Tree = {
 ROUNDS = 20
 """Rounds of methods that train."""
 _READ = (
-    *("categories", "dates", "drop", "keep", "missing", "month_first", "nothing", "ranges"),
+    *("categories", "dates", "drop", "keep", "missing", "month_first", "na_values", "ranges"),
     *("text", "text_as", "text_length", "tokenizer"),
 )
 """Options of data that apply, beside ``standardise``."""
@@ -189,7 +189,7 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             assert_all_finite(labels, input_name="y")
             check_consistent_length(X, labels)
             asked = replace(Columns.of(data), labelled=False)
-            table = as_arrow(X, texts=asked.as_texts, nothing=data.nothing)
+            table = as_arrow(X, texts=asked.as_texts, na_values=data.na_values)
             listing = from_arrow(table, asked, WHERE, data.budget())
         else:
             finite = True if data.missing == "refuse" else "allow-nan"

@@ -55,7 +55,7 @@ def as_samples(given: Any, trained: TrainedClient, resize: int = 0) -> Tensor:
             given,
             "the table",
             {*Columns.of(trained.data).as_texts, *_list_categories(trained)},
-            trained.data.nothing,
+            trained.data.na_values,
         )
         return _from_table(_values(read), trained, "the table")
     if hasattr(given, "convert") and hasattr(given, "getbands"):
