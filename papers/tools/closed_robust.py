@@ -154,7 +154,7 @@ def table(found: Sequence[Result]) -> str:
             cells.append(" / ".join(f"{mean:.1f}" for mean in means if mean == mean) or "–")
         who = f"{case[1]}: {NAMES[case[0]]}" if case[1] else "nobody"
         lines.append(
-            f"| {who} | {'2³⁰ samples' if case[2] else 'the truth' * bool(case[1])} | {' | '.join(cells)} |"
+            f"| {who} | {'2³⁰ samples' if case[2] else ('the truth' if case[1] else '')} | {' | '.join(cells)} |"
         )
     return "\n".join(lines)
 

@@ -347,7 +347,7 @@ def overview() -> str:
     for name in known:
         if f"{name}-fair" in known:
             continue
-        found = {arm.label.removesuffix("-balanced" * name.endswith("-fair")): arm for arm in study(name)}
+        found = {arm.label.removesuffix("-balanced" if name.endswith("-fair") else ""): arm for arm in study(name)}
         arms, figure = list(found.values()), own(list(found.values()))
         cells: list[str] = []
         for label in ("fedproto", "beacon", "fedlda"):

@@ -66,6 +66,27 @@ def sides(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape)) or "one number"
 
 
+def few(texts: Sequence[str], most: int = 5, between: str = ", ") -> str:
+    """Return the first of some texts, and how many more there are.
+
+    Example:
+        >>> few(["north", "south", "west", "east"], 2), few(["a", "b", "c"], 2, "; ")
+        ('north, south and 2 more', 'a; b; and 1 more')
+    """
+    rest = len(texts) - most
+    return between.join(texts[:most]) + (f"{between.rstrip(', ')} and {rest:,} more" if rest > 0 else "")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    Example:
+        >>> plural(1, "class"), plural(1200, "class")
+        ('1 class', '1,200 classes')
+    """
+    return f"{number(count)} {noun if count == 1 else noun + ('es' if noun.endswith('s') else 's')}"
+
+
 def mean_std(values: Sequence[float | None], write: Callable[[float], str] = percent) -> str:
     """Return the mean of ``values``, without None, and the sample standard deviation if there are several.
 

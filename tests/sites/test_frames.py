@@ -50,7 +50,7 @@ def test_a_physician_s_frame_becomes_a_federation(patients, tmp_path):
     assert list(found.sites) == ["Köln", "Nord/West", "St. Mary's", "Süd"]
     assert found["data"]["dates"] == {"admitted": "day", "born": "admitted"}
     assert found["data"]["drop"] == ["patient_id"]
-    assert found["data"]["nothing"] == ["unknown"]
+    assert found["data"]["na_values"] == ["unknown"]
     assert "crp: 'unknown' among numbers → read it as a missing value" in repr(found)
     data = load_data(resolve(found))
     assert [client.name for client in data.clients] == ["Köln", "Nord-West", "St Marys", "Süd"]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from protofed.analysis.report.facts import plural
 from protofed.analysis.table import TextCell, TextTable, tex
+from protofed.text import plural
 from protofed_papers.layout import Filled, Formula, Hyperparameter, Row, Scope, Sheet, hyperparameters
 from protofed_papers.papers import ACCURACY, Claim, Paper, PaperTable
 from protofed_papers.verdicts import NOT_RUN, Judgement

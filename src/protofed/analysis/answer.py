@@ -68,7 +68,7 @@ class MethodResult:
     def traffic(self) -> str:
         """Its rounds and bytes in words."""
         rounds = max(run.last_round for run in self.runs)
-        return f"{size(self.sent)} in {rounds} round{'s' * (rounds > 1)}"
+        return f"{size(self.sent)} in {rounds} round{'s' if rounds > 1 else ''}"
 
     @property
     def unseen(self) -> float | None:
@@ -343,8 +343,10 @@ def _alone(result: MethodResult) -> str:
     run, rule = result.runs[-1], result.rule
     others = [f"{name} {100 * run.outcome.accuracy[name].final:.1f}" for name in run.rules if name != rule]
     named = [(a, name) for name, a in zip(run.names, run.client_accuracies(rule), strict=True) if a is not None]
-    spread = f", from {100 * min(named)[0]:.1f} % at {min(named)[1]} to {100 * max(named)[0]:.1f} %" * (
-        len(named) > 1
+    spread = (
+        f", from {100 * min(named)[0]:.1f} % at {min(named)[1]} to {100 * max(named)[0]:.1f} %"
+        if len(named) > 1
+        else ""
     )
     more = f" Other rules: {', '.join(others)} %." if others else ""
     return (

@@ -112,10 +112,10 @@ def report_progress(*, quiet: bool, log_format: str = "auto", resume: bool = Tru
         # A signal inside a C library may surface as one of the library's own exceptions.
         if not signals:
             raise
-        goes_on = "; repeat the command" + " with --resume" * resume + " to continue"
+        goes_on = "; repeat the command" + (" with --resume" if resume else "") + " to continue"
         if kept.running and resume:
             place = next(iter(kept.running.values()))[0]
             place = place.parent if (place.parent / "comparison.json").is_file() else place
-            goes_on += "" if "--out" in sys.argv else f", and --out {place}" * (len(kept.running) == 1)
+            goes_on += "" if "--out" in sys.argv else (f", and --out {place}" if len(kept.running) == 1 else "")
         errors.print(escape(kept.describe()) + escape(goes_on), highlight=False, soft_wrap=True)
         raise KeyboardInterrupt from None

@@ -19,6 +19,7 @@ from protofed.data.images import decode
 from protofed.data.pool import Listing
 from protofed.data.typed import read_columns
 from protofed.errors import DataError, unknown_name
+from protofed.text import few
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import parse_json
@@ -334,5 +335,4 @@ _SHOWN = 40
 
 
 def _list(names: list[str]) -> str:
-    shown = ", ".join(name[: limits.CLASS_NAME] for name in names[:_SHOWN]) or "none"
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+    return few([name[: limits.CLASS_NAME] for name in names], _SHOWN) or "none"

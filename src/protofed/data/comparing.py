@@ -18,6 +18,7 @@ from typing import TypeVar
 from protofed.data.options import DataOptions
 from protofed.data.tables import TEXTS, Kind, RawColumn
 from protofed.errors import DataError, unknown_name
+from protofed.text import few
 from protofed.untrusted import claims, limits
 
 T = TypeVar("T", bound=Hashable)
@@ -85,17 +86,13 @@ def describe(findings: Sequence[Mismatch], named: bool = True) -> str:
         if f.advice:
             remedies[f.advice] = None
     if columns := dict.fromkeys(claims.clean(f.column, 80) for f in findings if f.identifier):
-        few = ",".join(list(columns)[:_SHOWN])
-        remedies[f"set data.drop={few} to leave identifiers out, or data.keep={few} to use them"] = None
+        chosen = ",".join(list(columns)[:_SHOWN])
+        remedies[f"set data.drop={chosen} to leave identifiers out, or data.keep={chosen} to use them"] = None
     for option, names in renames.items():
-        few = ", ".join(f"{_key(odd)} = {_quote(usual)}" for odd, usual in list(names.items())[: 2 * _SHOWN])
-        remedies |= {f"set {option}={{{few}}}": None} if names else {}
-    parts = [
-        (f"{sites[0]}{f' and {len(sites) - 1} more' * (len(sites) > 1)}: " if named else "") + problem
-        for problem, sites in groups.items()
-    ]
-    more = f"; and {len(parts) - _SHOWN} more" * (len(parts) > _SHOWN)
-    return f"{'; '.join(parts[:_SHOWN])}{more}: {'; '.join(list(remedies)[:_SHOWN])}"
+        pairs = ", ".join(f"{_key(odd)} = {_quote(usual)}" for odd, usual in list(names.items())[: 2 * _SHOWN])
+        remedies |= {f"set {option}={{{pairs}}}": None} if names else {}
+    parts = [(f"{few(sites, 1)}: " if named else "") + problem for problem, sites in groups.items()]
+    return f"{few(parts, _SHOWN, '; ')}: {'; '.join(list(remedies)[:_SHOWN])}"
 
 
 def compare(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> list[Mismatch]:
@@ -342,4 +339,4 @@ def _format_value(name: str) -> str:
 
 
 def _list_values(values: Sequence[str]) -> str:
-    return ", ".join(_format_value(value) for value in values[:_SHOWN]) + ", …" * (len(values) > _SHOWN)
+    return few([_format_value(value) for value in values], _SHOWN)

@@ -18,6 +18,7 @@ from protofed.data.pool import Listing
 from protofed.data.tables import TEXTS, RawColumn, Table, fit, moments, own, recode
 from protofed.errors import ConfigError, DataError
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.text import few
 
 log = logging.getLogger(__name__)
 Columns = tuple[RawColumn, ...]
@@ -92,8 +93,8 @@ def _check_named(data: DataOptions, columns: Columns, where: str) -> None:
 
 def colour_note(grey: Sequence[str]) -> tuple[str, ...]:
     """Return a note on files or clients whose grey images were converted to colour, if there are any."""
-    few = ", ".join(grey[:_SHOWN]) + f" and {len(grey) - _SHOWN:,} more" * (len(grey) > _SHOWN)
-    return (f"Grey images were converted to colour, as the others are: {few}.",) if grey else ()
+    names = few(grey, _SHOWN)
+    return (f"Grey images were converted to colour, as the others are: {names}.",) if grey else ()
 
 
 def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions) -> FederatedData:
@@ -124,7 +125,7 @@ def prepare_alone(
         return prepare(federated, columns, data)
     (client,), table = federated.clients, agreed.table
     if (table is None) != (columns is None):
-        raise DataError(f"{where}: the federation agreed on {'no ' * (table is None)}columns")
+        raise DataError(f"{where}: the federation agreed on {'no ' if table is None else ''}columns")
     if table is None or columns is None:
         federated = federated.map(partial(_add_channels, next(iter(agreed.input_shape), 0)))
         federated = replace(federated, input_shape=tuple(federated.clients[0].train.x.shape[1:]))
@@ -148,11 +149,8 @@ def _note_clamped(federated: FederatedData, table: Table) -> tuple[str, ...]:
     for client in federated.clients:
         for part in (client.train, client.test, client.validation):
             found.update({} if part is None else table.beyond(part.x))
-    shown = ", ".join(f"{number:,} of {name}" for name, number in found.most_common(_SHOWN))
-    more = ", …" * (len(found) > _SHOWN)
-    return (
-        (f"Values beyond their declared range were clamped to it (data.ranges): {shown}{more}.",) if found else ()
-    )
+    shown = few([f"{number:,} of {name}" for name, number in found.most_common()], _SHOWN)
+    return (f"Values beyond their declared range were clamped to it (data.ranges): {shown}.",) if found else ()
 
 
 def _with_table(federated: FederatedData, clients: tuple[ClientData, ...], table: Table) -> FederatedData:

@@ -20,6 +20,7 @@ from protofed.data.transforms import rotate
 from protofed.errors import ConfigError
 from protofed.options import Options, option
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.text import few
 
 _IMAGES = ("rotation", "blur", "tint", "invert")
 """Options for images alone."""
@@ -121,8 +122,8 @@ def shift_domains(
 
 def _notes(options: ShiftOptions, domains: int, swapped: Sequence[str]) -> tuple[str, ...]:
     given = ", ".join(f"shift.{name}={getattr(options, name):g}" for name in options.used)
-    few = ", ".join(swapped[:_SHOWN]) + ", …" * (len(swapped) > _SHOWN)
-    return (f"Samples are shifted in {domains} domains ({given}){f'; classes are swapped at {few}' * bool(few)}.",)
+    where = f"; classes are swapped at {few(swapped, _SHOWN)}" if swapped else ""
+    return (f"Samples are shifted in {domains} domains ({given}){where}.",)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from protofed.errors import DataError, unknown_name
+from protofed.text import few
 from protofed.untrusted import limits
 from protofed.untrusted.decoding import ClassName, decode, within
 
@@ -174,12 +175,12 @@ class Table:
             "each site",
         }
         names = list(dict.fromkeys(_text_of(c) if c.kind in TEXTS else c.name for c in self.columns))
-        few = ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
-        texts = "; those of texts are as they are" * any(column.kind in TEXTS for column in self.columns)
+        listed = few(names, _SHOWN)
+        texts = "; those of texts are as they are" if any(c.kind in TEXTS for c in self.columns) else ""
         within = sum(column.bounded for column in self.columns)
         ranged = f"; {within} are clamped to declared ranges and map these to [-1, 1]" if within else ""
         return (
-            f"Inputs: {len(self.inputs)} from {len(names)} columns or channels ({few}); "
+            f"Inputs: {len(self.inputs)} from {len(names)} columns or channels ({listed}); "
             f"{how[self.standardise]} (data.standardise={self.standardise}){ranged}{texts}."
         )
 

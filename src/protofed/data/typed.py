@@ -181,7 +181,7 @@ def _categories(
     if not order:
         return np.full(len(column), np.nan), RawColumn(name, "unknown")
     # Texts of four words on average are hardly names.
-    free = f" (for free text, set data.text={name})" * (sum(n.count(" ") for n in order) >= 3 * len(order))
+    free = f" (for free text, set data.text={name})" if sum(n.count(" ") for n in order) >= 3 * len(order) else ""
     if renamed is None and not keep and identifies(name, np.array(named)[indices[~absent]]):
         if free:
             raise DataError(

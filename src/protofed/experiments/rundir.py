@@ -83,7 +83,7 @@ class RunDirectory:
             if not resume:
                 state = "finished" if self.finished else "unfinished"
                 raise ConfigError(
-                    f"{self.path} holds a{'n' * (not self.finished)} {state} run of this configuration: "
+                    f"{self.path} holds a{'n' if not self.finished else ''} {state} run of this configuration: "
                     "pass --resume to continue it, or choose another --out"
                 )
             if changed and self.finished and not (self.path / END).is_file():

@@ -82,7 +82,7 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
             options.head_rules(),
             sums_only=not alone,
             personal=alone,
-            protection=Protection("leave_one_out treats every client differently" * alone),
+            protection=Protection("leave_one_out treats every client differently" if alone else ""),
         )
 
     @property

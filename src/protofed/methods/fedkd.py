@@ -85,7 +85,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             sums_only=compress == "none",
             personal=compress == "updates",
             protection=Protection(),
-            ends="fedkd raises the energy of its messages until the last round" * (compress != "none"),
+            ends="fedkd raises the energy of its messages until the last round" if compress != "none" else "",
         )
 
     def energy(self, round: int) -> float | None:

@@ -75,7 +75,7 @@ class FedProto(PrivateHead[P], Method[P]):
     def traits(cls, options: P) -> Traits:
         """A weighted mean takes ``n_ij``, and ``classes = own`` tells the server who holds which."""
         counted, own = options.aggregation != "mean", options.classes == "own"
-        known = "method.classes=own lets the server know who holds which class: choose all" * own
+        known = "method.classes=own lets the server know who holds which class: choose all" if own else ""
         weighted = f"method.aggregation={options.aggregation} weights them by n_ij: choose mean"
         return Traits(
             "prototypes",

@@ -103,7 +103,8 @@ class TinyProto(FedProto[Any]):
             protection=Protection(
                 more if sums else base.protection.dp_obstacle,
                 hidden="Prototypes are multiplied by numbers of samples that are not sent (method.scaling)."
-                * options.scaling,
+                if options.scaling
+                else "",
             ),
             stale=False,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protofed.runs.records import RoundRecord
+from protofed.text import few
 
 HELP = (
     "standardise the data, lower training.lr (or method.lambda or method.gamma, where there is one), or set "
@@ -22,8 +23,8 @@ def trouble(record: RoundRecord) -> str:
     if clients:
         found = dict.fromkeys(term for names in clients.values() for term in names)
         terms = [term if term.isprintable() else repr(term) for term in found]
-        parts = [f"loss {_list_names(terms)} is not finite at {_list_names(list(clients))}"]
-    whose = "their uploads" if clients.keys() == set(diverged) else f"uploads of {_list_names(diverged)}"
+        parts = [f"loss {few(terms, _SHOWN)} is not finite at {few(list(clients), _SHOWN)}"]
+    whose = "their uploads" if clients.keys() == set(diverged) else f"uploads of {few(diverged, _SHOWN)}"
     parts += [f"{whose} were refused as diverged"] if diverged else []
     told = [f"{' and '.join(parts)}: {HELP}"] if parts else []
     kept = record.robust.kept
@@ -32,7 +33,7 @@ def trouble(record: RoundRecord) -> str:
 
 def first_trouble(rounds: Sequence[RoundRecord]) -> str:
     """Return a sentence about the first round that is in trouble, and one about the end; "" if all was well."""
-    lost = _list_names(find_diverged(rounds))
+    lost = few(find_diverged(rounds), _SHOWN)
     end = f" At the end, {lost} had diverged (answers that are not finite count as wrong)." if lost else ""
     return _first(rounds) + end
 
@@ -76,12 +77,7 @@ def ruin(rounds: Sequence[RoundRecord]) -> str:
         last = refused[-1]
         diverging = any(r.diverged for r in refused)
         why = f". {_first(rounds)}" if diverging else f": {last.client}: {last.field}: {last.reason}."
-        return f"Every upload of {_list_names(lost)} was refused, so the result is not theirs{why}"
+        return f"Every upload of {few(lost, _SHOWN)} was refused, so the result is not theirs{why}"
     if rounds and all(record.losses and record.losses.get("total") is None for record in rounds):
         return f"No round had finite losses. {_first(rounds)}"
     return ""
-
-
-def _list_names(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

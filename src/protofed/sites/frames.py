@@ -79,7 +79,7 @@ def federation(
     names = [str(name) for name in frame.columns]
     for role, name in ("site", site), ("label", label):
         if name and name not in names:
-            index = " (it is the index: use frame.reset_index())" * (name in frame.index.names)
+            index = " (it is the index: use frame.reset_index())" if name in frame.index.names else ""
             raise DataError(f"{WHERE}: {unknown_name(f'{role} column', name, names[:40])}{index}")
     source = {"data.source": "frame", "data.data_dir": str(path.parent), "data.options.frame": path.stem}
     folder = DataFolder(Path(WHERE), "tables", {ONE_TABLE: path}, source, first=0)

@@ -17,6 +17,7 @@ from protofed.sites import others, tables
 from protofed.sites.notice import Notice, combine
 from protofed.sites.recipe import format_notice, text_of
 from protofed.sites.scan import ONE_TABLE, DataFolder, SiteTable, divide, files_of, look, sheets
+from protofed.text import few
 from protofed.untrusted.reading import parse_toml
 
 NATURAL: dict[str, Any] = {"partition.name": "natural", "partition.names": True, "data.clients": 0}
@@ -135,7 +136,7 @@ def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str, 
     held, wrong = sheets(folder, data)
     damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
-        raise DataError(wrong[0][1] + f"; and {len(wrong) - 1} more" * (len(wrong) > 1))
+        raise DataError(few([why for _, why in wrong], 1, "; "))
     if not any(sheet.rows for sheet in held):
         raise DataError(f"{folder.path}: holds no rows: expected one per sample below the header")
     source = dict(folder.options)
@@ -185,6 +186,6 @@ def _divide(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, Any
     parts = divide(sheet, column)
     if not parts:
         raise DataError(f"column {column!r} names no site in any row: name another as the site")
-    sizes = ", ".join(f"{part.site} ({part.rows:,})" for part in parts[:6]) + ", …" * (len(parts) > 6)
+    sizes = few([f"{part.site} ({part.rows:,})" for part in parts], 6)
     options = {**NATURAL, "data.options.id_column": column}
     return parts, options, [Notice("", column, f"{len(parts)} sites: {sizes}", "one client each")]

@@ -91,7 +91,11 @@ def evidence(trial: TryResult, arm: Arm) -> str:
     """Return in a few words by what an arm is judged."""
     if arm.evidence.folds:
         return f"{arm.evidence.folds} folds"
-    return f"split, {len(trial.seeds)} seed{'s' * (len(trial.seeds) > 1)}" if arm.trained else "samples set aside"
+    return (
+        f"split, {len(trial.seeds)} seed{'s' if len(trial.seeds) > 1 else ''}"
+        if arm.trained
+        else "samples set aside"
+    )
 
 
 def _cell(value: Interval) -> TextCell:

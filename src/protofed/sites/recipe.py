@@ -59,7 +59,7 @@ def write(path: Path, text: str, notices: Sequence[Notice], refused: Sequence[No
     """
     lines = [
         f"# Written by `protofed init`; it runs as it is: protofed run {path.name} (see: protofed list options)",
-        *(f"# {'not taken: ' * (notice in refused)}{format_notice(notice)}" for notice in notices),
+        *(f"# {'not taken: ' if notice in refused else ''}{format_notice(notice)}" for notice in notices),
     ]
     write_text(path, "\n".join(lines) + f"\n\n{text}")
 

@@ -145,7 +145,7 @@ class SiteAnswer:
     @property
     def advice(self) -> str:
         """A recommendation in one sentence."""
-        few = ", ".join(self.lacks[:NAMED]) + ", …" * (len(self.lacks) > NAMED)
+        few = ", ".join(self.lacks[:NAMED]) + (", …" if len(self.lacks) > NAMED else "")
         if self.gain.sign > 0:
             worth = "" if np.isnan(self.times) else f", for which you would need {times(self.times)} samples alone"
             return f"Join: {self.gain.mean:+.1f} points on your own classes{worth}."
@@ -213,7 +213,7 @@ class TryResult:
         helped, hurt = ([name for name, gain in gains.items() if gain.sign == sign] for sign in (1, -1))
         gain, lacking = self.gain(), not np.isnan(self.unseen)
         points = f"{gain.mean:+.1f} points on average ({gain.low:+.1f} … {gain.high:+.1f})" + (
-            " on classes that a site has" * lacking
+            " on classes that a site has" if lacking else ""
         )
         how = f"with {self.arms[0].name} in one round of {size(round(self.sent))} per site"
         if gain.sign > 0:
@@ -224,15 +224,15 @@ class TryResult:
         else:
             text = f"No gain from federating is seen: {points} {how}"
         if helped and gain.sign <= 0:
-            text += f"; {', '.join(helped[:NAMED])} gain{'s' * (len(helped) == 1)}"
+            text += f"; {', '.join(helped[:NAMED])} gain{'s' if len(helped) == 1 else ''}"
         if hurt:
-            text += f"; {', '.join(hurt[:NAMED])} lose{'s' * (len(hurt) == 1)}"
+            text += f"; {', '.join(hurt[:NAMED])} lose{'s' if len(hurt) == 1 else ''}"
         new = "No site lacks a class that others have."
         if lacking:
             new = (
                 f"Of samples of classes that a site has never seen, {self.unseen:.1f} % are right; alone, none is."
             )
-        some = ", ".join(self.left_out[:NAMED]) + ", …" * (len(self.left_out) > NAMED)
+        some = ", ".join(self.left_out[:NAMED]) + (", …" if len(self.left_out) > NAMED else "")
         apart = [f"Not judged, for want of classes or samples: {some}."] if self.left_out else []
         return [f"{text}.", new, *self._rivals(), *self._trained(), *apart]
 

@@ -20,6 +20,7 @@ from protofed.data.typed import identifies
 from protofed.errors import unknown_name
 from protofed.sites.notice import Notice, combine
 from protofed.sites.scan import ColumnScan, SiteTable
+from protofed.text import few
 from protofed.untrusted import limits
 
 MANY_CLASSES = 30
@@ -100,7 +101,7 @@ def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str])
     if wanted:
         if lacking := [sheet.site for sheet in sheets if wanted not in sheet.columns]:
             return "", Notice(
-                _few(lacking), wanted, "is not there", unknown_name("label", wanted, common), open=True
+                few(lacking), wanted, "is not there", unknown_name("label", wanted, common), open=True
             )
         if quantity := _quantity(sheets, wanted):
             return "", _no_classes(wanted, quantity, [name for name in common if _score(sheets, name, False)])
@@ -115,15 +116,15 @@ def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str])
         if (_rate_label(name) > best[0] or (last and not best[1])) and (quantity := _quantity(sheets, name)):
             return "", _no_classes(name, quantity, ranked)
     if not ranked:
-        return "", Notice("", "", "no column looks like a label", f"name it: --label {_few(common)}", open=True)
+        return "", Notice("", "", "no column looks like a label", f"name it: --label {few(common)}", open=True)
     others = [name for name in ranked[1:4] if 2 * scores[name] > scores[ranked[0]]]
-    proposal = "the label" + f"; it could be {' or '.join(others)}, too (--label)" * bool(others)
+    proposal = f"the label; it could be {' or '.join(others)}, too (--label)" if others else "the label"
     options = {"data.label_column": ranked[0]}
     return ranked[0], Notice("", ranked[0], _classes(sheets, ranked[0], names), proposal, options)
 
 
 def _no_classes(name: str, quantity: str, others: Sequence[str]) -> Notice:
-    named = f", or name another column: --label {_few(others)}" * bool(others)
+    named = f", or name another column: --label {few(others)}" if others else ""
     return Notice("", name, f"{quantity}; protofed classifies", f"make classes of it{named}", open=True)
 
 
@@ -176,8 +177,7 @@ def with_names(counts: Mapping[str, int], names: Mapping[str, str]) -> Counter[s
 
 def format_classes(votes: Counter[str]) -> str:
     """Return numbers of samples by class in words."""
-    shown = ", ".join(f"{value} ({number:,})" for value, number in votes.most_common(6))
-    return f"{len(votes)} classes: {shown}" + ", …" * (len(votes) > 6)
+    return f"{len(votes)} classes: {few([f'{value} ({number:,})' for value, number in votes.most_common()], 6)}"
 
 
 def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list[Notice]:
@@ -195,7 +195,7 @@ def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list
     for name in names:
         if name not in shared:
             found += _ask_renamed(sheets, name)
-            lacking = _few([sheet.site for sheet in sheets if name not in sheet.columns])
+            lacking = few([sheet.site for sheet in sheets if name not in sheet.columns])
             found.append(Notice(lacking, name, "is not there", "leave it out at all sites", {"data.drop": [name]}))
     dated = [name for name in shared if _is_date(sheets, name)]
     found += _dates(sheets, dated) if dated else ()
@@ -221,7 +221,7 @@ def _ask_renamed(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
     kind = own.columns[name].numeric
     alike = [n for n in rest[0].columns if n in common and rest[0].columns[n].numeric == kind]
     if alike:
-        found = f"here alone, where others have {_few(list(map(repr, alike)))}"
+        found = f"here alone, where others have {few(list(map(repr, alike)))}"
         told = f"the same? data.rename.{name}={alike[0] if len(alike) == 1 else '…'}"
         yield Notice(own.site, name, found, told, asks=True)
 
@@ -239,7 +239,7 @@ def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str])
         yield from spelt(held, label, "data.labels")
     elif {int(value) for value in values} != set(range(len(values))):
         names = {value: value for value in sorted(values, key=int)}
-        told = f"is numbered {_few(list(names))}"
+        told = f"is numbered {few(list(names))}"
         yield Notice("", label, told, "use the numbers as names", {"data.labels": names})
 
 
@@ -258,7 +258,7 @@ def ask(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Itera
         alone = sorted(own.keys() - set().union(*rest) - settled.keys()) if rest else []
         if blanks := [n for n in alone if _PLACEHOLDER.fullmatch(n) and not _WORD.fullmatch(n)]:
             options = {"data.na_values": blanks}
-            found = f"{_few(list(map(repr, blanks)))} here alone"
+            found = f"{few(list(map(repr, blanks)))} here alone"
             yield Notice(site, name, found, "read it as a missing value", options, asks=True)
         names = [n for n in alone if n not in blanks]
         usual, plain = sorted(rest[0]) if rest else [], len(own) - len(blanks)
@@ -266,10 +266,10 @@ def ask(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Itera
             continue
         if (len(rest) == 1 and plain > 2) or any(n.isdecimal() for n in (*names, *usual)):
             continue  # two sites may have different classes; of numbers and words, see alike
-        first = _few(list(map(repr, usual)))
+        first = few(list(map(repr, usual)))
         told = f"the same? {' '.join(f'{option}.{n}=…' for n in names[:3])}; or {option}.{names[0]}={names[0]}"
         only = option == "data.labels"  # of which an answer depends
-        yield Notice(site, name, f"{_few(list(map(repr, names)))}, elsewhere {first}", told, open=only, asks=True)
+        yield Notice(site, name, f"{few(list(map(repr, names)))}, elsewhere {first}", told, open=only, asks=True)
 
 
 def spelt(held: Held, name: str, option: str, column: str = "") -> Iterator[Notice]:
@@ -280,7 +280,7 @@ def spelt(held: Held, name: str, option: str, column: str = "") -> Iterator[Noti
     """
     within = _within(held)
     for odd, usual in within.items():
-        where = _few([site for site, counts in held.items() if odd in counts])
+        where = few([site for site, counts in held.items() if odd in counts])
         found, proposal = f"{odd!r} beside {usual!r}", f"read {odd!r} as {usual!r}"
         yield Notice(where, name, found, proposal, _renames(option, column, {odd: usual}))
     sites = [(site, tuple(dict.fromkeys(within.get(n, n) for n in counts))) for site, counts in held.items()]
@@ -325,7 +325,7 @@ def _dates(sheets: Sequence[SiteTable], names: Sequence[str]) -> Iterator[Notice
     latest = max(middles, key=lambda name: middles[name], default="")
     for name in names:
         if wrong[name]:
-            yield Notice("", name, f"{_few(wrong[name])} among dates", OUT, {"data.drop": [name]})
+            yield Notice("", name, f"{few(wrong[name])} among dates", OUT, {"data.drop": [name]})
         elif name == latest:
             yield Notice("", name, "dates", "use the day as a number", {"data.dates": {name: DAY}, **american})
         else:
@@ -368,7 +368,7 @@ def _words(name: str, columns: Mapping[str, ColumnScan], settled: Mapping[str, s
     hardly = any(identifies(name, np.array(list(map(category, c.present)))) for c in columns.values())
     if not hardly and number <= limits.CATEGORIES:
         if odd := [site for site, column in columns.items() if column.numeric]:
-            yield Notice(_few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
+            yield Notice(few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
         else:
             held = {site: column.distinct for site, column in columns.items()}
             yield from ask(held, name, f"data.categories.{name}", settled)
@@ -390,8 +390,8 @@ def _numbers(name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Notice]:
         return
     odd = [(site, text, row) for site, column in columns.items() for text, row in column.odd.items()]
     if blanks := list(dict.fromkeys(text for _, text, _ in odd if _PLACEHOLDER.fullmatch(text))):
-        sites = _few(list(dict.fromkeys(site for site, text, _ in odd if text in blanks)))
-        told = f"{_few(list(map(repr, blanks)))} among numbers"
+        sites = few(list(dict.fromkeys(site for site, text, _ in odd if text in blanks)))
+        told = f"{few(list(map(repr, blanks)))} among numbers"
         yield Notice(sites, name, told, "read it as a missing value", {"data.na_values": blanks})
     for site, text, row in odd:
         if text not in blanks:
@@ -414,7 +414,7 @@ def _missing(sheets: Sequence[SiteTable], names: Sequence[str]) -> Iterator[Noti
         if lacking:
             told = f"{sum(lacking.values()):,} of {total:,} values are missing"
             proposal = "use the site's mean, and an input that says so"
-            yield Notice(_few(list(lacking)), name, told, proposal, {"data.missing": "indicator"})
+            yield Notice(few(list(lacking)), name, told, proposal, {"data.missing": "indicator"})
 
 
 def _sites(sheets: Sequence[SiteTable], label: str, names: Mapping[str, str]) -> Iterator[Notice]:
@@ -433,14 +433,10 @@ def of_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) ->
         told = f"all {sum(own.values())} samples are {next(iter(own))!r}"
         yield Notice(site, "", told, "keep it: its accuracy says little")
     elif lacks:
-        yield Notice(site, "", f"has no {_few(lacks)}")
+        yield Notice(site, "", f"has no {few(lacks)}")
     if tested < FEW_TESTED:
         yield Notice(site, "", f"{tested} test samples: a gain of a few points cannot be seen")
 
 
 def _fold(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.casefold())
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)

@@ -29,6 +29,7 @@ from protofed.data.pool import Listing
 from protofed.data.tables import Column, Table
 from protofed.errors import DataError
 from protofed.models import Classifier
+from protofed.text import few
 from protofed.untrusted.limits import Budget
 
 if TYPE_CHECKING:
@@ -234,8 +235,8 @@ def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: st
     expected.add(_id_column(data))
     others = [name for name in columns if name not in expected and not INDEX.fullmatch(name)]
     if others:
-        few = ", ".join(map(repr, others[:_SHOWN])) + ", …" * (len(others) > _SHOWN)
-        warnings.warn(f"{where}: columns that the run did not have are not used: {few}", stacklevel=5)
+        names = few([*map(repr, others)], _SHOWN)
+        warnings.warn(f"{where}: columns that the run did not have are not used: {names}", stacklevel=5)
     at = [raw[:, i] == len(c.categories) for i, c in enumerate(trained.table.columns) if c.categories]
     if number := sum(int(rows.sum()) for rows in at):
         what = "value takes" if number == 1 else "values take"

@@ -168,7 +168,7 @@ def decode(
         Exception: An ``error`` of one line, if the values are no such record.
 
     Example:
-        >>> decoded({"a": [1, 2], "b": [3, "x"]}, dict[str, list[Count]], "counts.json")
+        >>> decode({"a": [1, 2], "b": [3, "x"]}, dict[str, list[Count]], "counts.json")
         Traceback (most recent call last):
         ...
         protofed.errors.CheckpointError: counts.json: b[1]: expected a whole number, not 'x'

@@ -27,6 +27,7 @@ from protofed.errors import DivergedError, ProtofedError
 from protofed.methods.contract import Local, Method, Phase, Tensors
 from protofed.samples import Samples
 from protofed.storage.snapshots import Snapshot
+from protofed.text import few
 from protofed.visits.batches import batches, epoch_rows
 from protofed.visits.client import LocalPlan, Member
 from protofed.visits.contract import Evaluated, Messages, On, Scores, Trained
@@ -374,7 +375,7 @@ class LocalTrainer:
         except Exception as error:
             if not isinstance(error, ProtofedError) and not getattr(error, "__notes__", None):
                 where = hook if "." in hook else f"{type(self.method).__qualname__}.{hook}"
-                error.add_note(f"raised by {where} at {', '.join(clients[:3])}{', …' * (len(clients) > 3)}")
+                error.add_note(f"raised by {where} at {few(clients, 3)}")
             raise
 
     def _open(

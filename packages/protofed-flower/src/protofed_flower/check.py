@@ -211,7 +211,7 @@ class _Node:
         runs = sum(1 for _ in folder.glob(f"*/*/{INDEX}"))  # STATE-DIR/CLIENT/RUN
         older = next(folder.glob(f"*/{INDEX}"), None)
         left = f"; {older.parent} is of an older version: its files stay, and are not read" if older else ""
-        return f"{folder}: writable, holds {runs} run{'s' * (runs != 1)}{left}"
+        return f"{folder}: writable, holds {runs} run{'s' if runs != 1 else ''}{left}"
 
     def check_superlink(self) -> str:
         host, port = trust.split_address(_given(self.request.superlink, "--superlink"))

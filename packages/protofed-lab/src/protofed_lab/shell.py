@@ -148,7 +148,7 @@ def assets(*names: str, defer: bool = False) -> None:
     for name in names:
         # The address changes when the file does, so that browsers may keep it.
         address = f"/static/{name}?{(STATIC / name).stat().st_mtime_ns:x}"
-        script = f'<script{" defer" * defer} src="{address}"></script>'
+        script = f'<script{" defer" if defer else ""} src="{address}"></script>'
         ui.add_head_html(script if name.endswith(".js") else f'<link rel="stylesheet" href="{address}">')
 
 

@@ -55,7 +55,9 @@ def sensitivity(runs: list[Run], option: str | None = None, rule: str | None = N
     """
     scored = [run for run in select_finished(runs) if run.evaluations and (rule is None or rule in run.rules)]
     if not scored:
-        raise DataError("no accuracy to show: no round has been evaluated" + f" by the rule {rule!r}" * bool(rule))
+        raise DataError(
+            "no accuracy to show: no round has been evaluated" + (f" by the rule {rule!r}" if rule else "")
+        )
     option = _name_option(scored, option)
     lines = _lines(scored, option)
     axis = _Axis([value for line in lines.values() for value in line if value is not None])

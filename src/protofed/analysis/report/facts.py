@@ -15,7 +15,7 @@ from protofed.errors import ProtofedError
 from protofed.runs.files import read_text
 from protofed.runs.run import Run, rule_of, select_finished
 from protofed.runs.summary import TOLERANCE
-from protofed.text import duration, mean_std, number, percent, size
+from protofed.text import duration, mean_std, number, percent, plural, size
 
 MANY = 500
 """Clients beyond which what each of them chose is not read."""
@@ -28,11 +28,6 @@ class Card(NamedTuple):
     label: str
     value: str
     note: str
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun."""
-    return f"{number(count)} {noun if count == 1 else noun + ('es' if noun.endswith('s') else 's')}"
 
 
 def status(run: Run) -> str:
@@ -200,7 +195,7 @@ def headline(runs: Sequence[Run]) -> str:
 def seeds(runs: Sequence[Run]) -> str:
     """Return the seeds of some runs."""
     numbers = sorted({run.seed for run in runs})
-    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def bytes_per_round(run: Run, way: str) -> float:

@@ -85,7 +85,7 @@ def rules(runs: Sequence[Run]) -> TextTable:
     for rule in dict.fromkeys(rule for run in chosen for rule in run.rules):
         main = rule == rule_of(chosen)
         described = chosen[0].rule(rule)
-        title = TextCell(described.title + " (main rule)" * main, described.text, main)
+        title = TextCell(described.title + (" (main rule)" if main else ""), described.text, main)
         table.add(title, *(column.cell(chosen, rule) for column in columns))
     return table
 

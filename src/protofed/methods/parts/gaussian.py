@@ -24,6 +24,7 @@ from torch import Tensor
 from protofed.methods.given import Tensors
 from protofed.methods.parts.moments import Linear, Sums, floor, part_of, solve, symmetric, triangle
 from protofed.methods.parts.prior import RHO
+from protofed.text import few
 
 Shrinkage = float | Literal["oas"]
 SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
@@ -310,8 +311,8 @@ def describe_choices(choices: Mapping[str, Tensor]) -> str:
     together, apart = views.get(0, []), views.get(1, [])
     if together or apart:
         chosen += " " + (
-            f"Clients measure alike at {_name_choice(together)} (standardised together) and otherwise at "
-            f"{_name_choice(apart)} (standardised by site)."
+            f"Clients measure alike at {few(together, NAMED)} (standardised together) and otherwise at "
+            f"{few(apart, NAMED)} (standardised by site)."
             if together and apart
             else "Clients measure alike: standardised together."
             if together
@@ -320,11 +321,7 @@ def describe_choices(choices: Mapping[str, Tensor]) -> str:
     if not mute:
         return chosen
     why = "one class, or no second sample of any"
-    return f"{chosen} Without a choice ({why}), and so with the first: {_name_choice(mute)}."
-
-
-def _name_choice(clients: Sequence[str]) -> str:
-    return ", ".join(clients[:NAMED]) + f" and {len(clients) - NAMED} others" * (len(clients) > NAMED)
+    return f"{chosen} Without a choice ({why}), and so with the first: {few(mute, NAMED)}."
 
 
 def voters(labels: Tensor, counts: Tensor) -> Tensor:

@@ -277,7 +277,7 @@ def _findings(
         members, others = scores[inside & wanted.member], scores[inside & ~wanted.member]
         note = f"{len(members)} training samples, {len(others)} others; {name}"
         few = not everything and min(len(members), len(others)) < FEW
-        note += "; too few for a close figure" * few
+        note += "; too few for a close figure" if few else ""
         if not len(members) or not len(others):
             result.append(Finding(question, observer, f"AUC{where}", None, 0.5, None, note, f"{key}{suffix}"))
             continue

@@ -124,7 +124,7 @@ def title(method: str) -> str:
 
 def in_rounds(number: int) -> str:
     """Return a small number of rounds in words."""
-    return f"{NUMBERS[number]} round{'s' * (number > 1)}"
+    return f"{NUMBERS[number]} round{'s' if number > 1 else ''}"
 
 
 def listed(methods: Mapping[str, int | None]) -> dict[str, str]:

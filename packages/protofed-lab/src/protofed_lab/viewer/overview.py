@@ -90,4 +90,4 @@ def told(seen: dict[str, SeenRun]) -> str:
     """
     counts = Counter(s.state for s in seen.values())
     words = [f"{counts[state]} {state}" for state in TOLD if counts[state]]
-    return f"{len(seen)} run{'s' * (len(seen) > 1)} ({', '.join(words)})" if seen else "no runs"
+    return f"{len(seen)} run{'s' if len(seen) > 1 else ''} ({', '.join(words)})" if seen else "no runs"

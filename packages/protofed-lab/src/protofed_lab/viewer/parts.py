@@ -216,7 +216,7 @@ class Choice:
 
     def _inner(self) -> str:
         return "".join(
-            f'<option value="{html.escape(value, quote=True)}"{" selected" * (value == self.value)}>'
+            f'<option value="{html.escape(value, quote=True)}"{" selected" if value == self.value else ""}>'
             f"{html.escape(text)}</option>"
             for value, text in self._options.items()
         )
@@ -232,7 +232,7 @@ class Choice:
 def check(label: str, value: bool, on_change: Callable[[bool], Any]) -> None:
     """Build a box to tick."""
     with ui.element("label").classes("check"):
-        box = ui.element("input").props('type="checkbox"' + " checked" * value)
+        box = ui.element("input").props('type="checkbox"' + (" checked" if value else ""))
         box.on(
             "change", lambda event: on_change(bool(event.args)), js_handler="(event) => emit(event.target.checked)"
         )
@@ -278,7 +278,7 @@ class Cards:
                 for card in cards:
                     with ui.element("div").classes("card"):
                         ui.label(card.label).classes("eyebrow")
-                        value = ui.label(card.value).classes("figure" + " long" * ("\n" in card.value))
+                        value = ui.label(card.value).classes("figure" + (" long" if "\n" in card.value else ""))
                         self._shown[card.label] = value, ui.label(card.note).classes("eyebrow")
         for card in cards:
             value, note = self._shown[card.label]
@@ -290,8 +290,8 @@ def options_table(options: Sequence[Option], names: Sequence[str]) -> str:
     """Return options of ``names`` as an HTML table that marks differences by weight, a bar and words."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
     body = "".join(
-        f'<tr{" class=differs" * option.differs}><th scope="row">{html.escape(option.name)}'
-        + '<span class="unseen"> (differs)</span>' * option.differs
+        f'<tr{" class=differs" if option.differs else ""}><th scope="row">{html.escape(option.name)}'
+        + ('<span class="unseen"> (differs)</span>' if option.differs else "")
         + "</th>"
         + "".join(f"<td>{html.escape(value)}</td>" for value in option.values)
         + "</tr>"
