@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.report import Report
-from benchmarks.request import Request
+from benchmarks.request import Request, Result
 from benchmarks.running import ALL, measure
 from protofed.analysis.figures import save_figure
 from protofed.cli.common import console
@@ -26,11 +26,13 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[BENCHMARK] [NAME=VALUE]...",
-            help="overhead, peer, scaling, until, busy or all (the default), then options by dotted name.",
+            help="overhead, peer, scaling, until, busy, felt or all (the default), then options by dotted name.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds to measure, after one to warm up.")] = 3,
-    cases: Annotated[str, typer.Option(help="Cases of overhead, peer, until and busy, separated by commas.")] = "",
+    cases: Annotated[
+        str, typer.Option(help="Cases of overhead, peer, until and busy, or rows of felt, separated by commas.")
+    ] = "",
     threads: Annotated[str, typer.Option(help="Numbers of threads to try (default: 1 to all cores).")] = "",
     processes: Annotated[
         int, typer.Option(help="Processes of the executor workers (0: one per core, 1: leave it out).")
@@ -53,8 +55,9 @@ def bench(
 
     overhead: against a bare PyTorch loop, and executors against each other; peer: against a clone of HtFLlib;
     scaling: time and memory for growing numbers of clients; until: seconds, rounds, steps and bytes until an
-    accuracy, and those of the clone if --peer is given; busy: executors beside competing processes; all (the
-    default): overhead and scaling, and peer if --peer is given.
+    accuracy, and those of the clone if --peer is given; busy: executors beside competing processes; felt: what
+    people wait for; all (the default): overhead and scaling, and peer if --peer is given. What was measured before
+    an error or an interruption is printed.
     """
     items = arguments or []
     name = items.pop(0) if items and "=" not in items[0] else ALL
@@ -76,14 +79,20 @@ def bench(
         raise ConfigError(f"--figure: only until has a picture, not {name}")
     results = Report(json, items)
     console.print(results.machine_line(), highlight=False, soft_wrap=True)
-    # A display that refreshes often would slow down the measurement.
-    with nullcontext() if quiet else console.status("starting", refresh_per_second=1) as status:
-        for measured, result in measure(name, request, status.update if status else lambda text: None):
+    found: dict[str, Result] = {}
+    try:
+        # A display that refreshes often would slow down the measurement.
+        with nullcontext() if quiet else console.status("starting", refresh_per_second=1) as status:
+            for measured, result in measure(name, request, status.update if status else lambda text: None):
+                found[measured] = result
+                results.add(measured, result)
+    finally:
+        for result in found.values():
             console.print(result.table)
-            results.add(measured, result)
-            if figure is not None and result.draw is not None:
-                drawn = save_figure(result.draw(), figure)
-                console.print(f"Drawn: {', '.join(map(str, drawn))}", soft_wrap=True)
+    for result in found.values():
+        if figure is not None and result.draw is not None:
+            drawn = save_figure(result.draw(), figure)
+            console.print(f"Drawn: {', '.join(map(str, drawn))}", soft_wrap=True)
 
 
 def _integers(text: str, option: str) -> list[int]:

@@ -65,7 +65,7 @@ def check_busy(request: Request) -> None:
         case_experiment(name, request.overrides, rounds=request.rounds + 1)
 
 
-def busy(request: Request, note: Note) -> Result:
+def busy(request: Request, note: Note) -> Iterator[Result]:
     """Measure every way to compute, without and with competing processes.
 
     Args:
@@ -82,7 +82,7 @@ def busy(request: Request, note: Note) -> Result:
                 with competing(load):
                     seconds[load] = measured(experiment, setting)
             figures.append({"case": name, **setting._asdict(), "seconds": seconds})
-    return Result(_table(figures, request), figures)
+            yield Result(_table(figures, request), figures)
 
 
 def measured(experiment: Experiment, setting: Setting) -> list[float]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ AS_PEER: dict[str, dict[str, Any]] = {
     "fedl2g": {"method.server_lr": 0.1, "method.warm_up": 0, "method.study": 16, "method.quiz": 16},
 }
 """Options with which our methods do what the peer's do. Its FedProto collects prototypes during training; its
-FedTGP in a pass afterwards, as ours does. Its FedMRL never keeps a trained projector. Its FedL2G needs the package
-``higher``, and two whole batches of samples of every client: one, held out, for the quiz, and one to study."""
+FedTGP in a pass afterwards, as ours does. Its FedMRL never keeps a trained projector. Its FedL2G needs
+two whole batches of samples of every client: one, held out, for the quiz, and one to study."""
+PACKAGES = {"fedl2g": "higher"}
+"""Packages that the peer needs for a method."""
 HELD_OUT = ("fedl2g",)
 """Methods whose peer does not train on a client's first batch."""
 DATASET = "federation"
@@ -172,6 +175,12 @@ def check_experiment(experiment: Experiment) -> None:
     """Raise ConfigError if HtFLlib does not support the options of ``experiment``."""
     if experiment.method not in ALGORITHMS:
         raise ConfigError(unknown_name("method of the peer", experiment.method, ALGORITHMS))
+    package = PACKAGES.get(experiment.method, "")
+    if package and find_spec(package) is None:
+        raise ConfigError(
+            f"{experiment.method}: the peer needs the package {package}: uv pip install {package}, or choose "
+            "other --cases"
+        )
     if experiment.model.name not in MODELS:
         raise ConfigError(unknown_name("model of the peer", experiment.model.name, MODELS))
     same: dict[str, tuple[Any, Any]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -31,19 +31,20 @@ def check_overhead(request: Request) -> None:
         load_data(experiment)
 
 
-def overhead(request: Request, note: Note) -> Result:
+def overhead(request: Request, note: Note) -> Iterator[Result]:
     """Time rounds of the engine and of a bare loop in turn, in this process, for each number of threads.
 
     Args:
         request: Settings of the benchmark.
         note: Callback for progress messages.
     """
-    timings = {name: _measure(name, chosen, request, note) for name, chosen in _experiments(request).items()}
-    figures = [
-        {"case": name, "seconds": t.figures(), "ratios": {n: _ratios(t, n) for n in t.names}}
-        for name, t in timings.items()
-    ]
-    return Result(_table(timings, request.rounds), figures)
+    timings: dict[str, Timings] = {}
+    figures = []
+    for name, chosen in _experiments(request).items():
+        timings[name] = found = _measure(name, chosen, request, note)
+        ratios = {variant: _ratios(found, variant) for variant in found.names}
+        figures.append({"case": name, "seconds": found.figures(), "ratios": ratios})
+        yield Result(_table(timings, request.rounds), figures)
 
 
 def _experiments(request: Request) -> dict[str, Experiment]:

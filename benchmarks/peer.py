@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ def check_supported(request: Request, experiments: Sequence[Experiment]) -> None
         check_data(experiment, load_data(experiment))
 
 
-def peer(request: Request, note: Note) -> Result:
+def peer(request: Request, note: Note) -> Iterator[Result]:
     """Time HtFLlib in separate processes, for each number of threads, and the executors of this package.
 
     Args:
@@ -65,8 +65,10 @@ def peer(request: Request, note: Note) -> Result:
     Raises:
         ConfigError: If HtFLlib fails.
     """
-    figures = [_measure(name, chosen, request, note) for name, chosen in _experiments(request).items()]
-    return Result(_table(figures, request.rounds), figures)
+    figures = []
+    for name, chosen in _experiments(request).items():
+        figures.append(_measure(name, chosen, request, note))
+        yield Result(_table(figures, request.rounds), figures)
 
 
 def checkout(request: Request) -> Path:

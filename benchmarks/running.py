@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.busy import busy, check_busy
+from benchmarks.felt import check_felt, felt
 from benchmarks.overhead import check_overhead, overhead
 from benchmarks.peer import check_peer, peer
 from benchmarks.request import Note, Request, Result
@@ -20,11 +21,11 @@ class Benchmark(NamedTuple):
 
     Attributes:
         check: Function that raises an error for invalid settings, before anything is measured.
-        measure: Function that runs the benchmark.
+        measure: Function that runs the benchmark; yields the result so far whenever a case has been measured.
     """
 
     check: Callable[[Request], None]
-    measure: Callable[[Request, Note], Result]
+    measure: Callable[[Request, Note], Iterator[Result]]
 
 
 BENCHMARKS = {
@@ -33,6 +34,7 @@ BENCHMARKS = {
     "scaling": Benchmark(check_scaling, scaling),
     "until": Benchmark(check_until, until),
     "busy": Benchmark(check_busy, busy),
+    "felt": Benchmark(check_felt, felt),
 }
 ALL = "all"
 
@@ -46,7 +48,7 @@ def measure(name: str, request: Request, note: Note) -> Iterator[tuple[str, Resu
         note: Callback for progress messages.
 
     Yields:
-        The name and result of each benchmark when it ends.
+        The name of a benchmark and its result so far, whenever a case of it has been measured.
 
     Raises:
         ProtofedError: If settings or data are invalid; where possible, before anything is measured.
@@ -58,7 +60,8 @@ def measure(name: str, request: Request, note: Note) -> Iterator[tuple[str, Resu
     for benchmark in chosen:
         BENCHMARKS[benchmark].check(request)
     for benchmark in chosen:
-        yield benchmark, BENCHMARKS[benchmark].measure(request, partial(_note, note, benchmark))
+        for result in BENCHMARKS[benchmark].measure(request, partial(_note, note, benchmark)):
+            yield benchmark, result
 
 
 def _note(note: Note, benchmark: str, text: str) -> None:

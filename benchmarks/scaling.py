@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -51,7 +51,7 @@ def check_scaling(request: Request) -> None:
     alike(experiment, 1, request.per_client)
 
 
-def scaling(request: Request, note: Note) -> Result:
+def scaling(request: Request, note: Note) -> Iterator[Result]:
     """Measure federations of several sizes with the same number of samples per client.
 
     Args:
@@ -65,7 +65,7 @@ def scaling(request: Request, note: Note) -> Result:
         # A process that ran a smaller federation would retain some of its memory.
         with ProcessPoolExecutor(1, process_context(PRELOAD), stay_with_parent) as pool:
             figures.append(pool.submit(measure_size, tree, clients, request.per_client, request.rounds).result())
-    return Result(_table(figures, request), figures)
+        yield Result(_table(figures, request), figures)
 
 
 def _tree(request: Request) -> Tree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -99,7 +99,7 @@ def check_until(request: Request) -> None:
         check_supported(request, [each for each in experiments if not each.encoder.name])
 
 
-def until(request: Request, note: Note) -> Result:
+def until(request: Request, note: Note) -> Iterator[Result]:
     """Run every case with every seed until the target is reached, or for ``limit`` rounds.
 
     Args:
@@ -123,7 +123,7 @@ def until(request: Request, note: Note) -> Result:
             for library, course in courses.items():
                 found.setdefault(library, []).append({"seed": seed, **course.figures(request.target)})
         figures.append({"case": name, "target": request.target, "limit": request.limit, "runs": found})
-    return Result(_table(figures, request), figures, partial(draw_courses, figures))
+        yield Result(_table(figures, request), figures, partial(draw_courses, figures))
 
 
 def _experiment(name: str, request: Request, seed: int) -> Experiment:

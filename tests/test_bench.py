@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import test_cli
-from benchmarks import busy
+from benchmarks import busy, felt
 from benchmarks.__main__ import app
 from benchmarks.bare import BareLoop
+from benchmarks.htfllib import PACKAGES
 from benchmarks.ours import Rounds
 from benchmarks.scaling import alike
 from benchmarks.timing import Timings, Variant, take_turns
@@ -256,6 +257,37 @@ def clients_of_images(folder: Path) -> None:
             np.savez(folder / client / part, x=pixels, y=np.arange(n) % 4)
 
 
+def test_what_was_measured_before_an_error_is_kept(tmp_path, monkeypatch, capsys):
+    rows = {
+        "good": felt.Row(
+            "a command", (1.0, 2.0), lambda folder: felt._python("print('Federating helps', flush=True)")
+        ),
+        "bad": felt.Row("another", (None, 2.0), lambda folder: felt._python("raise SystemExit('no such thing')")),
+    }
+    monkeypatch.setattr(felt, "ROWS", rows)
+    status, output, error = inside(monkeypatch, capsys, tmp_path, "felt", "--json", "found.json")
+    assert status == 2
+    assert "no such thing" in error
+    assert "(good)" in output
+    (figures,) = json.loads(Path("found.json").read_text())["felt"]
+    assert figures["cpu_seconds"] >= figures["first_cpu_seconds"] >= 0
+    assert figures["seconds"] >= figures["first_seconds"] > 0
+
+
+def test_cpu_seconds_are_those_of_all_processes(tmp_path):
+    burn = "import time; start = time.process_time()\nwhile time.process_time() < start + 0.3: pass"
+    command = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}])"  # which outlives it
+    assert felt._waited(felt._python(command), tmp_path)["cpu_seconds"] > 0.3
+
+
+def test_packages_of_the_peer_are_looked_for_first(htfllib, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(PACKAGES, "fedl2g", "no_such_package")
+    status, output, error = inside(monkeypatch, capsys, tmp_path, "peer", "--peer", "htfllib")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "fedl2g: the peer needs the package no_such_package" in error
+    assert "Against" not in output
+
+
 @pytest.mark.slow
 def test_until(htfllib, tmp_path, monkeypatch, capsys):
     clients_of_images(tmp_path / "clients")
@@ -342,6 +374,7 @@ def test_a_lucky_round_is_not_enough():
         (["scaling", "--json", "nowhere/found.json"], "no such folder"),
         (["peer"], "needs --peer DIR"),
         (["until", "--target", "93"], "--target must be a fraction of the test samples, e.g. 0.93, not 93"),
+        (["felt", "--cases", "fist"], "did you mean 'first'?"),
         (["busy", "--figure", "x"], "--figure: only until has a picture, not busy"),
         (["until", "--limit", "0"], "--limit must be at least 1"),
         (["until", "--seeds", ","], "--seeds is empty"),

@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 51_560,
-    "packages, papers, tools, benchmarks": 22_400,
-    "tests": 54_446,
+    "src": 51_510,
+    "packages, papers, tools, benchmarks": 22_690,
+    "tests": 54_485,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_395,
@@ -31,7 +31,7 @@ BUDGET = {
     "methods/gfpl.py": 255,
     "methods/tinyproto.py": 230,
     "hooks of the contract": 21,
-    "words of docs by hand": 48_100,
+    "words of docs by hand": 35_520,
 }
 """Most of each: lines, unless the name says otherwise."""
 

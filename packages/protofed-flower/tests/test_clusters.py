@@ -130,8 +130,8 @@ def test_a_simulation_without_any_machine_left_ends(root, tmp_path):
 
 
 def test_a_refused_simulation_leaves_no_folder(root, tmp_path):
-    chosen, refused = (wanted("fedproto", root, rounds=1, evaluation__on=on) for on in ("own", "union"))
-    with pytest.raises(ConfigError, match="use --engine local"):
+    chosen, refused = (wanted("fedtgp", root, rounds=1, participation__after=k) for k in (0, 2))
+    with pytest.raises(ConfigError, match="a late upload cannot be mixed"):
         over(FakeGrid(SHARES), refused, tmp_path / "run", simulated=True)
     assert not (tmp_path / "run").exists()
     over(FakeGrid(SHARES), chosen, tmp_path / "run", simulated=True)

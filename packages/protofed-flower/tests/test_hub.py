@@ -101,7 +101,7 @@ def test_the_baseline_describes_itself():
 
 def test_the_table_of_the_baseline_is_the_committed_results():
     """Made anew by the tool; and by a naive look at the CSV some three runs of three seeds give every number."""
-    tool = script(REPOSITORY / "tools/reproduction_pages.py")
+    tool = script(REPOSITORY / "papers/tools/reproduction_pages.py")
     paper = tool.papers()["fedproto"]
     page = (HUB / APPS[1] / "README.md").read_text()
     assert tool.replaced(page, "baseline", "\n".join(tool.baseline(paper))) == page

@@ -2,7 +2,7 @@
 
 Networks designed for 224 x 224 pixels work on maps of 4 x 4 down to 1 x 1 when given 32 x 32 pixels. On such maps a
 depthwise convolution is a small matrix per channel and a pointwise one is a linear layer, and on CPUs the general
-kernels spend most of their time on overhead. Measurements are in ``docs/study/speed.md``.
+kernels spend most of their time on overhead. Measurements are in ``papers/studies/speed.md``.
 """
 
 from __future__ import annotations

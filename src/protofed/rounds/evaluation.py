@@ -63,7 +63,7 @@ class Evaluation:
             if isinstance(each, Evaluated):
                 scored[each.client] = each
             else:
-                record.miss(each, "evaluation")
+                record.lose(each.client, each.reason, "evaluation")
         results = [scored.get(name) or Evaluated(name, {}, 0, 0.0) for name in participation.names]
         parts = {part: [getattr(r, part) for r in results] for part in ("validation", "union", "unseen")}
         parts["accuracy"] = [(r.correct, r.samples) for r in results]

@@ -158,7 +158,7 @@ class Federation:
         """Yield the results of clients that were trained; the others are recorded."""
         for result in results:
             if isinstance(result, Missing):
-                record.miss(result, "training")
+                record.lose(result.client, result.reason, "training")
                 continue
             if record.answers is not None:
                 record.answers[result.client] = record.round - result.late

@@ -18,7 +18,7 @@ from protofed.runs.spent import Spent
 from protofed.untrusted.decoding import LARGEST, Count, Number, Ordinal, decoded
 
 if TYPE_CHECKING:
-    from protofed.visits.contract import Missing, Trained
+    from protofed.visits.contract import Trained
 
 WAYS = ("up", "down")
 """Directions of traffic: from clients to the server, and back."""
@@ -232,10 +232,6 @@ class RoundRecord:
         """Note an upload that was left out, by an error ``field: reason``."""
         name, _, reason = str(error).partition(": ")
         self.refused.append(Refusal(client, name, reason, isinstance(error, DivergedError)))
-
-    def miss(self, missing: Missing, phase: str) -> None:
-        """Note a client that gave no result."""
-        self.lose(missing.client, missing.reason, phase)
 
     def lose(self, client: str, reason: str, phase: str) -> None:
         """Note a client that gave no result in a phase: ``training``, ``aggregation`` or ``evaluation``."""

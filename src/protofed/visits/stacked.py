@@ -470,7 +470,7 @@ def faster_alone(model: nn.Module) -> bool:
 
     Stacked, a convolution has a group per client, for which CPUs have no fast kernel. In steps of a few samples
     that may cost less than separate steps do; a pass over hundreds takes four times as long
-    (``docs/study/speed.md``).
+    (``papers/studies/speed.md``).
     """
     convolutions = [m for m in model.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))]
     return bool(convolutions) and all(m.weight.device.type == "cpu" for m in convolutions)

@@ -167,8 +167,8 @@ def _side_by_side(func: Any, given: dict[str, Any], level: int) -> Tensor:
     """Compute an operation on images with the clients' channels side by side, ``(B, C·c, H, W)``, channels last.
 
     torch's own rules move the clients between operations, which copies whole layers, and pool in the layout that
-    has the slowest kernel (``docs/study/speed.md``). ``torch.autograd.Function.vmap`` would do the same, but costs
-    0.4 ms a call.
+    has the slowest kernel (``papers/studies/speed.md``). ``torch.autograd.Function.vmap`` would do the same, but
+    costs 0.4 ms a call.
     """
     x = _unwrapped(given["input"], 1)
     clients = x.shape[1]
