@@ -22,7 +22,7 @@ from benchmarks.peer import check_supported, checkout
 from benchmarks.request import Note, Request, Result
 from benchmarks.timing import cores
 from protofed import methods
-from protofed.analysis.figures.base import legend_below, log_axis, panels, percent_axis, themed
+from protofed.analysis.figures.base import apply_theme, legend_below, log_axis, panels, percent_axis
 from protofed.analysis.style import method_styles
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
@@ -190,7 +190,7 @@ def _peers(experiment: Experiment, federated: FederatedData, request: Request) -
     return Course(accuracy[1:], spent[:-1], [], steps_per_round(experiment, federated)[PEER])
 
 
-@themed
+@apply_theme
 def draw_courses(figures: Sequence[dict[str, Any]]) -> Figure:
     """Draw accuracy against seconds and, where they are counted, against bytes: a line per case, library and seed.
 

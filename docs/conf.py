@@ -107,7 +107,8 @@ REPOSITORY = os.environ.get("PROTOFED_REPOSITORY", "")
 def _link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
     """Resolve links such as ``../papers/studies/scarce.md``, which lead out of the folder of the site's pages."""
     whole = rf"]({REPOSITORY}/\1\2)" if REPOSITORY else r"](path:../\1)"
-    source[0] = re.sub(r"\]\(\.\./(papers/[^)#]+)(#[^)]*)?\)", whole, source[0])
+    if "/" not in page:  # of others, in folders of the site, `..` is the site
+        source[0] = re.sub(r"\]\(\.\./([^)#]+)(#[^)]*)?\)", whole, source[0])
 
 
 def _made_by_scikit_learn(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from protofed.methods.contract import Aggregate, Local, Method, Traits, Upload
-from protofed.prototypes.means import labelled_means
+from protofed.prototypes.means import average_by_label
 from protofed.wire.schema import Field, Schema
 
 
@@ -44,7 +44,7 @@ class Gossip(Method):
     def aggregate(self, server, uploads: list[Upload], round: int) -> Aggregate:
         found = [u.payload for u in uploads]
         rows, classes = (torch.cat([p[n] for p in found]) for n in ("prototypes", "classes"))
-        return Aggregate({"mean": labelled_means(rows, classes, self.task.num_classes)[0]}, {})
+        return Aggregate({"mean": average_by_label(rows, classes, self.task.num_classes)[0]}, {})
 
 
 class Noise(Gossip):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from protofed.cli.main import main
+from protofed.methods import methods
 from support import script
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -63,6 +64,12 @@ def test_every_command_is_on_its_page(made):
     named = set(re.findall(r"^## `protofed ([\w ]+)`$", page, re.M))
     assert {"init", "try", "run", "compare", "tune", "new method", "deploy check"} < named
     assert "| `--methods` | Methods, separated by commas" in page
+
+
+@pytest.mark.slow
+def test_every_method_is_in_the_table_of_traffic(made):
+    page = made.communication_page()
+    assert [name for name in methods() if f"\n| `{name}` | " not in page] == []
 
 
 def test_pages_with_results_on_cifar_10_say_that_its_images_are_jpeg_files():

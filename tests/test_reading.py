@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.errors import CheckpointError
-from protofed.untrusted.decoding import Number, decoded
+from protofed.untrusted.decoding import Number, decode
 from protofed.untrusted.reading import parse_json
 
 HUGE = [
@@ -50,13 +50,13 @@ def test_long_fractions_and_tiny_numbers_are_no_large_ones():
 )
 def test_what_is_no_list_of_numbers(values):
     with pytest.raises(CheckpointError, match=r"expected|must be"):
-        decoded(values, list[Number | None])
+        decode(values, list[Number | None])
 
 
 def test_lists_of_numbers():
-    assert decoded([], list[Number | None]) == []
-    assert decoded([None], list[Number | None]) == [None]
-    assert decoded([1, 0.5, None, -1e299], list[Number | None]) == [1, 0.5, None, -1e299]
+    assert decode([], list[Number | None]) == []
+    assert decode([None], list[Number | None]) == [None]
+    assert decode([1, 0.5, None, -1e299], list[Number | None]) == [1, 0.5, None, -1e299]
 
 
 @pytest.mark.parametrize("text", ['{"a": 1e999}', '["\\ud800"]', "[1]"])

@@ -18,7 +18,7 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 51_510,
+    "src": 51_542,
     "packages, papers, tools, benchmarks": 22_690,
     "tests": 54_485,
     "recipes": 14,
@@ -31,7 +31,7 @@ BUDGET = {
     "methods/gfpl.py": 255,
     "methods/tinyproto.py": 230,
     "hooks of the contract": 21,
-    "words of docs by hand": 35_520,
+    "words of docs by hand": 35_325,
 }
 """Most of each: lines, unless the name says otherwise."""
 

@@ -26,6 +26,16 @@ def test_tools_find_what_they_import(path, monkeypatch):
     assert vars(script(path))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "rounds"), [("fedlda", 1), ("beacon", 10), ("fedproto", 40)])
+def test_the_demonstration_shows_what_is_recorded(method, rounds):
+    tool = script(TOOLS / "demo_page.py")
+    found = tool.shown("apart", method, {}, rounds, 0)
+    row = next(r for r in tool.read() if (r["skew"], r["method"], r["seed"]) == ("apart", method, "0"))
+    assert found.bytes == int(row["bytes"])
+    assert found.accuracy == pytest.approx(float(row["accuracy"]), abs=0.02)
+
+
 def test_runs_at_several_budgets_are_saved_and_read_back(tmp_path):
     tool = script(TOOLS / "privacy_table.py")
     small = {"rounds": 1, "data.samples": 300, "data.clients": 4, "partition.alpha": 0.5, "model.d": 16}
@@ -121,8 +131,3 @@ def test_stated_numbers_do_little_to_a_shared_network(robust):
     found = robust.measured("beacon", "inner_product", 1, robust.MOST, "clip", 0)
     assert found.own > max(alone, clean.own - 0.03) - 0.03
     assert found.union > clean.union - 0.1
-
-
-def test_the_documentation_has_the_table(robust):
-    saved = robust.read(REPOSITORY / "papers/studies/closed/robust.csv")
-    assert robust.table(saved) in (REPOSITORY / "docs/security.md").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from protofed.config.schema import apply_overrides, resolve
 from protofed.experiments.loading import load_data
 from protofed.methods.fedncm import nearest_by_cosine
-from protofed.methods.parts.centring import centred, means_apart, moved, offset, placed
+from protofed.methods.parts.centring import centre_sums, means_apart, move_sums, offset, place_classifier
 from protofed.methods.parts.gaussian import discriminant
 from protofed.methods.parts.moments import Linear, Sums
 from protofed.samples import FederatedData
@@ -87,13 +87,13 @@ def arms(sums: Sequence[Sums]) -> Iterator[tuple[str, list[Linear]]]:
     yield "local_lda", [lda(own) for own in sums]
     yield "fedlda", [lda(total)] * len(sums)
     means = [own.sums.sum(0) / own.counts.sum().clamp(min=1) for own in sums]
-    apart = [moved(own, by) for own, by in zip(sums, means, strict=True)]
+    apart = [move_sums(own, by) for own, by in zip(sums, means, strict=True)]
     shared = lda(Sums(*(torch.stack(part).sum(0) for part in zip(*apart, strict=True))))
-    yield "own mean", [placed(shared, by) for by in means]
+    yield "own mean", [place_classifier(shared, by) for by in means]
     counts, firsts = [own.counts for own in sums], [own.sums.sum(0) for own in sums]
     rows = means_apart(torch.stack(counts), torch.stack(firsts), total.sums)
-    shared = lda(centred(total, counts, firsts))
-    yield "centre", [placed(shared, offset(own, rows)) for own in sums]
+    shared = lda(centre_sums(total, counts, firsts))
+    yield "centre", [place_classifier(shared, offset(own, rows)) for own in sums]
     yield "local_ncm", [nearest_by_cosine(own) for own in sums]
     yield "fedncm", [nearest_by_cosine(total)] * len(sums)
 

@@ -21,7 +21,7 @@ from protofed.trained.paired import interval, relation
 from protofed_papers.cells import CONTROLS
 from protofed_papers.judging import judged, rules_of, verdicts
 from protofed_papers.layout import Row, Scope, Sheet, committed_scopes, formula_runs
-from protofed_papers.output import as_markdown, facts_of, heading, section_label
+from protofed_papers.output import Facts, as_markdown, facts_of, heading, section_label, shown_rows
 from protofed_papers.papers import ACCURACY, CODED, Claim, Paper, papers
 from protofed_papers.results import FOLDER, Result, committed, read_results, write_results
 from protofed_papers.verdicts import CONTRADICTED, NOT_RUN
@@ -83,9 +83,17 @@ def shown_scopes() -> Iterator[tuple[Scope, bool]]:
 
 def results(paper: Paper) -> Iterator[str]:
     yield JPEG
-    for scope, known in shown_scopes():
+    for sheet, facts, known in shown_sheets(paper):
+        yield as_markdown(sheet, facts, known=known)
+    for scope in committed_scopes().values():
         if scope.scale == "smoke":
             yield from smoke(paper, scope)
+
+
+def shown_sheets(paper: Paper) -> Iterator[tuple[Sheet, Facts, bool]]:
+    """Yield the tables of a page with what made them, and whether only rows with results are shown."""
+    for scope, known in shown_scopes():
+        if scope.scale == "smoke":
             continue
         for table in paper.tables:
             if table.kind != "runs":
@@ -97,9 +105,28 @@ def results(paper: Paper) -> Iterator[str]:
             options = "".join(f" {name}={value}" for name, value in scope.overrides.items())
             target = f"{paper.name}/table{table.number}{_only(sheet)}"
             command = f"protofed reproduce {target} --scale {scope.scale} --seeds {seeds}{options}"
-            yield as_markdown(sheet, facts_of(sheet, command), known=known)
+            yield sheet, facts_of(sheet, command), known
             if any(result.rule != OTHER_RULE and result.others.get(OTHER_RULE) for result in sheet.results()):
-                yield as_markdown(by_head, facts_of(by_head, f"{command} --rule {OTHER_RULE}"), known=True)
+                yield by_head, facts_of(by_head, f"{command} --rule {OTHER_RULE}"), True
+
+
+def cells() -> Iterator[str]:
+    """Yield for each result on the pages its place, what it is a number of, and the runs of each seed behind it."""
+    yield "page,table,line,column,scale,metric,name,rule,spread,runs"
+    sheets = [(i, *own) for paper in papers().values() for i, own in enumerate(shown_sheets(paper))]
+    for place, sheet, _, known in sheets:
+        paper = sheet.paper
+        for line, (row, filled) in enumerate(shown_rows(sheet, known=known)):
+            for column, own in enumerate(filled):
+                if own and own.values:
+                    entry = own.entry
+                    runs = ([e.key for e in sheet.experiments(entry, seed)] for seed in sheet.values(entry))
+                    rule = sheet.scope.rule or paper.rules.get(row.method.removesuffix(CODED), "")
+                    name = {ACCURACY: paper.metric, "rounds": "converged"}.get(entry.metric, entry.metric)
+                    name = {"both": "up+down"}.get(paper.traffic, paper.traffic) if "params" in name else name
+                    spread = float(entry.printed.std or 0) if entry.printed and paper.spread == "runs" else 0
+                    facts = (paper.name, place, line, column, sheet.scope.scale, entry.metric, name, rule, spread)
+                    yield ",".join(map(str, (*facts, " ".join("+".join(keys) for keys in runs))))
 
 
 def baseline(paper: Paper) -> Iterator[str]:
@@ -260,11 +287,13 @@ def main() -> None:
     parts = {PAGES / f"{p.name}.md": {"claims": claims(p), "results": results(p)} for p in papers().values()}
     parts[PAGES / "README.md"] = {"gains": gains()}
     parts[BASELINE] = {"claims": claims(paper := papers()["fedproto"]), "baseline": baseline(paper)}
-    for path, made in parts.items():
-        page = text = path.read_text(encoding="utf-8")
-        for name, lines in made.items():
-            page = replaced(page, name, "\n".join(lines))
-        if check and page != text:
+    made = {PAGES / "cells.csv": "\n".join(cells()) + "\n"}
+    for path, contents in parts.items():
+        made[path] = path.read_text(encoding="utf-8")
+        for name, lines in contents.items():
+            made[path] = replaced(made[path], name, "\n".join(lines))
+    for path, page in made.items():
+        if check and (not path.is_file() or page != path.read_text(encoding="utf-8")):
             sys.exit(f"{path} is out of date: run python papers/tools/reproduction_pages.py")
         path.write_text(page, encoding="utf-8")
 

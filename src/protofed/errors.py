@@ -134,8 +134,8 @@ INSTEAD = {
     ("robust.rule", "krum"): "is gone: use multi_krum, which compares uploads alike and keeps more than one",
     ("codec", "int4"): "is gone: use int8, of which a message takes twice the bytes",
     ("engine", "flower"): "needs protofed-flower: pip install protofed-flower",
-    **{("command", c): "needs protofed-flower: pip install protofed-flower" for c in ("deploy", "ledger")},
-    **{("command", c): "needs protofed-lab: pip install protofed-lab" for c in ("audit", "demo", "ui")},
+    **{("command", name): "needs protofed-flower: pip install protofed-flower" for name in ("deploy", "ledger")},
+    **{("command", name): "needs protofed-lab: pip install protofed-lab" for name in ("audit", "demo", "ui")},
 }
 """What to do about names that earlier versions had, or that distributions have which are not installed."""
 

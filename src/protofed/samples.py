@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from protofed.untrusted.decoding import Shape, checked
+from protofed.untrusted.decoding import Shape, check_with
 
 
 def _encoder_key(value: object) -> str:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     EncoderKey = str
 else:
-    EncoderKey = checked(_encoder_key)
+    EncoderKey = check_with(_encoder_key)
 
 _SHOWN = 8
 """Clients that a note names."""

@@ -23,7 +23,7 @@ def size(number: float | None) -> str:
         >>> size(999), size(20480), size(1_234_567)
         ('999 B', '20.5 kB', '1.23 MB')
     """
-    return "–" if number is None else f"{_scaled(number, ('', 'k', 'M', 'G', 'T', 'P'))}B"
+    return "–" if number is None else f"{_scale(number, ('', 'k', 'M', 'G', 'T', 'P'))}B"
 
 
 def duration(seconds: float | None) -> str:
@@ -83,7 +83,7 @@ def mean_std(values: Sequence[float | None], write: Callable[[float], str] = per
     return f"{digits} ± {write(statistics.stdev(known)).removesuffix('%')}{unit}"
 
 
-def _scaled(value: float, prefixes: Sequence[str]) -> str:
+def _scale(value: float, prefixes: Sequence[str]) -> str:
     """Return ``value`` with three significant digits, a space and a prefix for its power of 1000."""
     power = 0
     # 999.5 would be rounded up to 1000.

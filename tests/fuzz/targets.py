@@ -237,7 +237,7 @@ def shown(folder: Path) -> None:
     for part in (rows.clients, rows.classes, lines.by_rule, lines.losses):
         part(run)
     lines.by_rule(run, "bytes")
-    for table_of in (tables.rules, tables.communication, tables.refused, tables.missing, tables.environment):
+    for table_of in (tables.rules, tables.communication, tables.list_refusals, tables.missing, tables.environment):
         table_of([run])
     for table_of in (comparison.methods, comparison.rules, comparison.beyond, metrics.methods):
         table_of([run])

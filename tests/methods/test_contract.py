@@ -19,7 +19,7 @@ from protofed.experiments.assemble import assemble
 from protofed.experiments.running import run_experiment
 from protofed.methods import Method, get, methods
 from protofed.methods.traits import _REMOVED
-from protofed.runs.rules import KNOWN_RULES, known
+from protofed.runs.rules import KNOWN_RULES, find_rule
 from protofed.storage.snapshots import flatten
 from support import experiment, few, ordinary
 
@@ -138,14 +138,14 @@ def test_a_run_describes_its_rules(tmp_path):
         with pytest.raises(CheckpointError, match=r"federation\.json: .*rule"):
             load_run(directory)
     path.write_text(json.dumps({name: value for name, value in told.items() if name != "rules"}))
-    assert load_run(directory).rule("small") == known("small")
+    assert load_run(directory).rule("small") == find_rule("small")
 
 
 def test_declared_rules_are_known_in_older_runs():
     for kind in (methods().get(name) for name in methods()):
         for rule in kind.traits(kind.Options()).rules:
             if rule.name in KNOWN_RULES:
-                assert known(rule.name).title == rule.title
+                assert find_rule(rule.name).title == rule.title
 
 
 OWN = ("methods", "protofed_lab/demo", "runs/rules.py")

@@ -331,10 +331,10 @@ def test_which_labels_are_generated(method, prior):
 def test_gaussian_noise(method):
     federation = build(method, method__noise="normal", **SMALL)
     list(federation.run())
-    numbers = federation.method.generator.shaped(torch.rand(100_000, dtype=torch.float64))
+    numbers = federation.method.generator.shape_noise(torch.rand(100_000, dtype=torch.float64))
     assert abs(float(numbers.mean())) < 0.02
     assert abs(float(numbers.std()) - 1) < 0.02
-    assert bool(federation.method.generator.shaped(torch.zeros(3)).isfinite().all())
+    assert bool(federation.method.generator.shape_noise(torch.zeros(3)).isfinite().all())
 
 
 def test_traffic_is_the_papers_formula():

@@ -14,7 +14,7 @@ from protofed.runs.files import read_comparison, read_federation, read_rounds, r
 from protofed.runs.findings import Findings
 from protofed.runs.records import SCORED, Accuracy, Attack, RoundRecord
 from protofed.runs.summary import Outcome, Summary
-from protofed.untrusted.decoding import ClassName, decoded
+from protofed.untrusted.decoding import ClassName, decode
 
 
 def through_json(values):
@@ -384,4 +384,4 @@ def test_rounds_are_read_in_their_order_and_once(tmp_path):
 @pytest.mark.parametrize("name", ["a\n", "a\n - at `$.nothing`", "- at `$[3]`\0", "\ud800 - at `$[...]`"])
 def test_a_text_that_reads_like_a_place_is_none(name):
     with pytest.raises(CheckpointError, match=r"^f: b\[1\]: class name|^f: b\[1\]: a class name"):
-        decoded({"a": ["x"], "b": ["y", name]}, dict[str, list[ClassName]], "f")
+        decode({"a": ["x"], "b": ["y", name]}, dict[str, list[ClassName]], "f")

@@ -16,7 +16,7 @@ from protofed.experiments.running import Several
 from protofed.runs.findings import Findings
 from protofed.runs.loading import load_run
 from protofed.runs.records import Absence, Attack, Refusal, RoundRecord
-from protofed.runs.trouble import HELP, diverged, first_trouble, ruin, trouble, unheard
+from protofed.runs.trouble import HELP, find_diverged, first_trouble, ruin, trouble, unheard
 from protofed.stages.secure import sums as secure_sums
 from protofed.visits.contract import Trained
 from support import SMALL_RUN, few
@@ -56,8 +56,8 @@ def test_clients_and_terms_that_are_not_finite_are_named():
         f"loss mine is not finite at ann and uploads of bob were refused as diverged: {HELP}"
     )
     assert RoundRecord.from_dict(first.to_dict(), "line 1").not_finite == {"ann": ["mine"]}
-    assert diverged([first, record(2)]) == []
-    assert diverged([record(1), second]) == ["ann", "bob"]
+    assert find_diverged([first, record(2)]) == []
+    assert find_diverged([record(1), second]) == ["ann", "bob"]
     for wrong in ([], {"ann": "mine"}, {"ann": [3]}, {"\x1b": ["mine"]}):
         with pytest.raises(CheckpointError, match="line 1: not_finite"):
             RoundRecord.from_dict({**first.to_dict(), "not_finite": wrong}, "line 1")

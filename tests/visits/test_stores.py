@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load
 
 from protofed.errors import CheckpointError
-from protofed.storage.snapshots import Snapshot, joined
+from protofed.storage.snapshots import Snapshot, join_snapshot
 from protofed.visits.roster import PAGE, Files, Memory, Store
 
 
@@ -135,7 +135,7 @@ def test_frozen_clients_stay_as_they_were(store, tmp_path_factory):
     data = path.read_bytes()
     for number in range(5):
         records = (load(data[start : start + length]) for start, length in index[str(number)])
-        assert same(joined(*records), snapshot(number))
+        assert same(join_snapshot(*records), snapshot(number))
         assert same(store.read(str(number)), snapshot(9.0))
     if isinstance(store, Files):
         before = places(store)

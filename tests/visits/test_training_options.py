@@ -330,7 +330,7 @@ def test_defaults_ask_for_nothing():
     plan = LocalPlan()
     assert plan.at(7, 10) is plan
     phase = Phase(())
-    assert plan.clipped(phase) is phase
+    assert plan.clip_phase(phase) is phase
     federation = assemble(experiment("local", **EXACT), ordinary())[0]
     next(federation.run())
     assert all(model.scale is None for model in federation.executor.clients.models.values())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protofed.analysis import load_run, load_runs
 from protofed.analysis.style import PALETTE
-from protofed.runs.rules import known
+from protofed.runs.rules import find_rule
 from protofed_lab.viewer import lines
 from protofed_lab.viewer.lines import Feed, Line, Look
 from rundirs import make_comparison, make_run
@@ -126,7 +126,7 @@ def test_rules_losses_and_measurements(tmp_path):
 
 def test_looks_differ_by_colour_and_by_shape():
     names = ("head", "local", "global", "global_own", "etf", "own", "other")
-    looks = list(lines.rule_looks(SimpleNamespace(rules=names, rule=known)).values())
+    looks = list(lines.rule_looks(SimpleNamespace(rules=names, rule=find_rule)).values())
     assert len({look.mark for look in looks}) == len({look.colour for look in looks}) == len(looks)
     assert all(0 <= look.colour < len(PALETTE) for look in looks)
     assert len({(n.colour, n.mark) for n in (Look.number(i) for i in range(40))}) == 40

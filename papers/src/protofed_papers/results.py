@@ -20,7 +20,7 @@ from typing import Any
 
 from protofed.errors import CheckpointError, unknown_name
 from protofed.runs.run import Run
-from protofed.runs.trouble import diverged
+from protofed.runs.trouble import find_diverged
 from protofed.storage.files import write_text
 from protofed.untrusted import claims
 from protofed.untrusted.reading import read_text, reason
@@ -120,7 +120,7 @@ def result_of(run: Run, key: str, scale: str, method: str) -> Result:
     images = sum(sum(c.train) + sum(c.test) for c in run.clients)
     by_rule = {rule: _finite(_by_rule(run, rule)) for rule in run.outcome.accuracy}
     rule = run.main_rule
-    lost = diverged(run.rounds)
+    lost = find_diverged(run.rounds)
     state = f"failed: {len(lost)} of {len(run.clients)} clients diverged" if lost else "done"
     facts = (run.seed, run.last_round, images, split_hash(run), rule, state, _made(run))
     return Result(key, scale, run.recipe, method, *facts, by_rule.pop(rule) | _finite(known), by_rule)

@@ -44,12 +44,12 @@ def one_class(runs: Sequence[Run]) -> str:
     groups = by_label(concerned)
     if len(groups) <= NAMED:
         without = {name: mean_std([_without(run) for run in group]) for name, group in groups.items()}
-        sentences += _listed(f"Final accuracy without {them}", without) if known else []
+        sentences += _list_figures(f"Final accuracy without {them}", without) if known else []
         union = {name: mean_std([_on_all(r, r.main_rule) for r in group]) for name, group in groups.items()}
-        sentences += _listed(f"On all clients’ test samples, {whose} final accuracy", union)
-    opened = {name: group[0] for name, group in groups.items() if _opened(group[0])}
-    for rule in dict.fromkeys(map(_opened, opened.values())):
-        by = [name for name, run in opened.items() if _opened(run) == rule]
+        sentences += _list_figures(f"On all clients’ test samples, {whose} final accuracy", union)
+    opened = {name: group[0] for name, group in groups.items() if _open_rule(group[0])}
+    for rule in dict.fromkeys(map(_open_rule, opened.values())):
+        by = [name for name, run in opened.items() if _open_rule(run) == rule]
         which = f" of {_few(by)}" if len(groups) > 1 else ""
         measured = mean_std([_on_all(run, rule) for name in by for run in groups[name]])
         right = f", right on {measured} of all clients’ test samples" if measured != NOTHING else ""
@@ -62,7 +62,7 @@ def _lone(run: Run) -> dict[int, int]:
     return {i: client.only_class for i, client in enumerate(run.clients) if client.only_class is not None}
 
 
-def _opened(run: Run) -> str:
+def _open_rule(run: Run) -> str:
     """Return the rule by which those clients answer, if it is another than the main rule; else ""."""
     rule = run.federation.open_rule
     return rule if rule != run.main_rule else ""
@@ -100,7 +100,7 @@ def _on_all(run: Run, rule: str) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _listed(what: str, by_name: Mapping[str, str]) -> list[str]:
+def _list_figures(what: str, by_name: Mapping[str, str]) -> list[str]:
     """Return a sentence with a figure per method, or for the only one; none without figures."""
     known = [text if len(by_name) == 1 else f"{name} {text}" for name, text in by_name.items() if text != NOTHING]
     return [f"{what}: {', '.join(known)}."] if known else []

@@ -99,7 +99,7 @@ def seeds_of(text: str) -> list[int]:
 
 
 @contextmanager
-def reported(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
+def report_progress(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
     """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue."""
     from protofed.experiments.progress import KeptRuns, progress_bar
     from protofed.experiments.running import Several
@@ -117,5 +117,5 @@ def reported(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> I
             place = next(iter(kept.running.values()))[0]
             place = place.parent if (place.parent / "comparison.json").is_file() else place
             goes_on += "" if "--out" in sys.argv else f", and --out {place}" * (len(kept.running) == 1)
-        errors.print(escape(kept.told()) + escape(goes_on), highlight=False, soft_wrap=True)
+        errors.print(escape(kept.describe()) + escape(goes_on), highlight=False, soft_wrap=True)
         raise KeyboardInterrupt from None

@@ -29,12 +29,12 @@ from protofed.cli.common import (
     errors,
     names_of,
     overrides_of,
-    reported,
+    report_progress,
     seeds_of,
     signals,
 )
 from protofed.compute import numerics
-from protofed.compute.imports import uncollected
+from protofed.compute.imports import pause_collection
 from protofed.errors import INSTEAD, CheckpointError, ConfigError, ProtofedError, unknown_name
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ def _version(wanted: bool) -> None:
 
 def _format(form: str) -> str:
     """Refuse an unknown format before anything runs."""
-    from protofed.analysis.table import known_format
+    from protofed.analysis.table import check_format
 
-    return form and known_format(form)
+    return form and check_format(form)
 
 
 Format = Annotated[
@@ -123,14 +123,14 @@ def run(
     full: Full = False,
 ) -> None:
     """Run a recipe: train, evaluate, and write a run directory with a report."""
-    with uncollected():
+    with pause_collection():
         from protofed import api
 
     recipe, items = _split_recipe(arguments or [])
     overrides = overrides_of(items, device, data_dir)
     if start is not None:
         overrides["model.start"] = str(start.resolve())
-    with reported(quiet=quiet, log_format=log_format) as progress:
+    with report_progress(quiet=quiet, log_format=log_format) as progress:
         result = api.run(
             recipe,
             overrides,
@@ -168,14 +168,14 @@ def compare(
     full: Full = False,
 ) -> None:
     """Run several methods, or values of options, on the same federation; compare them in one table and report."""
-    with uncollected():
+    with pause_collection():
         from protofed import api
-        from protofed.analysis.table import written
+        from protofed.analysis.table import format_table
         from protofed.experiments.batch import seconds
 
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
-    with reported(quiet=quiet or bool(form), log_format=log_format) as progress:
+    with report_progress(quiet=quiet or bool(form), log_format=log_format) as progress:
         result = api.compare(
             recipe,
             names_of(methods),
@@ -190,7 +190,7 @@ def compare(
             track=names_of(track),
         )
     if form and any(result.runs.values()):
-        typer.echo(written(result.to_frame(), form), nl=False)
+        typer.echo(format_table(result.to_frame(), form), nl=False)
     _show(result, table=log_format != "json" and not form, full=full)
 
 
@@ -218,13 +218,13 @@ def tune(
     quiet: Quiet = False,
 ) -> None:
     """Search for good values of options by accuracy on validation samples, never on test samples."""
-    with uncollected():
+    with pause_collection():
         from protofed import api
         from protofed.analysis.tables import trials_table
         from protofed.experiments.batch import seconds
 
     limit = seconds(budget)
-    with reported(quiet=quiet, resume=False) as progress:
+    with report_progress(quiet=quiet, resume=False) as progress:
         result = api.tune(
             recipe,
             items,
@@ -267,7 +267,7 @@ def list_(
     ] = False,
 ) -> None:
     """List the names that can be used in a recipe, with options and their defaults."""
-    with uncollected():
+    with pause_collection():
         from protofed.cli.catalogue import KINDS, entries
 
     if not kind:
@@ -298,7 +298,7 @@ def inspect(
     data_dir: DataDir = None,
 ) -> None:
     """Print and draw how a recipe divides its data (client × class), without training."""
-    with uncollected():
+    with pause_collection():
         from protofed.analysis.split import inspect_split
 
     tables, drawn = inspect_split(recipe, overrides_of(overrides or [], "auto", data_dir), out, console.width)
@@ -325,7 +325,7 @@ def report(
     ] = None,
 ) -> None:
     """Rebuild the report of one run, compare several runs side by side, or draw a figure of them."""
-    with uncollected():
+    with pause_collection():
         from protofed.analysis.figures import draw_figure, figures, save_figure
         from protofed.analysis.report import write_report
         from protofed.config.schema import parse_overrides

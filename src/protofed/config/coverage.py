@@ -77,7 +77,7 @@ def _column(experiment: Experiment, mode: str, column: RawColumn) -> str:
         return _indicator(data.missing, name, "choose data.missing=mean")
     if column.kind == "text" or range_of(column, data.ranges) is not None:
         return ""
-    standardised, needs = data.standardised(table=True), f"data.ranges.{name}=[least, largest]"
+    standardised, needs = data.standardise_by(table=True), f"data.ranges.{name}=[least, largest]"
     if mode == "client":
         if standardised == "federated":
             return f"data.standardise=federated: column {name!r} needs {needs}, or choose data.standardise=site"

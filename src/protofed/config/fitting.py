@@ -101,7 +101,7 @@ def check_fit(experiment: Experiment) -> None:
     """Raise ConfigError if an experiment uses options that exclude each other."""
     for each in EXCLUSIONS:
         if each.applies(experiment):
-            pair = [f"{name}={_shown(_value(experiment, name))}" for name in (each.option, each.other)]
+            pair = [f"{name}={_format_value(_value(experiment, name))}" for name in (each.option, each.other)]
             raise ConfigError(f"{' does not go with '.join(pair)}: {each.reason}: {each.remedy}")
 
 
@@ -109,7 +109,7 @@ def table() -> str:
     """Return a Markdown table of what excludes what, and why."""
     lines = ["| option | does not go with | because |", "|---|---|---|"]
     for each in EXCLUSIONS:
-        fitting = " or ".join(f"`{_shown(value)}`" for value in each.fitting if value != ())
+        fitting = " or ".join(f"`{_format_value(value)}`" for value in each.fitting if value != ())
         other = f"{each.other}={' or '.join(each.excluded)}" if each.excluded else each.other
         option = f"`{each.option}`, unless it is {fitting}" if fitting else f"`{each.option}`"
         lines.append(f"| {option} | `{other}` | {each.reason} |")
@@ -122,7 +122,7 @@ def _value(experiment: Experiment, name: str) -> Any:
     return getattr(value, option) if option else value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else f"{value}" or "''"

@@ -463,9 +463,9 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
     method_name, method_options = _method(tree, method)
     traits = methods.get(method_name).traits(method_options)
-    tree = _encoded(tree, traits)
+    tree = _choose_encoder(tree, traits)
     sections: Tree = {
-        n: build_options(cls, _kept(_table(tree, n), n, n), n) for n, cls in SECTIONS.items() if n != "compare"
+        n: build_options(cls, _drop_gone(_table(tree, n), n, n), n) for n, cls in SECTIONS.items() if n != "compare"
     }
     encoder, named = sections["encoder"], {"name", "members"} & _table(tree, "model").keys()
     if encoder.name and not named:
@@ -497,7 +497,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     return experiment
 
 
-def _encoded(tree: Mapping[str, Any], traits: methods.Traits) -> Mapping[str, Any]:
+def _choose_encoder(tree: Mapping[str, Any], traits: methods.Traits) -> Mapping[str, Any]:
     """Return a recipe with the encoder that a closed form has unless the recipe names one, or :data:`NO_ENCODER`.
 
     Model and transforms of the recipe, which are for its samples as they are, are then left out.
@@ -581,7 +581,7 @@ def check_names(tree: Mapping[str, Any]) -> None:
             raise ConfigError(unknown_name("option", name, valid))
     for name, options in _table(tree, "methods").items():
         where = f"methods.{name}"
-        build_options(methods.get(name).Options, _kept(_as_table(options, where), name, where), where)
+        build_options(methods.get(name).Options, _drop_gone(_as_table(options, where), name, where), where)
     for name, own in _table(tree, "variants").items():
         where, parts = f"variants.{name}", ["rounds", *SECTIONS, *COMPONENTS]
         for part in _as_table(own, where):
@@ -602,7 +602,9 @@ def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
         common = {n: v for n, v in common.items() if n in known}
         name = chosen
     specific = _as_table(_table(tree, "methods").get(name, {}), f"methods.{name}")
-    return name, build_options(methods.get(name).Options, _kept({**specific, **common}, name, "method"), "method")
+    return name, build_options(
+        methods.get(name).Options, _drop_gone({**specific, **common}, name, "method"), "method"
+    )
 
 
 @cache
@@ -611,7 +613,7 @@ def _gone() -> Tree:
     return read_toml(Path(__file__).with_name("gone.toml"))
 
 
-def _kept(options: Tree, of: str, where: str) -> Tree:
+def _drop_gone(options: Tree, of: str, where: str) -> Tree:
     """Drop options that are gone where they had no effect; raise ConfigError with what to do instead elsewhere."""
     gone = _gone().get(of, {})
     for name in options.keys() & gone.keys():

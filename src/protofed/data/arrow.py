@@ -110,7 +110,7 @@ def from_arrow(
     labels, ids = np.zeros(len(table), np.int64), None
     rows = torch.arange(len(table))  # that are used
     if chosen.label:
-        found = _named(table[chosen.label])
+        found = _read_labels(table[chosen.label])
         if columns.unlabelled and found.null_count:
             rows = torch.from_numpy(np.flatnonzero(found.is_valid().to_numpy()))
             found = found.drop_null()
@@ -128,7 +128,7 @@ def from_arrow(
     return replace(shared, read=lambda wanted: raw[rows[wanted]], columns=kinds)
 
 
-def _named(labels: Any) -> Any:
+def _read_labels(labels: Any) -> Any:
     """Return a column of labels in which blank texts are missing, as they are in a CSV file."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -64,12 +64,12 @@ def keep(frame: DataFrame) -> Path:
 
 
 @cache
-def _kept() -> TemporaryDirectory[str]:
+def _keep_files() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="protofed-")  # removed with this process
 
 
 def _folder() -> Path:
-    return Path(_kept().name)
+    return Path(_keep_files().name)
 
 
 def as_arrow(

@@ -67,7 +67,7 @@ class TransformOptions(Options):
 
 def augmentation(options: TransformOptions) -> Callable[[Samples, torch.Generator], Samples] | None:
     """Return the augmentation of a client's training samples for a round, or None."""
-    return partial(_augmented, options) if options.augments else None
+    return partial(_augment, options) if options.augments else None
 
 
 def normalisation(options: TransformOptions) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -79,7 +79,7 @@ def normalisation(options: TransformOptions) -> tuple[tuple[float, ...], tuple[f
     return mean * (channels // len(mean)), std * (channels // len(std))
 
 
-def _augmented(options: TransformOptions, samples: Samples, source: torch.Generator) -> Samples:
+def _augment(options: TransformOptions, samples: Samples, source: torch.Generator) -> Samples:
     """Return the samples with crop, flip and rotation, in this order, drawn from ``source`` for each sample."""
     x, n = samples.x, len(samples)
     if options.crop or options.flip:

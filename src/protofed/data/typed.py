@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protofed.data.columns import Columns
-from protofed.data.dates import converted
+from protofed.data.dates import convert_dates
 from protofed.data.tables import RawColumn, category, is_number
 from protofed.errors import DataError
 from protofed.untrusted import claims, limits
@@ -59,7 +59,7 @@ def read_columns(
     raw = np.empty((len(table), width))
     columns: list[RawColumn] = []
     given = {name: _strings(table[name], name, files) for name in asked.dates}
-    dates = converted(given, asked.dates, partial(_at, files), asked.month_first)
+    dates = convert_dates(given, asked.dates, partial(_at, files), asked.month_first)
     for name in names:
         try:
             claims.class_name(name)

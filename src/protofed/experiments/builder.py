@@ -15,7 +15,13 @@ import torch
 
 from protofed import data, methods, models
 from protofed.compute.seeding import derive, generator, seeded
-from protofed.config.architectures import Architecture, FederationSummary, common_architecture, fitted, is_code
+from protofed.config.architectures import (
+    Architecture,
+    FederationSummary,
+    common_architecture,
+    fit_to_columns,
+    is_code,
+)
 from protofed.config.coverage import check_method, check_steps
 from protofed.config.schema import Experiment
 from protofed.data.options import memory_gb
@@ -23,7 +29,7 @@ from protofed.errors import ConfigError, ModelError, refusal
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Method, Task
 from protofed.samples import FederatedData
-from protofed.stages.privacy import protected
+from protofed.stages.privacy import protect_plan
 from protofed.stages.privacy.samples import multiplier
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims
@@ -97,7 +103,7 @@ class Builder:
                     self.models[architecture.kind] = self._client_model(architecture, "shared", hardware.device)
                 if experiment.privacy.mode == "sample" and self.method.upload_schema is not None:
                     secure = experiment.secure.aggregation
-                    plan = protected(experiment.privacy, self.method, plan, len(client.train), secure=secure)
+                    plan = protect_plan(experiment.privacy, self.method, plan, len(client.train), secure=secure)
             except (ModelError, ConfigError) as error:
                 raise type(error)(f"{client.name}: {error}") from None
             self.members.append(Member(client, plan, str(architecture), architecture.kind))
@@ -173,13 +179,13 @@ class Builder:
         """Build a network that all parties share, from the configuration alone (see methods.Build)."""
         default = Architecture(name, {}, 0) if name else common_architecture(self.experiment)
         architecture = replace(default, options={**default.options, **options}, d=d or self.experiment.model.d)
-        architecture = fitted(self.experiment, architecture, self.federated.table)
+        architecture = fit_to_columns(self.experiment, architecture, self.federated.table)
         return self._model(architecture, "auxiliary")
 
     def _model(self, architecture: Architecture, scope: str) -> models.SplitModel:
         return build_model(self.experiment, self.federated, architecture, scope, pretrained=self.pretrained)
 
-    def _protected(self, name: str) -> bool:
+    def _is_protected(self, name: str) -> bool:
         """Return whether a weight of the clients' models is trained by DP-SGD in some round."""
         phases = (phase for r in range(1, self.experiment.rounds + 1) for phase in self.method.round(r).phases)
         return any(u.trainable(name) for phase in phases if not phase.local_only for u in phase.updates)
@@ -188,7 +194,7 @@ class Builder:
         """Return a model as clients train it: with the method's networks, on the device, in the right layout."""
         model = self._model(architecture, scope)
         if self.experiment.privacy.mode == "sample" and self.method.upload_schema is not None:
-            models.check_single_samples(model, self._protected)
+            models.check_single_samples(model, self._is_protected)
         with seeded(self.experiment.seed, "extend", scope):
             self.method.extend(model)
         layout = self.hardware.layout

@@ -65,11 +65,11 @@ def method_table() -> str:
     lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
     for name in every_method():
         method, traffic = measure(name)
-        lines.append([f"`{name}`", *_declared(method), *_measured(traffic)])
+        lines.append([f"`{name}`", *_format_traits(method), *_format_traffic(traffic)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _declared(method: Method) -> list[str]:
+def _format_traits(method: Method) -> list[str]:
     traits = method.declared
     architectures = "no" if traits.same_architecture else "yes, one d" if traits.same_feature_dim else "yes"
     asked = (lambda: SumLayout(method, 24), lambda: layout_of(method, PrivacyOptions()), lambda: check(method))
@@ -87,7 +87,7 @@ def _works(build: Callable[[], Any]) -> bool:
     return True
 
 
-def _measured(traffic: ClientTraffic | None) -> list[str]:
+def _format_traffic(traffic: ClientTraffic | None) -> list[str]:
     if traffic is None:
         return ["varies"] * 4
     return [

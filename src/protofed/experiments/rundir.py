@@ -31,16 +31,16 @@ from protofed.runs.summary import Summary
 from protofed.samples import Encoding, Samples
 from protofed.storage.files import (
     check_room,
+    is_occupied,
     json_text,
     lock,
-    occupied,
     read_json,
     remove_partial,
     write_json,
     write_tensors,
     write_text,
 )
-from protofed.untrusted.decoding import decoded
+from protofed.untrusted.decoding import decode
 from protofed.untrusted.reading import read_toml, reason
 from protofed.visits.batches import batches
 
@@ -79,7 +79,7 @@ class RunDirectory:
         """
         config = self.path / "config.toml"
         if config.is_file():
-            changed = self.changed(experiment)
+            changed = self.differs(experiment)
             if not resume:
                 state = "finished" if self.finished else "unfinished"
                 raise ConfigError(
@@ -95,7 +95,7 @@ class RunDirectory:
                 self._write("config.toml", tomli_w.dumps(experiment.to_tree()))
             wipe(self.path)
             return
-        if occupied(self.path):
+        if is_occupied(self.path):
             raise ConfigError(f"{self.path} is not empty and holds no run: choose another --out")
         write_text(config, tomli_w.dumps(experiment.to_tree()))
 
@@ -119,7 +119,7 @@ class RunDirectory:
         self._planned = {}
 
     @contextmanager
-    def claimed(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
+    def claim(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
         """Open the directory, and keep other processes from running in it until the block ends.
 
         Blocks may be nested.
@@ -177,7 +177,7 @@ class RunDirectory:
         finally:
             os.close(handle)
 
-    def changed(self, experiment: Experiment) -> bool:
+    def differs(self, experiment: Experiment) -> bool:
         """Return whether an experiment is that of this directory with more rounds, or another point to stop.
 
         Raises:
@@ -245,7 +245,7 @@ class RunDirectory:
         if not path.is_file():
             return
         kind: Any = Encoding | None
-        before, now = (decoded(t.get("encoder"), kind, f"{path}: encoder") for t in (read_json(path), description))
+        before, now = (decode(t.get("encoder"), kind, f"{path}: encoder") for t in (read_json(path), description))
         if (before and before.key) != (now and now.key):
             raise CheckpointError(
                 f"{self.path}: its encoder has other weights now than when the run began: restore them, or choose "
@@ -433,7 +433,7 @@ def _existing(base: Path) -> Sequence[Path]:
 
 def _resumable(path: Path, experiment: Experiment) -> bool:
     try:
-        RunDirectory(path).changed(experiment)
+        RunDirectory(path).differs(experiment)
     except ConfigError:
         return False
     return True

@@ -15,7 +15,7 @@ from protofed.compute import numerics
 from protofed.config.schema import Experiment, Tree
 from protofed.experiments.assemble import assemble
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import describe_models, forgotten, left_out, without
+from protofed.experiments.ending import describe_models, forgotten, list_left_out, without
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.memory import PeakMemory
@@ -110,7 +110,7 @@ def run_experiment(
         data = load_data(experiment).without(gone)
         federation, federated = assemble(without(experiment, gone), data, files.bfloat16(), hardware)
         told = describe_clients(federation, federated) | {"models": describe_models(experiment, federated)}
-        return federation, told | ({"left_out": left_out(gone)} if gone else {})
+        return federation, told | ({"left_out": list_left_out(gone)} if gone else {})
 
     return run_federation(
         experiment, files, begin, resume=resume, progress=progress, label=label, report=report, measure=measure
@@ -138,20 +138,20 @@ def run_federation(
     """
     progress = progress or Progress()
     label = label or experiment.method
-    if not files.finished or (resume and files.changed(experiment)):
+    if not files.finished or (resume and files.differs(experiment)):
         hardware = Hardware.of(experiment.execution)
         numerics.warn_if_unrepeatable()
         memory = PeakMemory(hardware.device)
         federation, description = begin(hardware)
         with closing(federation.executor):
             files.check_room(federation, experiment.checkpoint.every)
-            with files.claimed(experiment, resume=resume), files.saving:
+            with files.claim(experiment, resume=resume), files.saving:
                 files.check_data(description)
                 rounds = files.restore(federation)
                 files.write_federation(description)
                 progress.started(label, experiment.rounds, federation.round, files.path)
                 remaining = federation.run()
-                while not federation.evaluation.stalled(rounds) and (record := next(remaining, None)):
+                while not federation.evaluation.has_stalled(rounds) and (record := next(remaining, None)):
                     rounds.append(record)
                     files.add_round(record, federation, experiment.checkpoint.every)
                     progress.round(label, record)

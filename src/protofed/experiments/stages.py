@@ -36,7 +36,7 @@ def guard(experiment: Experiment, trainer: LocalTrainer, executor: Executor, hos
     training = {name: member.train for name, member in executor.clients.items()}
     K = trainer.method.task.num_classes
     counts = {name: samples.most(K).cpu() for name, samples in training.items()}
-    counts = counts if hostile is None else hostile.described(counts)
+    counts = counts if hostile is None else hostile.describe_counts(counts)
     withheld = {name for name, samples in training.items() if not samples.exact}
     return Guard(experiment.robust, trainer.method, counts, withheld)
 

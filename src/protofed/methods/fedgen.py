@@ -219,7 +219,7 @@ class FedGen(FedAvg[FedGenOptions]):
             return Aggregate(server, {})
         averaged = mean.mean({name: server[name] for name in self.initial})
         lr = self.lr * self.code.decay ** (round - 1)
-        trained, diagnostics = self.generator.taught(
+        trained, diagnostics = self.generator.train(
             server,
             teachers,
             self.generator_loss,
@@ -238,7 +238,7 @@ class FedGen(FedAvg[FedGenOptions]):
             features: ``(B, d)``, ``G`` of both.
         """
         if self.code.ensemble == "models":
-            error = heads.weighted_errors(features, labels)
+            error = heads.weigh_errors(features, labels)
         else:
             mean = (heads.share[:, None, None] * heads.logits(features)).sum(0)
             error = F.cross_entropy(mean, labels)

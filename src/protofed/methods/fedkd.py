@@ -29,7 +29,7 @@ from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.lowrank import LowRank
 from protofed.methods.parts.prior import cross_entropy
 from protofed.methods.parts.training import HTFL_CLIP, sound
-from protofed.methods.parts.weights import WeightedMean, copied, load_weights, under, weight_of, with_samples
+from protofed.methods.parts.weights import WeightedMean, copy_tensors, load_weights, under, weight_of, with_samples
 from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.wire.schema import Field, Payload, Schema
@@ -125,7 +125,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
     def client_state(self, counts: Tensor) -> Tensors:
         """Start without a version."""
         own = super().client_state(counts)
-        return {**own, **_named("mentee", self.initial), "version": torch.tensor(-1)}
+        return {**own, **_add_prefix("mentee", self.initial), "version": torch.tensor(-1)}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Start from the global mentee."""
@@ -140,7 +140,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         elif held != version:
             raise PayloadError(f"version: the update leads to {int(version)}, but {local.name} has {held}")
         load_weights(mentee, base)
-        local.state.update({**_named("mentee", base), "version": version})
+        local.state.update({**_add_prefix("mentee", base), "version": version})
         return {}
 
     def round(self, number: int) -> Round:
@@ -172,7 +172,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the round's change of the mentee, or the mentee, and ``n_i``."""
-        weights = self.shared(local.model.extras["mentee"])
+        weights = self.take_shared(local.model.extras["mentee"])
         if self.options.compress != "parameters":
             weights = {n: w - local.state[f"mentee.{n}"] for n, w in weights.items()}
         return {**self.packing.pack(weights, self.energy(local.round)), "samples": local.counts.sum()}
@@ -181,8 +181,12 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
 
     def server_state(self) -> Tensors:
         """Start from one initial mentee."""
-        message = self.packing.pack(copied(self.initial), None)
-        return {**_named("mentee", self.initial), **_named("message", message), "version": torch.tensor(0)}
+        message = self.packing.pack(copy_tensors(self.initial), None)
+        return {
+            **_add_prefix("mentee", self.initial),
+            **_add_prefix("message", message),
+            "version": torch.tensor(0),
+        }
 
     def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
         """Send the update that leads from the client's version to the present one, or the whole mentee."""
@@ -221,7 +225,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         message = self.packing.pack(mean.mean(old), self.energy(round))
         new = self.packing.unpack(message)
         mentee = _valid(new) if self.options.compress == "parameters" else _plus(old, new)
-        state = {**_named("mentee", mentee), **_named("message", message), **based}
+        state = {**_add_prefix("mentee", mentee), **_add_prefix("message", message), **based}
         energy = self.energy(round)
         return Aggregate(
             {**state, "version": server["version"] + 1},
@@ -229,7 +233,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         )
 
 
-def _named(prefix: str, tensors: Tensors) -> Tensors:
+def _add_prefix(prefix: str, tensors: Tensors) -> Tensors:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 

@@ -200,7 +200,7 @@ class FedPA(FedAvg[FedPAOptions]):
             return Aggregate(server, {})
         averaged = mean.mean({name: server[name] for name in self.initial})
         lr = o.generator_lr * DECAY ** (round - 1)
-        trained, diagnostics = self.generator.taught(
+        trained, diagnostics = self.generator.train(
             server,
             teachers,
             partial(self.generator_loss, Prototypes.of(server), round),
@@ -222,7 +222,7 @@ class FedPA(FedAvg[FedPAOptions]):
         """
         o = self.options
         different = labels.unsqueeze(0) != labels.unsqueeze(1)
-        loss = self.alpha(round) * heads.weighted_errors(features, labels)
+        loss = self.alpha(round) * heads.weigh_errors(features, labels)
         if round > 1 and o.adversarial:
             distance = pull(features, labels, prototypes)
             loss = loss - o.adversarial * distance.clamp(max=PUSH_LIMIT).mean()

@@ -15,7 +15,7 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
-from protofed.methods.parts.trainable import first_network, pairs, trained
+from protofed.methods.parts.trainable import first_network, pairs, train_network
 from protofed.options import fixed, remote
 from protofed.prototypes.contrastive import adaptive_margin, contrast, hinge_prototypes
 from protofed.prototypes.table import Prototypes
@@ -75,7 +75,7 @@ class FedTGP(FedProto[FedTGPOptions]):
         o = self.options
         margin = adaptive_margin(prototypes, labels, self.task.num_classes, cap=o.margin_cap)
         plan = o.server_epochs, o.server_lr, o.server_batch_size
-        state, new, losses = trained(server, prototypes, labels, contrast(margin), plan, self.task, round)
+        state, new, losses = train_network(server, prototypes, labels, contrast(margin), plan, self.task, round)
         diagnostics: dict[str, float] = {"acl_margin": margin}
         if len(losses):
             diagnostics |= {"acl_loss_first": float(losses[0]), "acl_loss_last": float(losses[-1])}

@@ -170,7 +170,7 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
         Mixtures go up in the round before.
         """
         momentum = {"momentum": self.options.momentum} if self.options.momentum else {}
-        local, retrain = Update(self.loss), Update(self.retrain_loss, self.retrained, momentum)
+        local, retrain = Update(self.loss), Update(self.retrain_loss, self.is_retrained, momentum)
         phases = [Phase((local,))]
         if self.retrains(number) and self.each_batch:
             phases = [Phase((local, retrain))]
@@ -178,7 +178,7 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
             phases.append(Phase((retrain,), 1, self.pseudo_features))
         return Round(tuple(phases), self.retrains(number + 1))
 
-    def retrained(self, name: str) -> bool:
+    def is_retrained(self, name: str) -> bool:
         """Select the parameters that pseudo-features train: never the extractor."""
         if self.options.dcs and self.options.retrain_parts == "projection":
             return name.startswith("extras.projection.")
@@ -208,17 +208,17 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
     def retrain_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Eq. 14, through the heads only: the same on r pseudo-features per class, drawn for each step or once."""
         if self.each_batch:  # Algorithm 2, lines 17-18; the batch of the local step plays no part.
-            batch = pseudo.drawn(received, model.extras["noise"], self.options.samples)
+            batch = pseudo.draw_batch(received, model.extras["noise"], self.options.samples)
         terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received, {})
         return {f"retrain_{name}": term for name, term in terms.items()}, None
 
     def pseudo_features(self, local: Local) -> tuple[Tensor, Tensor]:
         """Draw r features per class from the global mixtures (Eq. 4), all classes alike."""
-        return pseudo.drawn_once(local, self.options.samples, self.task.feature_dim)
+        return pseudo.draw_once(local, self.options.samples, self.task.feature_dim)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Fit a mixture to the features of each class present (Eq. 5-6)."""
-        payload = pseudo.fitted(local, self.task.num_classes, self.options.components)
+        payload = pseudo.fit_local(local, self.task.num_classes, self.options.components)
         return payload | {"counts": local.counts[payload["classes"]]} if self.options.weight_by_counts else payload
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
@@ -241,12 +241,12 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
         """Fuse the components of each class (Algorithm 1); a class nobody reports keeps its mixture."""
-        reported = pseudo.joined(upload.payload for upload in uploads)
+        reported = pseudo.join_lists(upload.payload for upload in uploads)
         if self.options.weight_by_counts and reported:
             reported["weights"] = reported["weights"] * reported["counts"]
         # A mean over d dimensions is below S_C where their sum is below S_C·d.
         threshold = self.options.threshold * (self.task.feature_dim if self.options.distance == "mean" else 1)
-        state = pseudo.fused(server, reported, threshold)
+        state = pseudo.fuse_components(server, reported, threshold)
         if state is server:
             return Aggregate(server, {})
         counts = {"components_before": len(reported["classes"]), "components_after": len(state["classes"])}

@@ -74,7 +74,7 @@ class TinyProto(FedProto[Any]):
 
     def __init__(self, options: TinyProtoOptions, task: Task) -> None:
         super().__init__(options, task)
-        kind, self.options = based(options)
+        kind, self.options = resolve_base(options)
         self.base, self.sparse = kind(self.options, task), options
         s = (options.s or max(1, round(task.feature_dim / 10))) if options.cps else task.feature_dim
         check(options, self.base, s)
@@ -86,7 +86,7 @@ class TinyProto(FedProto[Any]):
     @classmethod
     def traits(cls, options: TinyProtoOptions) -> Traits:
         """``μ`` follows from ``ρ`` by the mean number of samples of a class; scaled prototypes are sums over it."""
-        kind, base_options = based(options)
+        kind, base_options = resolve_base(options)
         base, more = kind.traits(base_options), None
         sums, reduction = options.scaling and base.sums_only, reduction_of(options)
         if sums:
@@ -173,9 +173,9 @@ class TinyProto(FedProto[Any]):
         whole = ((client, self.read(payload, {})) for client, payload in uploads)
         scaled = (Upload(c, {**sent, "prototypes": scale * sent["prototypes"]}) for c, sent in whole)
         seen = SeenUploads(scaled, self.task.num_classes if noted else 0)
-        return seen.concluded(self.base.update(server, self._reduced(server, seen), round))
+        return seen.concluded(self.base.update(server, self._reduce(server, seen), round))
 
-    def _reduced(self, server: Tensors, seen: SeenUploads) -> Iterator[Upload]:
+    def _reduce(self, server: Tensors, seen: SeenUploads) -> Iterator[Upload]:
         """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""
         reduction = reduction_of(self.sparse)
         if reduction == "mean":
@@ -194,7 +194,7 @@ class TinyProto(FedProto[Any]):
         yield Upload("all clients", {"classes": classes, "prototypes": rows.to(self.task.dtype)})
 
 
-def based(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
+def resolve_base(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
     """Return the class that ``base`` names, and its options."""
     kind: Any = get(options.base)
     given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}

@@ -17,7 +17,7 @@ from protofed.models.catalogue import ImageOptions, architectures
 from protofed.models.checking import check_shape, flat_width
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
 from protofed.models.hugging import TransformersOptions
-from protofed.models.preparation import Normalisation, prepare, scaled
+from protofed.models.preparation import Normalisation, prepare, scale_shape
 from protofed.models.splitting import split
 from protofed.models.weights import check_published, find_weights, load_weights
 from protofed.options import build_options
@@ -69,7 +69,7 @@ def build(
         entry = architectures.get(name)
         made: Any = build_options(entry.Options, options or {}, name)
         images = made if isinstance(made, ImageOptions) else None
-        shape = scaled(shape, images.size) if images else shape
+        shape = scale_shape(shape, images.size) if images else shape
         if isinstance(made, TransformersOptions) and made.weights:
             made = replace(made, weights=str(find_weights(name, made.weights, weights_dir)))
         try:

@@ -17,9 +17,9 @@ from protofed.errors import CheckpointError, writing
 from protofed.rounds.state import ServerState, StoredState, fitting
 from protofed.storage.files import PARTIAL, read_json, read_tensors, write_json, write_tensors
 from protofed.storage.records import Records, read_at
-from protofed.storage.snapshots import joined
+from protofed.storage.snapshots import join_snapshot
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import decoded, within
+from protofed.untrusted.decoding import decode, within
 from protofed.untrusted.reading import open_ordinary, reason
 from protofed.visits.roster import Roster, StoreSnapshot
 
@@ -187,7 +187,7 @@ def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
     if not isinstance(places, dict) or client not in places:
         return {}
     kind: Any = _Places
-    places, path = decoded(places[client], kind, f"{folder / 'state.json'}: damaged: records"), folder / CLIENTS
+    places, path = decode(places[client], kind, f"{folder / 'state.json'}: damaged: records"), folder / CLIENTS
     try:
         with open_ordinary(path) as file:
             return _record(file, places[1], Records())
@@ -204,7 +204,7 @@ def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None
         with open_ordinary(path) as file:
             for name in clients:
                 try:
-                    snapshot = joined(*(_record(file, place, records) for place in places[name]))
+                    snapshot = join_snapshot(*(_record(file, place, records) for place in places[name]))
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"{path}: {name} cannot be read ({claims.clean(error)})") from None
                 clients.restore(name, snapshot, path)

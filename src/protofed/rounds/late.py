@@ -52,10 +52,10 @@ class Mixing(Stage):
         for upload in uploads:
             late = record.round - (record.answers or {}).get(upload.client, record.round)
             if late and opened.payload is not None:
-                upload = upload._replace(payload=self.mixed(upload.payload, opened.payload, late))
+                upload = upload._replace(payload=self.mix(upload.payload, opened.payload, late))
             yield upload
 
-    def mixed(self, payload: Payload, broadcast: Payload, late: int) -> Payload:
+    def mix(self, payload: Payload, broadcast: Payload, late: int) -> Payload:
         """Return the content of an upload that is ``late`` rounds late."""
         weight, changed = (1 + late) ** -self.exponent, dict(payload)
         for name in self.fields:

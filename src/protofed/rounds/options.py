@@ -63,9 +63,9 @@ class ParticipationOptions(Options):
 
     def sends(self, method: Method, round: int, rounds: int) -> bool:
         """Return whether clients send something in ``round``."""
-        return method.sends(round) and not self.joined(round, rounds)
+        return method.sends(round) and not self.have_joined(round, rounds)
 
-    def joined(self, round: int, rounds: int) -> bool:
+    def have_joined(self, round: int, rounds: int) -> bool:
         """Return whether newcomers have joined: from then on only they train, and nobody sends."""
         return bool(self.newcomers) and round > rounds - self.newcomer_rounds
 

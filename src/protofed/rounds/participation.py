@@ -95,13 +95,13 @@ class Participation:
         """Return whether noise and participation must be unpredictable to the clients: in a deployment."""
         return self.executor.remote and not self.executor.clients.rests_here
 
-    def joined(self, round: int) -> bool:
+    def have_joined(self, round: int) -> bool:
         """Return whether newcomers have joined in ``round``."""
-        return self.options.joined(round, self.rounds)
+        return self.options.have_joined(round, self.rounds)
 
     def here(self, round: int) -> list[str]:
         """Return the clients that are part of the federation in ``round``."""
-        return [name for name in self.names if name not in self.newcomers or self.joined(round)]
+        return [name for name in self.names if name not in self.newcomers or self.have_joined(round)]
 
     def sends(self, round: int) -> bool:
         """Return whether clients send something in ``round``."""
@@ -109,7 +109,7 @@ class Participation:
 
     def draw(self, round: int, standing: Standing) -> list[str]:
         """Return the clients that train in a round, in their fixed order."""
-        joined, o = self.joined(round), self.options
+        joined, o = self.have_joined(round), self.options
         able = [name for name in self.trainable if (name in self.newcomers) == joined]
         able = standing.able(able, round, o.max_refusals)
         if o.sampling == "poisson" and not self.method.round(round).everyone:

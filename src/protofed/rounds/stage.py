@@ -50,10 +50,10 @@ class Opened:
         schema = method.broadcast_schema
         if schema is None:
             return cls(round, dict.fromkeys(names), None)
-        common = None if method.declared.personal else _encoded(method.broadcast(server, round), codec, schema)
+        common = None if method.declared.personal else _encode(method.broadcast(server, round), codec, schema)
         messages: dict[str, bytes | None] = {}
         for name in names:
-            own = common or _encoded(method.broadcast(server, round, name), codec, schema)
+            own = common or _encode(method.broadcast(server, round, name), codec, schema)
             messages[name] = own.message
             if record is not None and own.message is not None:
                 record.add_traffic("down", len(own.message), own.numbers)
@@ -68,7 +68,7 @@ class _Encoded(NamedTuple):
     numbers: int = 0
 
 
-def _encoded(payload: Payload | None, codec: Codec, schema: Schema) -> _Encoded:
+def _encode(payload: Payload | None, codec: Codec, schema: Schema) -> _Encoded:
     if payload is None:
         return _Encoded()
     return _Encoded(payload, codec.encode(payload, schema), schema.parameters(payload))

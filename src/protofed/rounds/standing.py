@@ -58,9 +58,9 @@ class Standing:
         Args:
             limit: Refusals after which a client is excluded; 0 for no limit.
         """
-        return [name for name in names if not limit or not self._left_out(name, round, limit)]
+        return [name for name in names if not limit or not self._is_left_out(name, round, limit)]
 
-    def _left_out(self, name: str, round: int, limit: int) -> bool:
+    def _is_left_out(self, name: str, round: int, limit: int) -> bool:
         times = self.diverged[name]
         resting = times >= limit and round <= self._last[name] + times
         return resting or self.damaged[name] >= limit

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from protofed.errors import CheckpointError, DivergedError, PayloadError
 from protofed.runs.findings import Findings, WrittenFindings
 from protofed.runs.spent import Spent
-from protofed.untrusted.decoding import LARGEST, Count, Number, Ordinal, decoded
+from protofed.untrusted.decoding import LARGEST, Count, Number, Ordinal, decode
 
 if TYPE_CHECKING:
     from protofed.visits.contract import Trained
@@ -277,7 +277,7 @@ class RoundRecord:
         """Return the record that :meth:`to_dict` wrote, in this version or an older one."""
         if not isinstance(value, dict) or "round" not in value:
             raise CheckpointError(f"{where} is not the record of a round")
-        line: _Record = decoded(value, _Record, where)
+        line: _Record = decode(value, _Record, where)
         parts = {name: getattr(line, name) for name in line.__struct_fields__}
         parts |= {name: Accuracy.read(parts[name]) for name in SCORED if parts[name] is not None}
         return cls(**{**parts, "robust": line.robust.read()})

@@ -22,8 +22,8 @@ def trouble(record: RoundRecord) -> str:
     if clients:
         found = dict.fromkeys(term for names in clients.values() for term in names)
         terms = [term if term.isprintable() else repr(term) for term in found]
-        parts = [f"loss {_listed(terms)} is not finite at {_listed(list(clients))}"]
-    whose = "their uploads" if clients.keys() == set(diverged) else f"uploads of {_listed(diverged)}"
+        parts = [f"loss {_list_names(terms)} is not finite at {_list_names(list(clients))}"]
+    whose = "their uploads" if clients.keys() == set(diverged) else f"uploads of {_list_names(diverged)}"
     parts += [f"{whose} were refused as diverged"] if diverged else []
     told = [f"{' and '.join(parts)}: {HELP}"] if parts else []
     kept = record.robust.kept
@@ -32,7 +32,7 @@ def trouble(record: RoundRecord) -> str:
 
 def first_trouble(rounds: Sequence[RoundRecord]) -> str:
     """Return a sentence about the first round that is in trouble, and one about the end; "" if all was well."""
-    lost = _listed(diverged(rounds))
+    lost = _list_names(find_diverged(rounds))
     end = f" At the end, {lost} had diverged (answers that are not finite count as wrong)." if lost else ""
     return _first(rounds) + end
 
@@ -59,7 +59,7 @@ def unheard(rounds: Sequence[RoundRecord]) -> list[str]:
     return [client for client, times in refused.items() if times >= asked.get(client, 0) and client not in hostile]
 
 
-def diverged(rounds: Sequence[RoundRecord]) -> list[str]:
+def find_diverged(rounds: Sequence[RoundRecord]) -> list[str]:
     """Return the clients whose loss was not finite, or whose upload diverged, the last time that they took part."""
     last: dict[str, bool] = {}
     for record in rounds:
@@ -76,12 +76,12 @@ def ruin(rounds: Sequence[RoundRecord]) -> str:
         last = refused[-1]
         diverging = any(r.diverged for r in refused)
         why = f". {_first(rounds)}" if diverging else f": {last.client}: {last.field}: {last.reason}."
-        return f"Every upload of {_listed(lost)} was refused, so the result is not theirs{why}"
+        return f"Every upload of {_list_names(lost)} was refused, so the result is not theirs{why}"
     if rounds and all(record.losses and record.losses.get("total") is None for record in rounds):
         return f"No round had finite losses. {_first(rounds)}"
     return ""
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -291,7 +291,7 @@ class TryResult:
             "sites": [{**asdict(site), "advice": site.advice} for site in self.sites],
             "arms": rows,
         }
-        plain: dict[str, Any] = _known(found)
+        plain: dict[str, Any] = _replace_nan(found)
         return plain
 
 
@@ -304,12 +304,12 @@ def times(value: float) -> str:
     return f"more than {FAR:.0f} times as many" if np.isinf(value) else f"perhaps {value:.2g} times as many"
 
 
-def _known(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     """Return a value with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Curves):
-        return _known(value._asdict())
+        return _replace_nan(value._asdict())
     if isinstance(value, dict):
-        return {name: _known(item) for name, item in value.items()}
+        return {name: _replace_nan(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_known(item) for item in value]
+        return [_replace_nan(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -18,7 +18,7 @@ from protofed.data.options import DataOptions
 from protofed.data.tables import another_unit, category
 from protofed.data.typed import identifies
 from protofed.errors import unknown_name
-from protofed.sites.notice import Notice, combined
+from protofed.sites.notice import Notice, combine
 from protofed.sites.scan import ColumnScan, SiteTable
 from protofed.untrusted import limits
 
@@ -59,23 +59,23 @@ def name_of_site(sheet: SiteTable) -> str:
 
 def names_site(column: str) -> bool:
     """Return whether a column has the name of one that names sites."""
-    return _SITE.fullmatch(_folded(column)) is not None
+    return _SITE.fullmatch(_fold(column)) is not None
 
 
-def renamed(sheets: Sequence[SiteTable], asked: DataOptions) -> tuple[list[SiteTable], list[Notice]]:
+def rename_columns(sheets: Sequence[SiteTable], asked: DataOptions) -> tuple[list[SiteTable], list[Notice]]:
     """Return tables whose columns have the usual spelling of their name, and what was found.
 
     Args:
         asked: Names of columns and categories in place of others, and columns to leave out.
     """
-    sheets = [replace(sheet, columns=_meant_columns(sheet, asked)) for sheet in sheets]
+    sheets = [replace(sheet, columns=_match_columns(sheet, asked)) for sheet in sheets]
     votes = Counter(name for sheet in sheets for name in sheet.columns)
     usual: dict[str, str] = {}
     for name, _ in votes.most_common():
-        usual.setdefault(_folded(name), name)
+        usual.setdefault(_fold(name), name)
     named, found = [], []
     for sheet in sheets:
-        own = {n: usual[_folded(n)] for n in sheet.columns if usual[_folded(n)] not in sheet.columns}
+        own = {n: usual[_fold(n)] for n in sheet.columns if usual[_fold(n)] not in sheet.columns}
         for old, new in own.items():
             options = {"data.rename": {old: new}}
             found.append(Notice(sheet.site, old, f"is called {new!r} elsewhere", f"read it as {new!r}", options))
@@ -84,10 +84,10 @@ def renamed(sheets: Sequence[SiteTable], asked: DataOptions) -> tuple[list[SiteT
     return named, found
 
 
-def _meant_columns(sheet: SiteTable, asked: DataOptions) -> dict[str, ColumnScan]:
+def _match_columns(sheet: SiteTable, asked: DataOptions) -> dict[str, ColumnScan]:
     names = {n: asked.rename.get(n, n) for n in sheet.columns}
     kept = {names[n]: column for n, column in sheet.columns.items() if names[n] not in asked.drop}
-    return {n: column.renamed(asked.renamed.get(n, {})) for n, column in kept.items()}
+    return {n: column.rename(asked.renamed.get(n, {})) for n, column in kept.items()}
 
 
 def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str]) -> tuple[str, Notice]:
@@ -109,10 +109,10 @@ def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str])
         )
     scores = {name: _score(sheets, name, name == common[-1]) for name in common}
     ranked = sorted((name for name in common if scores[name]), key=lambda name: -scores[name])
-    best = max(((_meant(name), name == common[-1]) for name in ranked), default=(0.0, False))
+    best = max(((_rate_label(name), name == common[-1]) for name in ranked), default=(0.0, False))
     for name in common:  # what is meant to be predicted may be no class
         last = not best[0] and name == common[-1]
-        if (_meant(name) > best[0] or (last and not best[1])) and (quantity := _quantity(sheets, name)):
+        if (_rate_label(name) > best[0] or (last and not best[1])) and (quantity := _quantity(sheets, name)):
             return "", _no_classes(name, quantity, ranked)
     if not ranked:
         return "", Notice("", "", "no column looks like a label", f"name it: --label {_few(common)}", open=True)
@@ -153,17 +153,17 @@ def _score(sheets: Sequence[SiteTable], name: str, last: bool) -> float:
     if not few or fractions or sum(column.dates() for column in columns) > rows / 2:
         return 0.0
     words = 0.5 * (len(values) == 2) + 0.5 * (not any(c.numeric for c in columns))
-    return _meant(name) + 1.5 * last + words + 0.1
+    return _rate_label(name) + 1.5 * last + words + 0.1
 
 
-def _meant(name: str) -> float:
+def _rate_label(name: str) -> float:
     """Return how much the name of a column says that it is the label."""
     return 4.0 if name.casefold() in LABEL_NAMES else 3.0 if _LABEL.fullmatch(name.casefold()) else 0.0
 
 
 def _classes(sheets: Sequence[SiteTable], name: str, names: Mapping[str, str]) -> str:
     held = (with_names(sheet.columns[name].distinct, names) for sheet in sheets)
-    return shown_classes(sum(held, Counter()))
+    return format_classes(sum(held, Counter()))
 
 
 def with_names(counts: Mapping[str, int], names: Mapping[str, str]) -> Counter[str]:
@@ -174,7 +174,7 @@ def with_names(counts: Mapping[str, int], names: Mapping[str, str]) -> Counter[s
     return found
 
 
-def shown_classes(votes: Counter[str]) -> str:
+def format_classes(votes: Counter[str]) -> str:
     """Return numbers of samples by class in words."""
     shown = ", ".join(f"{value} ({number:,})" for value, number in votes.most_common(6))
     return f"{len(votes)} classes: {shown}" + ", …" * (len(votes) > 6)
@@ -187,14 +187,14 @@ def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list
         label: The column of the label; "" if there is none.
     """
     if label:
-        columns = [{**s.columns, label: s.columns[label].renamed(settled.labels)} for s in sheets]
+        columns = [{**s.columns, label: s.columns[label].rename(settled.labels)} for s in sheets]
         sheets = [replace(sheet, columns=own) for sheet, own in zip(sheets, columns, strict=True)]
     found = [*_labels(sheets, label, settled.labels)] if label else []
     names = list(dict.fromkeys(name for sheet in sheets for name in sheet.columns if name != label))
     shared = [name for name in names if all(name in sheet.columns for sheet in sheets)]
     for name in names:
         if name not in shared:
-            found += _called(sheets, name)
+            found += _ask_renamed(sheets, name)
             lacking = _few([sheet.site for sheet in sheets if name not in sheet.columns])
             found.append(Notice(lacking, name, "is not there", "leave it out at all sites", {"data.drop": [name]}))
     dated = [name for name in shared if _is_date(sheets, name)]
@@ -204,14 +204,14 @@ def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list
             found += _column(sheets, name, settled.renamed.get(name, {}))
     dropped = {name for notice in found for name in notice.options.get("data.drop", ())}
     found += _missing(sheets, [name for name in shared if name not in dropped])
-    if len(sheets) > 1 and "data.standardise" not in combined(found):
+    if len(sheets) > 1 and "data.standardise" not in combine(found):
         told = "no column of numbers looks as if it had another unit at one site"
         options = {"data.standardise": "federated"}
         found.append(Notice("", "", told, "standardise numbers over all sites together", options))
-    return [*found, *_sites(sheets, label, combined(found).get("data.labels", {}))] if label else found
+    return [*found, *_sites(sheets, label, combine(found).get("data.labels", {}))] if label else found
 
 
-def _called(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
+def _ask_renamed(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
     """Yield the question whether the column that one site alone has is what all others call something else."""
     (own, *more) = [sheet for sheet in sheets if name in sheet.columns]
     rest = [sheet for sheet in sheets if sheet is not own]
@@ -228,7 +228,7 @@ def _called(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
 
 def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str]) -> Iterator[Notice]:
     held = {sheet.site: sheet.columns[label].distinct for sheet in sheets}
-    yield from asked(held, label, "data.labels", settled)
+    yield from ask(held, label, "data.labels", settled)
     for sheet in sheets:
         column = sheet.columns[label]
         if column.missing:
@@ -243,7 +243,7 @@ def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str])
         yield Notice("", label, told, "use the numbers as names", {"data.labels": names})
 
 
-def asked(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Iterator[Notice]:
+def ask(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Iterator[Notice]:
     """Yield what only one site says: words for a missing value, and names that may be those of all others.
 
     Args:
@@ -371,7 +371,7 @@ def _words(name: str, columns: Mapping[str, ColumnScan], settled: Mapping[str, s
             yield Notice(_few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
         else:
             held = {site: column.distinct for site, column in columns.items()}
-            yield from asked(held, name, f"data.categories.{name}", settled)
+            yield from ask(held, name, f"data.categories.{name}", settled)
             yield from spelt(held, name, "data.categories", name)
     elif sum(text.count(" ") for text in texts) >= 3 * len(texts):
         known = find_spec("wordllama") is not None
@@ -438,7 +438,7 @@ def of_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) ->
         yield Notice(site, "", f"{tested} test samples: a gain of a few points cannot be seen")
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.casefold())
 
 

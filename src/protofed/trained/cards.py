@@ -104,7 +104,7 @@ def _use(file: str, facts: Mapping[str, str], checked: str) -> Iterable[str]:
     yield f"- File: {plain(file)}; its metadata hold the class names and the preprocessing."
     yield f"- Input: n × {shape}, {plain(facts['input_type'])}. Output: {', '.join(json.loads(facts['outputs']))}."
     yield f"- Rule: {plain(facts['rule'])}. The file is {plain(checked)}."
-    yield f"- Classes: {_listed(json.loads(facts['class_names']))}"
+    yield f"- Classes: {_list_names(json.loads(facts['class_names']))}"
 
 
 def _training(run: Run, client: ClientDescription) -> Iterable[str]:
@@ -155,13 +155,13 @@ def _data(run: Run) -> Iterable[str]:
     yield "|---|---|---|---|"
     for client in run.clients[:MOST]:
         held = number(sum(map(bool, client.train))) if client.counts != "even" else "not disclosed"
-        counts = (_disclosed(client, client.train), _disclosed(client, client.test), held)
+        counts = (_format_count(client, client.train), _format_count(client, client.test), held)
         yield f"| {plain(client.name)} | {' | '.join(counts)} |"
     if len(run.clients) > MOST:
         yield f"| {len(run.clients) - MOST} more |  |  |  |"
 
 
-def _disclosed(client: ClientDescription, counts: list[int]) -> str:
+def _format_count(client: ClientDescription, counts: list[int]) -> str:
     """Return a client's number of samples as far as it was disclosed."""
     total = number(sum(counts))
     return {"coarse": f"at most {total}", "none": "not disclosed"}.get(client.counts, total)
@@ -228,6 +228,6 @@ def _options(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{plain(name)} {plain(value)}" for name, value in known[:MOST]) or "unknown"
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     return ", ".join(map(plain, names[:MOST])) + f"{more}."

@@ -119,7 +119,7 @@ class LocalPlan:
         Args:
             overrides: A method's own settings, and ``name`` for another class.
         """
-        name, settings = self.chosen(overrides or {})
+        name, settings = self.choose_optimizer(overrides or {})
         result: torch.optim.Optimizer = eager(getattr(torch.optim, name))(
             [{"params": list(parameters)}], **settings
         )
@@ -133,14 +133,14 @@ class LocalPlan:
         factor = self.schedule.factor(round, rounds)
         return self if factor == self.factor else replace(self, factor=factor)
 
-    def clipped(self, phase: Phase) -> Phase:
+    def clip_phase(self, phase: Phase) -> Phase:
         """Return a phase of training with gradients clipped as the plan says, where that is the smaller limit."""
         if (most := self.clip) is None:
             return phase
         updates = (replace(u, clip=most if u.clip is None else min(u.clip, most)) for u in phase.updates)
         return replace(phase, updates=tuple(updates))
 
-    def chosen(self, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    def choose_optimizer(self, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the optimiser's name and settings; overrides with a ``name`` replace all of the plan's."""
         settings = dict(overrides)
         name = settings.pop("name", None)
@@ -154,7 +154,7 @@ def check_optimizers(method: Method, clients: Mapping[str, Member], rounds: int)
     plans = {repr(m.plan): m.plan for m in clients.values()}
     for plan, overrides in itertools.product(plans.values(), wanted):
         try:
-            plan.check(*plan.chosen(dict(overrides)))
+            plan.check(*plan.choose_optimizer(dict(overrides)))
         except ConfigError as error:
             raise ConfigError(f"method {method.name} sets {dict(overrides)}, but {error}") from None
 

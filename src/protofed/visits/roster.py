@@ -27,7 +27,7 @@ from protofed.compute.optimizers import check_kept
 from protofed.errors import CheckpointError, OutputError, writing
 from protofed.samples import Samples
 from protofed.storage.records import Records, read_at, write_at
-from protofed.storage.snapshots import WITHOUT_OPTIMIZER, Snapshot, flatten, joined
+from protofed.storage.snapshots import WITHOUT_OPTIMIZER, Snapshot, flatten, join_snapshot
 from protofed.untrusted.reading import reason
 from protofed.visits.client import Member
 
@@ -243,7 +243,7 @@ class Files(Store):
     def read(self, name: str) -> Snapshot:
         """Return the client's snapshot."""
         with self._readable():
-            return joined(*(self._records.unpack(self._load(p, self._files)) for p in self.addresses[name]))
+            return join_snapshot(*(self._records.unpack(self._load(p, self._files)) for p in self.addresses[name]))
 
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
         """Write the snapshot to free places."""

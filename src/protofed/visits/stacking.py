@@ -133,7 +133,7 @@ def skeleton(model: SplitModel) -> SplitModel:
     return bare
 
 
-def padded_layers(model: nn.Module) -> list[str]:
+def list_padded(model: nn.Module) -> list[str]:
     """Return the names of the buffers that mark padding."""
     return [f"{name}.{ROWS}" for name, module in model.named_modules() if isinstance(module, PaddedBatchNorm)]
 
@@ -170,9 +170,9 @@ def _side_by_side(func: Any, given: dict[str, Any], level: int) -> Tensor:
     has the slowest kernel (``papers/studies/speed.md``). ``torch.autograd.Function.vmap`` would do the same, but
     costs 0.4 ms a call.
     """
-    x = _unwrapped(given["input"], 1)
+    x = _unwrap(given["input"], 1)
     clients = x.shape[1]
-    joined = {n: _unwrapped(given[n], 0).flatten(0, 1) for n in STACKED[1:] if given.get(n) is not None}
+    joined = {n: _unwrap(given[n], 0).flatten(0, 1) for n in STACKED[1:] if given.get(n) is not None}
     if joined:
         joined["groups"] = clients * given.get("groups", 1)
     joined["input"] = x.flatten(1, 2).contiguous(memory_format=torch.channels_last)
@@ -181,7 +181,7 @@ def _side_by_side(func: Any, given: dict[str, Any], level: int) -> Tensor:
     return result
 
 
-def _unwrapped(tensor: Tensor, to: int) -> Tensor:
+def _unwrap(tensor: Tensor, to: int) -> Tensor:
     """Return the tensor of all clients, with the clients as dimension ``to``."""
     whole: Tensor = functorch.get_unwrapped(tensor)
     return whole.movedim(functorch.maybe_get_bdim(tensor), to)

@@ -270,7 +270,7 @@ class LocalTrainer:
         scored = steps.score([clients.union] * len(locals_), locals_)
         for correct, local, each in zip(scored, locals_, weights, strict=True):
             unseen = each * (clients[local.name].train.counts(len(held)).cpu() == 0)
-            found.append((_pooled(correct, held, each), _pooled(correct, held, unseen)))
+            found.append((_pool(correct, held, each), _pool(correct, held, unseen)))
         return found
 
     def _weights(self, clients: Roster, local: Local, held: Tensor) -> Tensor:
@@ -430,7 +430,7 @@ class LocalTrainer:
         noises = [Noise.of(v.local, plan.private, f"batches {number}") if plan.private else None for v in visits]
         prefix = f"{number}/"
         kept = [{n.removeprefix(prefix): t for n, t in v.kept.items() if n.startswith(prefix)} for v in visits]
-        steps.begin(plan.clipped(phase), plan, data, [visit.local for visit in visits], kept)
+        steps.begin(plan.clip_phase(phase), plan, data, [visit.local for visit in visits], kept)
         statistics: list[Tensors] = [{} for _ in visits]
         for epoch in range(phase.passes(plan.epochs)):
             rows = [
@@ -471,7 +471,7 @@ def _totals(correct: Tensors) -> dict[str, int]:
     return {rule: int(numbers.sum()) for rule, numbers in correct.items()}
 
 
-def _pooled(correct: Tensors, samples: Tensor, weights: Tensor) -> Scores:
+def _pool(correct: Tensors, samples: Tensor, weights: Tensor) -> Scores:
     """Return the score over the classes that have ``samples``, as if there were ``weights`` samples of each."""
 
     def pool(numbers: Tensor) -> float:

@@ -107,7 +107,7 @@ def test_rounded_contributions_are_no_longer_than_the_clip(mine, centre, weight,
     payload, origin = upload("me", mine, weight).payload, upload("", centre).payload
     vector = signed(stage.encode(payload, origin))
     assert float(vector.norm()) <= clip * UNIT * (1 + 1e-12)
-    exact, _ = stage.layout.clipped(payload, origin)
+    exact, _ = stage.layout.clip_upload(payload, origin)
     assert float((vector - exact * UNIT).abs().max()) < 1
 
 

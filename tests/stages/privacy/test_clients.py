@@ -28,7 +28,7 @@ from protofed.runs.spent import Spent
 from protofed.stages.privacy import ClientPrivacy, PrivacyOptions
 from protofed.stages.privacy.accounting import ORDERS
 from protofed.stages.privacy.noise import from_seed, from_system
-from protofed.untrusted.decoding import decoded
+from protofed.untrusted.decoding import decode
 from protofed.wire.schema import Field, prototype_schema, weight_schema
 from stages.privacy.auditing import lower_bound
 from stages.privacy.everywhere import OPTIONS, everywhere
@@ -202,7 +202,7 @@ def test_a_release_that_is_discarded_has_been_made(tmp_path, monkeypatch):
 
 def test_noise_is_normal():
     def drawn(source, round: int, n: int = 9) -> torch.Tensor:
-        return source(round).added(torch.zeros(n, dtype=torch.float64), 1.0)
+        return source(round).add(torch.zeros(n, dtype=torch.float64), 1.0)
 
     for source in (from_seed(3, "x"), from_system):
         x = drawn(source, 1, 50_000)
@@ -288,7 +288,7 @@ def test_infinite_budgets_and_no_noise_cost_everything(tmp_path):
     (*_, last) = federation.run()
     assert last.privacy.noise == 0
     assert last.to_dict()["privacy"]["epsilon"] is None
-    assert decoded(last.to_dict()["privacy"], Spent) == last.privacy
+    assert decode(last.to_dict()["privacy"], Spent) == last.privacy
 
 
 def test_a_method_that_sends_nothing_costs_nothing():
@@ -447,4 +447,4 @@ def test_damaged_costs_are_refused(change):
 
     value = Spent("client", 1.0, 1e-5, 1.0, 1.0, 1.0, 3).to_dict() | change
     with pytest.raises(CheckpointError, match=f"^x: privacy: {next(iter(change))}: "):
-        decoded(value, Spent, "x: privacy")
+        decode(value, Spent, "x: privacy")

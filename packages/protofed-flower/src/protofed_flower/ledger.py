@@ -26,7 +26,7 @@ from protofed.errors import CheckpointError, OutputError, writing
 from protofed.experiments.ending import without_clients
 from protofed.storage.files import lock, read_json, write_bytes, write_json
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import Count, Line, Round, decoded, line, within
+from protofed.untrusted.decoding import Count, Line, Round, decode, line, within
 from protofed.untrusted.reading import lines, open_ordinary, parse_json, reason
 from protofed_flower.folder import make_private
 
@@ -184,7 +184,7 @@ def read_ledger(path: Path) -> Iterator[tuple[int, str, LedgerEntry | str]]:
                 text = raw.removesuffix(b"\n")
                 found: LedgerEntry | str
                 try:
-                    found = decoded(parse_json(text.decode()), LedgerEntry, error=ValueError, exact=True)
+                    found = decode(parse_json(text.decode()), LedgerEntry, error=ValueError, exact=True)
                     if not raw.endswith(b"\n"):
                         found = "is cut short: its message did not leave, or the end of the file is missing"
                     elif found.previous != before:
@@ -243,7 +243,7 @@ def read_receipts(path: Path) -> Iterator[Receipt]:
         with open_ordinary(path) as file:
             for number, raw in enumerate(lines(file, LINE), start=1):
                 if raw.endswith(b"\n"):
-                    yield decoded(parse_json(raw), Receipt, f"line {number}", ValueError, exact=True)
+                    yield decode(parse_json(raw), Receipt, f"line {number}", ValueError, exact=True)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 

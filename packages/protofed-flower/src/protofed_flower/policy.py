@@ -12,7 +12,7 @@ from msgspec import Struct
 from protofed.engine import Builder, Experiment, secure_stage
 from protofed.errors import ConfigError, refusal
 from protofed.stages.privacy import Release, Training, epsilon
-from protofed.untrusted.decoding import decoded, within
+from protofed.untrusted.decoding import decode, within
 from protofed_flower.allow import Allowed
 
 TRAINED = "trained"
@@ -43,7 +43,7 @@ class Policy:
         if "epsilon" not in config:
             raise ConfigError("privacy in --node-config needs epsilon, the largest ε of a run, e.g. epsilon=8")
         try:
-            found = decoded(dict(config), _Asked, error=ValueError)
+            found = decode(dict(config), _Asked, error=ValueError)
         except ValueError as error:
             raise ConfigError(f"{error} (in --node-config)") from None
         return cls(found.privacy, found.epsilon, found.delta, Allowed.of(config))

@@ -45,7 +45,7 @@ from protofed.engine import (
 )
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import describe_models, ended_generations, forgotten, without
+from protofed.experiments.ending import describe_models, forgotten, read_generations, without
 from protofed.storage.files import write_json
 from protofed.untrusted import claims, limits
 from protofed_flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
@@ -93,8 +93,8 @@ def serve(
         )
         experiment = replace(experiment, evaluation=replace(experiment.evaluation, on="own"))
     # Fail before any node is asked.
-    done = files.finished and not files.changed(experiment)
-    claim = nullcontext() if done else files.claimed(experiment, resume=resume)
+    done = files.finished and not files.differs(experiment)
+    claim = nullcontext() if done else files.claim(experiment, resume=resume)
     new = simulated and not files.path.exists()
     with claim:
         try:
@@ -206,7 +206,7 @@ def _party(nodes: Nodes, experiment: Experiment, files: RunDirectory, gathering:
     """Return the clients of the run, new or resumed, and keep a record of them."""
     record = files.path / NODES
     if record.is_file():
-        generations = ended_generations(files.path) if files.finished else {}
+        generations = read_generations(files.path) if files.finished else {}
         party = recall(record, nodes, experiment, gathering, generations)
     else:
         party = meet(nodes, experiment, gathering)

@@ -33,7 +33,7 @@ from protofed.experiments.ending import client_model
 from protofed.storage import snapshots
 from protofed.storage.files import PARTIAL, check_format, lock, read_json, write_bytes, write_json
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import Round, checked, decoded, within
+from protofed.untrusted.decoding import Round, check_with, decode, within
 from protofed.untrusted.reading import read_bytes, reason
 from protofed_flower.folder import make_private
 from protofed_flower.messages import GenerationName
@@ -62,7 +62,7 @@ def _losses(value: object) -> str:
 if TYPE_CHECKING:
     Losses = str
 else:
-    Losses = checked(_losses)
+    Losses = check_with(_losses)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class ClientFolder:
         content = read_json(index)
         check_format(index, content.get("version", 1), VERSION)
         try:
-            found = decoded(content, _State, error=ValueError, exact=True)
+            found = decode(content, _State, error=ValueError, exact=True)
             if found.run != self.run:  # where names that differ in case only are the same
                 raise ValueError(f"of run {claims.clean(found.run, 40)}, not {self.run}")
         except ValueError as error:
@@ -345,7 +345,7 @@ def revealed(path: Path) -> dict[str, int]:
     if not file.exists():
         return {}
     try:
-        return decoded(
+        return decode(
             read_json(file), dict[str, Annotated[int, within(least=1, most=limits.ROUNDS)]], error=ValueError
         )
     except ValueError as error:

@@ -12,10 +12,10 @@ from torch import nn
 from protofed.methods.contract import Aggregate, Local, Tensors, Upload
 from protofed.methods.parts.weights import (
     WeightedMean,
-    copied,
+    copy_tensors,
     first_model,
     load_weights,
-    shared_weights,
+    select_weights,
     weight_of,
     with_samples,
 )
@@ -60,14 +60,14 @@ class AveragedWeights(Base[W]):
         """Return a client's copy of that network: by default its model."""
         return model
 
-    def shared(self, network: nn.Module) -> Tensors:
+    def take_shared(self, network: nn.Module) -> Tensors:
         """Return references to the weights of a network that are sent."""
-        return shared_weights(network, self.shares, buffers=self.options.share_buffers)
+        return select_weights(network, self.shares, buffers=self.options.share_buffers)
 
     @cached_property
     def initial(self) -> Tensors:
         """The weights ``w^0`` that the server starts from."""
-        return copied(self.shared(self.first_model()))
+        return copy_tensors(self.take_shared(self.first_model()))
 
     @cached_property
     def broadcast_schema(self) -> Schema:
@@ -87,7 +87,7 @@ class AveragedWeights(Base[W]):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i`` and ``n_i``."""
-        return {**self.shared(self.copy_of(local.model)), "samples": local.counts.sum()}
+        return {**self.take_shared(self.copy_of(local.model)), "samples": local.counts.sum()}
 
     def server_state(self) -> Tensors:
         """Start from ``w^0``."""

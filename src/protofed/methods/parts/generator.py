@@ -120,7 +120,7 @@ class Heads(NamedTuple):
         """Return ``(S, B, K)`` answers of all clients to ``(B, d)`` features."""
         return features @ self.weight.mT + self.bias.unsqueeze(1)
 
-    def weighted_errors(self, features: Tensor, labels: Tensor) -> Tensor:
+    def weigh_errors(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return ``Σ_i mean_b(a_{y_b,i}·CE(g_i(G_b), y_b))``.
 
         Args:
@@ -150,13 +150,13 @@ class Teachers:
         self.sizes.append(payload["samples"])
         self.counts.append(payload.get("counts", torch.ones(self.num_classes)))
 
-    def held(self) -> Tensor:
+    def count_held(self) -> Tensor:
         """Return ``(S, K)`` samples of each class, or ones if clients do not send them."""
         return torch.stack(self.counts).to(self.dtype)
 
     def heads(self) -> Heads:
         """Return all classifiers with their shares."""
-        n, held = torch.stack(self.sizes).to(self.dtype), self.held()
+        n, held = torch.stack(self.sizes).to(self.dtype), self.count_held()
         shares = n / n.sum().clamp(min=1), held / held.sum(0).clamp(min=1)
         return Heads(torch.stack(self.weights), torch.stack(self.biases), *shares)
 
@@ -235,9 +235,9 @@ class FeatureGenerator:
     def noise(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
         """Return noise ``(B, z)`` from the model's source ``noise``."""
         numbers: Tensor = model.extras["noise"]((len(batch.y), self.options.latent_dim), received["prior"])
-        return self.shaped(numbers)
+        return self.shape_noise(numbers)
 
-    def shaped(self, numbers: Tensor) -> Tensor:
+    def shape_noise(self, numbers: Tensor) -> Tensor:
         """Return noise of the chosen kind from uniform numbers in [0, 1)."""
         return numbers if self.options.noise == "uniform" else gaussian(numbers)
 
@@ -263,7 +263,7 @@ class FeatureGenerator:
 
     # The server.
 
-    def taught(
+    def train(
         self,
         server: Tensors,
         teachers: Teachers,
@@ -282,7 +282,7 @@ class FeatureGenerator:
         Returns:
             The entries of the server's state that change, and diagnostics; a generator that diverges is not kept.
         """
-        prior = self._prior(teachers.held().sum(0))
+        prior = self._prior(teachers.count_held().sum(0))
         if not float(prior.sum()) > 0:
             return {}, {}
         source = generator(self.task.seed, "generator training", round)
@@ -294,7 +294,7 @@ class FeatureGenerator:
         for _ in range(steps):
             labels = torch.multinomial(prior, self.options.generator_batch_size, replacement=True, generator=source)
             shape = (len(labels), self.options.latent_dim)
-            noise = self.shaped(torch.rand(shape, generator=source, dtype=self.task.dtype))
+            noise = self.shape_noise(torch.rand(shape, generator=source, dtype=self.task.dtype))
             with torch.enable_grad():
                 batch = generate(weights, noise, labels, training=True)
                 loss = objective(heads, noise, labels, batch.features)

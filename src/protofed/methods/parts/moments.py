@@ -105,7 +105,7 @@ class Sums(NamedTuple):
         values, vectors = torch.linalg.eigh(scatter)
         return self._replace(moment=self.moment - scatter + (vectors * values.clamp(min=0)) @ vectors.mT)
 
-    def denoised(self, deviation: float) -> Sums:
+    def remove_noise(self, deviation: float) -> Sums:
         """Remove what may be noise: such classes, and what would make the scatter singular.
 
         As in AdaSSP (Wang, "Revisiting differentially private linear regression", UAI 2018), what noise does to the
@@ -533,7 +533,7 @@ class ClosedForm(Method[O]):
             for all_of_them, own in zip(total, part, strict=True):
                 all_of_them += own
         if self.task.noise:
-            total = total.denoised(
+            total = total.remove_noise(
                 self.task.noise * math.hypot(*self.protection.dp_statistics.values()) * number**0.5
             )
         return total, self.classifier(total)

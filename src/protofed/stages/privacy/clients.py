@@ -29,7 +29,7 @@ from protofed.stages.privacy.ledger import Budgeted, Ledger
 from protofed.stages.privacy.noise import BITS, OwnNoise, Source, Vector, from_seed
 from protofed.stages.privacy.options import PrivacyOptions
 from protofed.stages.privacy.samples import dp_obstacle
-from protofed.stages.robust.vectors import Part, bounded, parts_of
+from protofed.stages.robust.vectors import Part, clamp_field, parts_of
 from protofed.visits.private import SHORT
 from protofed.wire.schema import Payload, Schema
 
@@ -88,7 +88,7 @@ class VectorLayout:
         counts = [int(payload[name]) for name, field in self.schema.fields.items() if field.kind == "count"]
         return torch.cat(pieces) * (0.0 not in counts)
 
-    def clipped(self, payload: Payload, centre: Payload) -> tuple[Tensor, bool]:
+    def clip_upload(self, payload: Payload, centre: Payload) -> tuple[Tensor, bool]:
         """Return an upload as a vector of limited length, and whether it had to be shortened."""
         vector = self.vector(payload, centre)
         length = float(vector.norm())
@@ -118,7 +118,7 @@ class VectorLayout:
                 value = origin[classes] + value[classes] / share
             elif not part.field.sums:
                 value = origin + value / expected
-            payload[part.name] = bounded(value, part.field)
+            payload[part.name] = clamp_field(value, part.field)
         return payload
 
     def _origin(self, part: Part, centre: Payload) -> Tensor:
@@ -184,10 +184,10 @@ class ClientPrivacy(Budgeted):
         noise = self.source(round)
         step = noise.step(deviation)
         for upload in uploads:
-            vector, shortened = self.layout.clipped(upload.payload, centre)
+            vector, shortened = self.layout.clip_upload(upload.payload, centre)
             spent.clipped += shortened
             total += (vector * SHORT / step).trunc() * step if step else vector
-        yield self.standing_for_all(noise.added(total, deviation), deviation, centre, round)
+        yield self.standing_for_all(noise.add(total, deviation), deviation, centre, round)
 
     def standing_for_all(self, total: Tensor, deviation: float, centre: Payload, round: int) -> Upload:
         """Return the upload that stands for all, given the standard deviation of the noise of each number."""
@@ -259,7 +259,7 @@ def layout_of(method: Method, options: PrivacyOptions) -> VectorLayout:
     """Return the vectors of a method's uploads."""
     schema = method.upload_schema
     assert schema is not None
-    if reason := dp_obstacle(method) or _unsuited(schema):
+    if reason := dp_obstacle(method) or _find_obstacle(schema):
         raise ConfigError(f"privacy.mode=client cannot clip the uploads of {method.name}: {reason}")
     return VectorLayout(schema, options.clip)
 
@@ -291,7 +291,7 @@ class NoisySums:
 
     def encode(self, payload: Payload, centre: Payload) -> Vector:
         """Return a client's clipped contribution, without noise."""
-        vector, _ = self.layout.clipped(payload, centre)
+        vector, _ = self.layout.clip_upload(payload, centre)
         return (vector * self.unit).trunc().to(torch.int64).numpy().view(np.uint64)
 
     def decode(self, total: Vector) -> Tensor:
@@ -299,7 +299,7 @@ class NoisySums:
         return torch.from_numpy(total.view(np.int64).copy()).double() / self.unit
 
 
-def _unsuited(schema: Schema) -> str:
+def _find_obstacle(schema: Schema) -> str:
     """Return why vectors cannot be made of uploads; "" if they can."""
     for part in parts_of(schema):
         if not part.comparable:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofed.compute.normal import rounded_normal
+from protofed.compute.normal import draw_rounded_normal
 from protofed.compute.seeding import generator
 from protofed.errors import PayloadError
 from protofed.visits.private import Noise
@@ -102,7 +102,7 @@ class OwnNoise(NamedTuple):
         if not share:
             return np.zeros(length, dtype=np.uint64)
         if self.seed < 0:
-            return rounded_normal(length, share).numpy().view(np.uint64)
+            return draw_rounded_normal(length, share).numpy().view(np.uint64)
         repeatable = torch.Generator().manual_seed(self.seed)
         normal = torch.randn(length, generator=repeatable, dtype=torch.float64)
         return (share * normal).round().to(torch.int64).numpy().view(np.uint64)

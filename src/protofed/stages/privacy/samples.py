@@ -75,11 +75,11 @@ class Training(NamedTuple):
 def multiplier(options: PrivacyOptions) -> float:
     """Return the noise multiplier of one release of statistics, which is all that a method publishes."""
     return options.means * (
-        _needed(options, Training(1.0, (0,), (True,), 0)) if options.noise is None else options.noise
+        _find_noise(options, Training(1.0, (0,), (True,), 0)) if options.noise is None else options.noise
     )
 
 
-def protected(
+def protect_plan(
     options: PrivacyOptions, method: Method, plan: LocalPlan, samples: int, *, secure: bool = False
 ) -> LocalPlan:
     """Return a client's plan with DP-SGD, with the noise that the budget needs if the options do not name it.
@@ -90,14 +90,14 @@ def protected(
     check(method)
     noise = options.noise
     if noise is None:
-        noise = _needed(options, Training.of(method, plan, samples))
+        noise = _find_noise(options, Training.of(method, plan, samples))
     masked = secure and bool(method.protection.dp_statistics)
     private = Private(options.clip, noise, options.features, noise * options.means, masked=masked)
     return replace(plan, private=private)
 
 
 @lru_cache(maxsize=1024)
-def _needed(options: PrivacyOptions, training: Training) -> float:
+def _find_noise(options: PrivacyOptions, training: Training) -> float:
     """Return the noise multiplier that a client's budget needs; clients with as many samples need the same."""
     rounds = len(training.steps)
 

@@ -65,7 +65,9 @@ class Metric(NamedTuple):
 
     def widest(self, round: Received) -> float:
         """Return the variance of the median client in its widest direction, as a multiple of Gaussian samples'."""
-        each = [float(torch.linalg.eigvalsh(self.scatter(p))[-1]) / expected(p) for p in round.parts() if free(p)]
+        each = [
+            float(torch.linalg.eigvalsh(self.scatter(p))[-1]) / expect_variance(p) for p in round.parts() if free(p)
+        ]
         return float(torch.tensor(each).median()) if len(each) >= LEAST else float("inf")
 
     @classmethod
@@ -86,7 +88,7 @@ class Metric(NamedTuple):
         lower, inverse = vectors * deviations, (vectors / deviations).mT
         squares = torch.zeros_like(together)
         for part in round.parts():
-            own = inverse @ part.scatter @ inverse.mT / expected(part)
+            own = inverse @ part.scatter @ inverse.mT / expect_variance(part)
             squares += own @ own
         vectors = torch.linalg.eigh(squares).eigenvectors
         axes = vectors.mT @ inverse
@@ -107,7 +109,7 @@ def free(part: Sums) -> float:
     return float((part.counts - 1).clamp(min=0).sum())
 
 
-def expected(part: Sums) -> float:
+def expect_variance(part: Sums) -> float:
     """Return the variance of a scatter of Gaussian samples in its widest direction, in units of a sample's."""
     return float((free(part) ** 0.5 + part.sums.shape[1] ** 0.5) ** 2)
 
@@ -155,7 +157,7 @@ class Centres(NamedTuple):
         return cls(centres, known, middle, longest, chance, apart, alone)
 
 
-def bounded(
+def bound_sums(
     uploads: Iterator[Upload],
     method: ClosedForm[Any],
     measured: Proportions,
@@ -208,7 +210,7 @@ def near(part: Sums, rows: Centres, metric: Metric, options: RobustOptions) -> t
 
 def narrow(part: Sums, metric: Metric, most: float) -> tuple[Tensor, float]:
     """Return a scatter within its limits, and the least factor of its variances."""
-    limit, white = most * expected(part), metric.scatter(part)
+    limit, white = most * expect_variance(part), metric.scatter(part)
     if float(torch.linalg.eigvalsh(white)[-1]) <= limit:
         return part.scatter, 1.0
     values, vectors = torch.linalg.eigh(white)

@@ -79,7 +79,7 @@ class SumLayout:
         parts = []
         most = 2.0**BITS / self.clients
         for entry in self.entries:
-            values = self._weighted(entry, payload)
+            values = self._weigh(entry, payload)
             if entry.field.kind == "real":
                 values = (values * self.unit).round()
             if values.numel() and float(values.abs().max()) >= most:
@@ -92,7 +92,7 @@ class SumLayout:
             parts.append(values.to(torch.int64).flatten().numpy().view(np.uint64))
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
 
-    def _weighted(self, entry: _FieldPlace, payload: Payload) -> Tensor:
+    def _weigh(self, entry: _FieldPlace, payload: Payload) -> Tensor:
         """Return a field's numbers in float64, dense and times their weight; 1 for a class that is present."""
         classes = payload[entry.labels] if entry.labels else None
         if entry.field.kind == "label":

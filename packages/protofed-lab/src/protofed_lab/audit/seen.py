@@ -16,7 +16,7 @@ from protofed.compute.seeding import derive, generator
 from protofed.engine import ClientData, Experiment, FederatedData, Federation, Run, Samples, load_data
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.assemble import assemble
-from protofed.experiments.ending import ModelsDescription, forgotten, opened, restore_end, without
+from protofed.experiments.ending import ModelsDescription, forgotten, open_run, restore_end, without
 from protofed.methods import Method, Payload, Tensors, Upload
 from protofed.models import SplitModel
 from protofed.stages.robust.vectors import parts_of
@@ -106,7 +106,7 @@ def reopened(run: Run, trust_code: bool = False) -> tuple[Experiment, Federation
             "a simulation of this run"
         )
     ModelsDescription.read(run.directory / "federation.json")
-    with opened(run, trust_code) as experiment:
+    with open_run(run, trust_code) as experiment:
         return _reopened(run, experiment)
 
 

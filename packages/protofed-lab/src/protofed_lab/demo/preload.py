@@ -1,8 +1,8 @@
 """Imported once, in the process from which all others are forked: what every demonstration needs."""
 
-from protofed.compute.imports import uncollected
+from protofed.compute.imports import pause_collection
 
-with uncollected():
+with pause_collection():
     import protofed_lab.demo.engine
     from protofed import methods
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from protofed.analysis.figures.lines import recorded
+from protofed.analysis.figures.lines import read_numbers
 from protofed.analysis.style import DASHES, MARKERS, PALETTE, LineStyle, method_styles, rule_colours
-from protofed.runs.run import Run, by_label, rule_of, settled
+from protofed.runs.run import Run, by_label, rule_of, select_finished
 
 Point = list[float]
 """``[x, y]``, or ``[x, y, spread]`` for a mean over several runs."""
@@ -99,7 +99,7 @@ def accuracy(
     for label, group in by_label(r for r in runs if r.evaluations).items():
         chosen = rule or rule_of(group)
         scored = [run for run in group if chosen in run.rules]
-        together = [] if each else settled(scored)
+        together = [] if each else select_finished(scored)
         if together:
             lines[f"mean {label}"] = _line(label, Look.of(means[label]), together, chosen, over)
         for run in scored:
@@ -188,7 +188,7 @@ def measured(run: Run, names: Mapping[str, str]) -> Lines:
 
 
 def _recorded(run: Run, part: str, name: str) -> list[Point]:
-    curve = recorded(run, part, name)
+    curve = read_numbers(run, part, name)
     return [[t, float(f"{value:.5g}")] for t, value in curve.items() if math.isfinite(value)]
 
 

@@ -266,7 +266,7 @@ class OneRun:
         self.margins_over.draw(lines.measured(run, MARGINS))
         self._draw_clients(run)
         self._draw_metrics(run)
-        refused = tables.refused([run])
+        refused = tables.list_refusals([run])
         self.refused.set_visibility(refused is not None)
         if refused is not None:
             self.refusals.fill([_refusal(i, [cell.text for cell in row]) for i, row in enumerate(refused.rows)])

@@ -104,11 +104,11 @@ def geometry(table: Tensor, present: Tensor, names: list[str]) -> dict[str, Any]
         ``entries``: rows of entries. ``names``: of the rows shown, of every ``row_step``-th class;
         ``column_step``: of how many dimensions one is shown.
     """
-    from protofed.prototypes.geometry import normalised_margins, pairwise_distances
+    from protofed.prototypes.geometry import normalise_margins, pairwise_distances
 
     nothing = table.new_tensor(float("nan"))
     clean = table.where(present.unsqueeze(1), table.new_zeros(())).double()
-    margins = normalised_margins(clean, present).where(present, nothing)
+    margins = normalise_margins(clean, present).where(present, nothing)
     row_step = -(-len(names) // MOST_ROWS)
     kept, there = clean[::row_step], present[::row_step]
     column_step = max(1, -(-kept.numel() // MOST_CELLS))
