@@ -69,9 +69,7 @@ packages = ["protofed_mine"]
 def called(*arguments: object, cwd: Path, **changed: str) -> subprocess.CompletedProcess[str]:
     """Return a command that has ended, without what an environment says of this checkout."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return subprocess.run(
-        [*map(str, arguments)], cwd=cwd, env={**kept, **changed}, capture_output=True, text=True, check=False
-    )
+    return subprocess.run([*map(str, arguments)], cwd=cwd, env={**kept, **changed}, capture_output=True, text=True)
 
 
 class Place:
@@ -94,8 +92,12 @@ class Place:
         return done.stdout
 
     def protofed(self, *arguments: object) -> str:
-        """Return the output of ``protofed``, which must succeed."""
         return self.good("venv/bin/protofed", *arguments)
+
+    def refused(self, *arguments: object) -> str:
+        done = called("venv/bin/protofed", *arguments, cwd=self.folder)
+        assert done.returncode == 2
+        return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +127,10 @@ def test_protofed_runs_alone_and_names_what_is_not_here(alone):
     assert "deploy" not in listed
     alone.protofed("run", "quickstart", *SMALL, "run")
     assert (alone.folder / "run/report.html").is_file()
-    for typed, brings in ((["demo"], "protofed-lab"), (["deploy", "keys"], "protofed-flower")):
-        done = called("venv/bin/protofed", *typed, cwd=alone.folder)
-        assert done.returncode == 2
-        assert done.stderr == f"error: command {typed[0]!r} needs {brings}: pip install {brings}\n"
-    done = called("venv/bin/protofed", "run", "quickstart", "--engine", "flower", cwd=alone.folder)
-    assert done.stderr == "error: engine 'flower' needs protofed-flower: pip install protofed-flower\n"
+    flower = "needs protofed-flower: pip install protofed-flower\n"
+    assert alone.refused("demo") == "error: command 'demo' needs protofed-lab: pip install protofed-lab\n"
+    assert alone.refused("deploy", "keys") == f"error: command 'deploy' {flower}"
+    assert alone.refused("run", "--engine", "flower") == f"error: engine 'flower' {flower}"
 
 
 def test_a_method_a_stage_an_encoder_and_a_command_are_added_from_outside(alone):

@@ -33,53 +33,17 @@ from protofed.visits.executor import Sequential
 from protofed.visits.roster import Memory, Roster
 from protofed.visits.visit import LocalTrainer
 
-__all__ = [
-    "Accuracy",
-    "Architecture",
-    "Builder",
-    "ClientData",
-    "DataOptions",
-    "EncoderKey",
-    "Encoding",
-    "Evaluated",
-    "Experiment",
-    "FederatedData",
-    "Federation",
-    "FederationSummary",
-    "Hardware",
-    "LocalTrainer",
-    "Memory",
-    "Messages",
-    "Missing",
-    "Progress",
-    "Roster",
-    "RoundRecord",
-    "Run",
-    "RunDirectory",
-    "Samples",
-    "Sequential",
-    "ServerState",
-    "Snapshot",
-    "Trained",
-    "apply_overrides",
-    "bfloat16_kinds",
-    "build_federation",
-    "build_options",
-    "check_device",
-    "check_memory",
-    "directory_for",
-    "encode",
-    "load_data",
-    "load_recipe",
-    "load_run",
-    "parse_overrides",
-    "reporters",
-    "resolve",
-    "resting_place",
-    "run_federation",
-    "secure_stage",
-    "summary_of",
-]
+# An experiment, its data and its directory.
+__all__ = ["Architecture", "ClientData", "DataOptions", "EncoderKey", "Encoding", "Experiment"]
+__all__ += ["FederatedData", "FederationSummary", "RunDirectory", "Samples", "apply_overrides"]
+__all__ += ["build_options", "check_device", "directory_for", "encode", "load_data", "load_recipe"]
+__all__ += ["parse_overrides", "resolve"]
+# Clients, and visits to them.
+__all__ += ["Evaluated", "Hardware", "LocalTrainer", "Memory", "Messages", "Missing", "Roster", "Sequential"]
+__all__ += ["Snapshot", "Trained", "bfloat16_kinds", "check_memory", "resting_place", "secure_stage"]
+# The federation, its rounds and what is left of them.
+__all__ += ["Accuracy", "Builder", "Federation", "Progress", "RoundRecord", "Run", "ServerState"]
+__all__ += ["build_federation", "load_run", "reporters", "run_federation", "summary_of"]
 
 
 def reporters() -> dict[str, Any]:

@@ -6,14 +6,12 @@ import http.client
 import json
 import re
 import shutil
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -496,24 +494,6 @@ def test_nothing_can_be_written(shown, folder, method):
     for path in ("/", "/run/broken", "/compare", "/static/x.txt"):
         assert ask(shown, path, method)[0] in (404, 405)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_nothing_running(visit, serve, tmp_path):
-    make_run(tmp_path / "runs" / "run", rounds=2)
-    served = serve("ui", str(tmp_path / "runs"))
-    visitor = visit(served.address)
-    drawn(visitor.page, "Test accuracy against rounds")
-    family = psutil.Process(served.process.pid).children(recursive=True)
-    assert "Stopped." in served.stop()
-    assert served.process.returncode == 0
-    assert not [child for child in family if child.is_running()]
-    port = int(served.address.rpartition(":")[2])
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port)) != 0
-    # The browser says that its connection was lost, again and again; nothing else is wrong with the page.
-    visitor.context.close()
-    visitor.faults[:] = [fault for fault in visitor.faults if "ERR_CONNECTION" not in fault]
 
 
 @few(("name", "message"), [("nothing", "no such folder"), ("file", "is a file")], 1)

@@ -166,10 +166,8 @@ class RunDirectory:
     @property
     def in_use(self) -> bool:
         """Return whether a process runs in the directory; True where that cannot be told."""
-        if os.name == "nt":
-            return True
         try:
-            handle = os.open(self.path, os.O_RDONLY)
+            handle = os.open(self.path, os.O_RDONLY)  # Windows does not open folders
         except OSError:
             return True
         try:

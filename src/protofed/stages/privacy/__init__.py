@@ -6,15 +6,5 @@ from protofed.stages.privacy.noise import NO_NOISE, OwnNoise, Vector
 from protofed.stages.privacy.options import PrivacyOptions
 from protofed.stages.privacy.samples import SamplePrivacy, Training, protect_plan
 
-__all__ = [
-    "NO_NOISE",
-    "ClientPrivacy",
-    "OwnNoise",
-    "PrivacyOptions",
-    "Release",
-    "SamplePrivacy",
-    "Training",
-    "Vector",
-    "epsilon",
-    "protect_plan",
-]
+__all__ = ["NO_NOISE", "ClientPrivacy", "OwnNoise", "PrivacyOptions", "Release", "SamplePrivacy"]
+__all__ += ["Training", "Vector", "epsilon", "protect_plan"]
