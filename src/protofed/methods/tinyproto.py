@@ -93,6 +93,7 @@ class TinyProto(FedProto[Any]):
             more = "" if options.mu else "method.rho derives μ from their numbers of samples: set method.mu"
             if reduction != "sum":
                 more = f"method.reduction={reduction} needs the number of clients that hold a class: choose sum"
+        hidden = "Prototypes are multiplied by sample counts that are not sent (method.scaling)."
         return replace(
             base,
             up="K_i·s" if options.cps else base.up,
@@ -101,10 +102,7 @@ class TinyProto(FedProto[Any]):
             sums=options.scaling,
             sums_only=base.sums_only and reduction != "compensated",
             protection=Protection(
-                more if sums else base.protection.dp_obstacle,
-                hidden="Prototypes are multiplied by numbers of samples that are not sent (method.scaling)."
-                if options.scaling
-                else "",
+                more if sums else base.protection.dp_obstacle, hidden=hidden if options.scaling else ""
             ),
             stale=False,
         )
