@@ -160,19 +160,19 @@ class TinyProto(FedProto[Any]):
         """Start as the base does."""
         return self.base.server_state()
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the kept entries of the base's global prototypes."""
-        payload = super().broadcast(server, round, client)
+        payload = super().broadcast(server, round_number, client)
         return None if payload is None else self.pack(payload)
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Rebuild the uploads, scale them by μ, and let the base make global prototypes of them."""
         noted = self.declared.personal or reduction_of(self.sparse) == "compensated"
         scale = self.mu if self.sparse.scaling else 1.0
         whole = ((client, self.read(payload, {})) for client, payload in uploads)
         scaled = (Upload(c, {**sent, "prototypes": scale * sent["prototypes"]}) for c, sent in whole)
         seen = SeenUploads(scaled, self.task.num_classes if noted else 0)
-        return seen.concluded(self.base.update(server, self._reduce(server, seen), round))
+        return seen.concluded(self.base.update(server, self._reduce(server, seen), round_number))
 
     def _reduce(self, server: Tensors, seen: SeenUploads) -> Iterator[Upload]:
         """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""

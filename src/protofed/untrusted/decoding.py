@@ -42,10 +42,10 @@ T = TypeVar("T")
 _BOUNDS = {"least": "ge", "above": "gt", "most": "le", "below": "lt"}
 
 
-def within(**range: float) -> Meta:
+def within(**bounds: float) -> Meta:
     """Return the bounds of a number, declared as those of options: ``least``, ``above``, ``most``, ``below``."""
-    bounds: dict[str, Any] = {_BOUNDS[name]: end for name, end in range.items()}
-    return Meta(**bounds)
+    short: dict[str, Any] = {_BOUNDS[name]: end for name, end in bounds.items()}
+    return Meta(**short)
 
 
 Count = Annotated[int, within(least=0, below=2**53)]

@@ -200,8 +200,8 @@ def test_too_few_clients_leave_the_state_unchanged():
     federation = support.build("fedproto", rounds=1, **SECURE)
     train = federation.executor.train
 
-    def damaged(names, messages, round):
-        for result in train(names, messages, round):
+    def damaged(names, messages, round_number):
+        for result in train(names, messages, round_number):
             yield type(result)(**{**vars(result), "message": b"" if result.client != "ann" else result.message})
 
     federation.executor.train = damaged
@@ -220,8 +220,8 @@ def test_clients_that_fall_silent_in_training_do_not_lower_the_threshold():
         federation = support.build("fedproto", data, rounds=1, **SECURE)
         train = federation.executor.train
 
-        def patchy(names, messages, round, train=train, silent=silent):
-            for result in train(names, messages, round):
+        def patchy(names, messages, round_number, train=train, silent=silent):
+            for result in train(names, messages, round_number):
                 late = result.client in everybody[:silent]
                 yield Missing(result.client, "no answer in time") if late else result
 
