@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 project = "protofed"
 author = "The protofed authors"
-copyright = "The protofed authors"
+notice = "The protofed authors"
 version = release = protofed.__version__
 
 extensions = [

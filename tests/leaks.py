@@ -38,10 +38,10 @@ class Gossip(Method):
     def server_state(self):
         return {"mean": torch.zeros(self.task.num_classes, self.task.feature_dim)}
 
-    def broadcast(self, server, round, client=None):
+    def broadcast(self, server, round_number, client=None):
         return server
 
-    def aggregate(self, server, uploads: list[Upload], round: int) -> Aggregate:
+    def aggregate(self, server, uploads: list[Upload], round_number: int) -> Aggregate:
         found = [u.payload for u in uploads]
         rows, classes = (torch.cat([p[n] for p in found]) for n in ("prototypes", "classes"))
         return Aggregate({"mean": average_by_label(rows, classes, self.task.num_classes)[0]}, {})

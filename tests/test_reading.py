@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -64,3 +66,20 @@ def test_bytes_are_utf_8_or_no_json(text):
     """In UTF-16, which Python's json reads as well, nothing would be looked through for what is refused."""
     with pytest.raises(ValueError, match="utf-8"):
         parse_json(text.encode("utf-16"))
+
+
+@dataclass(frozen=True)
+class Inner:
+    undefined: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Outer:
+    clients: Mapping[str, Inner]
+
+
+def test_a_fault_in_a_table_within_a_record_in_a_table_is_named():
+    """Keys on the way to it are no names of fields."""
+    metrics = {"clients": {"north": {"undefined": {}}, "south": {"undefined": {"auroc": [0] * 3}}}}
+    with pytest.raises(CheckpointError, match=r"clients\.south\.undefined\.auroc"):
+        decode(metrics, Outer, "metrics.json")

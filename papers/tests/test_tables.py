@@ -378,7 +378,7 @@ def test_committed_results_are_of_todays_configurations(name, number, scale):
 
 @pytest.mark.slow
 def test_the_pages_hold_the_committed_results():
-    script = ROOT / "tools" / "reproduction_pages.py"
+    script = ROOT / "papers/tools/reproduction_pages.py"
     run = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
 

@@ -46,6 +46,7 @@ def run(
     progress: Progress | None = None,
     engine: str = "local",
     track: str | Progress | Sequence[str | Progress] = (),
+    jobs: int = 1,
 ) -> TrainedRun | Compared:
     """Run a recipe.
 
@@ -60,6 +61,7 @@ def run(
         engine: ``local``, or ``flower`` for Flower's simulation engine (one method at a time).
         track: Trackers that log the rounds: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or
             instances of :class:`Progress`.
+        jobs: Of a comparison, as for :func:`compare`.
 
     Returns:
         A :class:`~protofed.analysis.compared.Compared` if the recipe lists methods to compare and neither it nor
@@ -74,7 +76,7 @@ def run(
     if not names_method(tree) and comparison(tree).methods:
         if engine != "local":
             raise ConfigError(f"--engine {engine} runs one method: add method.name=…")
-        return _compare(tree, out, resume, progress)
+        return _compare(tree, out, resume, progress, jobs)
     experiment = resolve(tree)
     directory = directory_for(out, experiment, resume=resume)
     how: dict[str, Any] = {"resume": resume, "progress": progress, "report": write_report, "measure": _measure}
@@ -149,9 +151,10 @@ def compare(
         out: Directory of the comparison; by default ``runs/RECIPE``, with a number appended if that exists, or
             ``runs/RECIPE-sweep`` for runs that are found by their configuration.
         resume: Continue an existing comparison.
-        progress: Receives progress reports; with several jobs, only of finished runs.
-        jobs: Number of parallel runs, each in a process of its own with its share of the cores. Results equal
-            those of one job up to the rounding effects of a different number of threads.
+        progress: Receives progress reports.
+        jobs: Number of parallel runs, each in a process of its own with its share of the cores; 0 for as many as
+            cores and memory permit, if that pays. Results equal those of one job up to the rounding effects of a
+            different number of threads.
         budget: Seconds after which no further round begins; the same call goes on later.
         track: Trackers, as for :func:`run`.
 

@@ -81,9 +81,9 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def remote(default: Any, doc: str, **range: Any) -> Any:
+def remote(default: Any, doc: str, **bounds: Any) -> Any:
     """Return an :func:`option` that a server may set at a node: numbers, flags and choices among given words."""
-    return option(default, doc, setter="server", **range)
+    return option(default, doc, setter="server", **bounds)
 
 
 def named(default: Any, doc: str, *, of: str) -> Any:

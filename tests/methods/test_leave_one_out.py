@@ -126,7 +126,7 @@ def naive_choice(own: Data, others: list[Data], K: int) -> Mix:
         scores = [naive_scores(own, others, mixture, i, K) for i, k in enumerate(own[1]) if counts[k] > 1]
         truth = [k for k in own[1].tolist() if counts[k] > 1]
         sums = []
-        for t in TEMPERATURES:
+        for t in [times * t for t in TEMPERATURES for times in (1, 2, 4)]:
             total = 0.0
             for row, k in zip(scores, truth, strict=True):
                 total += max(LEAST, t * row[k] - float(np.logaddexp.reduce([t * v for v in row.values()])))

@@ -148,15 +148,15 @@ def test_fesem_regroups_in_every_round():
     low, high = ({n: torch.full_like(w, v) for n, w in method.initial.items()} for v in (-1.0, 1.0))
     count = {"samples": torch.tensor(1)}
 
-    def round(state, number, **weights):
+    def round_number(state, number, **weights):
         uploads = iter([Upload(n, {**w, **count}) for n, w in weights.items()])
         return method.aggregate(state, uploads, number).state
 
-    state = round(method.server_state(), 1, ann=low, bob=high)
+    state = round_number(method.server_state(), 1, ann=low, bob=high)
     first = {n: int(state[f"cluster.{n}"]) for n in ("ann", "bob")}
     assert first["ann"] != first["bob"]
     # ann's weights turn into bob's.
-    state = round(state, 2, ann=high, bob=high)
+    state = round_number(state, 2, ann=high, bob=high)
     assert int(state["cluster.ann"]) == first["bob"]
 
 
@@ -319,12 +319,12 @@ def test_clients_drawn_by_their_size():
     data = federated(*(client(name, [0, 1] * (n // 2)) for name, n in sizes.items()))
     options = {"rounds": 40, "participation__fraction": 0.34, "training__batch_size": 256, "evaluation__every": 40}
     federation, _ = assemble(experiment("fedprox", participation__sampling="samples", **options), data)
-    drawn = [federation.participants(round)[0] for round in range(1, 401)]
+    drawn = [federation.participants(round_number)[0] for round_number in range(1, 401)]
     assert {n: drawn.count(n) for n in sizes} == pytest.approx(
         {n: 400 * size / 222 for n, size in sizes.items()}, abs=25
     )
     federation, _ = assemble(experiment("fedprox", **options), data)
-    drawn = [federation.participants(round)[0] for round in range(1, 401)]
+    drawn = [federation.participants(round_number)[0] for round_number in range(1, 401)]
     assert min(drawn.count(n) for n in sizes) > 90
 
 

@@ -31,9 +31,9 @@ class Halves(Stage):
 class OneRound(Stage):
     """Affords a single round."""
 
-    def affords(self, round):
+    def affords(self, round_number):
         """Afford the first."""
-        return round == 1
+        return round_number == 1
 
 
 class Drops(Stage):

@@ -301,7 +301,7 @@ def test_clients_count_alike_in_the_best_and_in_the_last_round():
 
 
 @pytest.mark.parametrize(
-    ("means", "round"),
+    ("means", "round_number"),
     [
         ([0.5], 1),
         ([0.1, 0.5, 0.6, 0.595], 3),
@@ -311,9 +311,9 @@ def test_clients_count_alike_in_the_best_and_in_the_last_round():
         ([0.0, 0.0, 0.0], 1),
     ],
 )
-def test_rounds_to_convergence(means, round):
+def test_rounds_to_convergence(means, round_number):
     records = [scored(number, (mean, 5), (mean, 1)) for number, mean in enumerate(means, start=1)]
-    assert Outcome.of(records).accuracy["head"].rounds_to_convergence == round
+    assert Outcome.of(records).accuracy["head"].rounds_to_convergence == round_number
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=1, max_size=12))

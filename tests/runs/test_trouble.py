@@ -169,13 +169,13 @@ class Breaks(Mine):
 
 
 @few("executor", ["sequential", "workers", "fused"], 1)
-@few(("name", "round"), [("Mine", 1), ("Later", 2)], 1)
-def test_a_loss_of_ones_own_that_is_not_finite(name, round, executor, tmp_path, monkeypatch, capsys):
+@few(("name", "round_number"), [("Mine", 1), ("Later", 2)], 1)
+def test_a_loss_of_ones_own_that_is_not_finite(name, round_number, executor, tmp_path, monkeypatch, capsys):
     """One line says where, when and what, and no method is asked to put together the uploads of nobody."""
     code, out, err, run = of_ones_own(name, executor, tmp_path, monkeypatch, capsys)
     where = "is not finite at client-00, client-01, client-02 and their uploads were refused as diverged"
-    assert f"warning: unsound.py:{name}, round {round}: loss mine {where}: {HELP}\n" in out
-    if round == 1:
+    assert f"warning: unsound.py:{name}, round {round_number}: loss mine {where}: {HELP}\n" in out
+    if round_number == 1:
         assert code == 1
         assert err == (
             "FAILED Every upload of client-00, client-01, client-02 was refused, so the result is not theirs. "
@@ -188,9 +188,9 @@ def test_a_loss_of_ones_own_that_is_not_finite(name, round, executor, tmp_path, 
         )
         assert f"\nRound 2: loss mine {where}: {HELP}. {end}\n" in out
     assert [sorted(r.not_finite) for r in run.rounds] == [
-        ["client-00", "client-01", "client-02"] if r.round >= round else [] for r in run.rounds
+        ["client-00", "client-01", "client-02"] if r.round >= round_number else [] for r in run.rounds
     ]
-    assert run.rounds[round - 1].losses["cross_entropy"] is not None, "it was the other term"
+    assert run.rounds[round_number - 1].losses["cross_entropy"] is not None, "it was the other term"
 
 
 def test_code_of_ones_own_that_breaks_on_a_diverged_model_ends_no_run(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protofed.methods.fedlda import FedLDAOptions
 from protofed.samples import ClientData, Samples
-from protofed.trained.folds import FOLDS, SiteSamples, divide, judge
+from protofed.trained.folds import FOLDS, SiteSamples, divide, judge, judge_anywhere
 from protofed.trained.paired import Sampled, two_level
 from support import client, degenerate, few
 
@@ -70,7 +70,8 @@ def test_what_is_left_out_of_a_site_is_the_others_no_longer():
 def test_no_site_is_too_small_to_be_judged():
     sites = [divide(each, 2, 0, given=False) for each in degenerate().clients]
     found = judge(sites, 4, FedLDAOptions())
-    for held, alone, anywhere in zip(sites, found.alone, found.anywhere, strict=True):
+    every = judge_anywhere(sites, 4, FedLDAOptions())
+    for held, alone, anywhere in zip(sites, found.alone, every, strict=True):
         assert alone.shape == anywhere.shape == (2, int(held.judged.sum()))
 
 

@@ -76,8 +76,8 @@ def test_places_are_used_again_once_no_client_needs_them(tmp_path):
 
 def test_what_all_clients_receive_is_kept_once(store, tmp_path_factory):
     path = tmp_path_factory.mktemp("frozen") / "clients"
-    for round in range(3):
-        broadcast = {"w": torch.full((70_000,), float(round))}
+    for round_number in range(3):
+        broadcast = {"w": torch.full((70_000,), float(round_number))}
         for name in ("ann", "bob", "cid"):
             store.write(name, snapshot(1.0)._replace(received=broadcast))
         frozen = store.freeze()

@@ -51,8 +51,8 @@ def test_flower_builds_it(app):
     config, warnings = load_and_validate(HUB / app / "pyproject.toml")
     assert not warnings
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(HUB / app))) as bundle:
-        license = {"LICENSE"} if app == APPS[0] else set()
-        assert set(bundle.namelist()) == {"pyproject.toml", "README.md", ".info/CONTENT", *license}
+        licence = {"LICENSE"} if app == APPS[0] else set()
+        assert set(bundle.namelist()) == {"pyproject.toml", "README.md", ".info/CONTENT", *licence}
     assert len(config["project"]["description"]) < 200
 
 

@@ -96,7 +96,7 @@ def test_without_late_answers_nothing_differs(root, tmp_path):
 
 def test_a_client_that_never_answers_is_asked_once_and_the_others_go_on(root, tmp_path, caplog):
     chosen = late("fedproto", root, participation__deadline_s=0.5)
-    never = {(SLOW, round): None for round in range(1, 5)}
+    never = {(SLOW, round_number): None for round_number in range(1, 5)}
     grid = SlowGrid(nodes_of(root, tmp_path / "state"), never)
     run = over(grid, chosen, tmp_path / "out")
     assert answers(run) == [{"ann": r, "bob": r} for r in (1, 2, 3, 4)]

@@ -285,10 +285,10 @@ def test_attacks_the_upload_of_one_more_round(run, tmp_path):
     longer = support.SMALL_RUN | FOUR | {"rounds": 3}
     sent = {}
 
-    def keep(server, uploads, round):
+    def keep(server, uploads, round_number):
         uploads = list(uploads)
-        sent[round] = {u.client: u.payload for u in uploads}
-        return kept(server, iter(uploads), round)
+        sent[round_number] = {u.client: u.payload for u in uploads}
+        return kept(server, iter(uploads), round_number)
 
     federation, _ = assemble(resolve(apply_overrides(load_recipe("quickstart"), longer)))
     kept = federation.method.aggregate

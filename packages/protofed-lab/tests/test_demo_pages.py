@@ -71,13 +71,13 @@ def begun(page):
     reached(page, 0)
 
 
-def reached(page, round):
-    page.wait_for_function(f"+document.querySelector('.demo')?.dataset.round >= {round}", timeout=WAIT_MS)
+def reached(page, round_number):
+    page.wait_for_function(f"+document.querySelector('.demo')?.dataset.round >= {round_number}", timeout=WAIT_MS)
 
 
-def at(page, round, patience=1):
+def at(page, round_number, patience=1):
     page.wait_for_function(
-        f"document.querySelector('.demo').dataset.round === '{round}'", timeout=patience * WAIT_MS
+        f"document.querySelector('.demo').dataset.round === '{round_number}'", timeout=patience * WAIT_MS
     )
 
 

@@ -101,6 +101,11 @@ def protofed(
     """Accept options that belong to no command."""
 
 
+def _lines(log_format: str, full: bool) -> str:
+    """Return the format of the log, in which every round has a line if everything is to be printed."""
+    return "text" if full and log_format == "auto" else log_format
+
+
 @app.command()
 def run(
     arguments: Annotated[
@@ -130,7 +135,7 @@ def run(
     overrides = overrides_of(items, device, data_dir)
     if start is not None:
         overrides["model.start"] = str(start.resolve())
-    with report_progress(quiet=quiet, log_format=log_format) as progress:
+    with report_progress(quiet=quiet, log_format=_lines(log_format, full)) as progress:
         result = api.run(
             recipe,
             overrides,
@@ -139,6 +144,7 @@ def run(
             progress=progress,
             engine=engine,
             track=names_of(track),
+            jobs=0,
         )
     _show(result, table=log_format != "json", full=full)
 
@@ -155,7 +161,9 @@ def compare(
     ] = None,
     methods: Methods = "",
     seeds: Seeds = "",
-    jobs: Jobs = 1,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Simultaneous runs (0: as many as cores and memory permit, if it pays).")
+    ] = 0,
     budget: Budget = "",
     out: Out = None,
     resume: Resume = False,
@@ -175,7 +183,7 @@ def compare(
 
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
-    with report_progress(quiet=quiet or bool(form), log_format=log_format) as progress:
+    with report_progress(quiet=quiet or bool(form), log_format=_lines(log_format, full)) as progress:
         result = api.compare(
             recipe,
             names_of(methods),

@@ -31,6 +31,11 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def waiting() -> str:
     """Return the environment's policy for waiting threads; "" for the runtime's default."""
     return " ".join(f"{name}={os.environ[name]}" for name in WAITING if name in os.environ)

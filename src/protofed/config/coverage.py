@@ -59,7 +59,7 @@ def check_method(experiment: Experiment, method: Method) -> None:
 def keeps_unprotected(method: Method) -> bool:
     """Return whether what a client keeps, and so its scores, depends on its samples without noise."""
     rounds = range(1, method.task.rounds + 1)
-    stays = any(phase.local_only for round in rounds for phase in method.round(round).phases)
+    stays = any(phase.local_only for round_number in rounds for phase in method.round(round_number).phases)
     return stays or bool(method.protection.local_only)
 
 

@@ -120,8 +120,8 @@ def _check_section(
         option = _name(f"{where}.{name}")
         if name not in fields or not settable(fields[name]):
             raise _refuse_option(option)
-        kind, range = fields[name].metadata.get("of", ""), fields[name].metadata["range"]
-        _check_value(value, option, permits, kind, range.most or limits.OPTION)
+        kind, bounds = fields[name].metadata.get("of", ""), fields[name].metadata["range"]
+        _check_value(value, option, permits, kind, bounds.most or limits.OPTION)
 
 
 def _check_value(value: Any, option: str, permits: Permits, kind: str, most: float, depth: int = 0) -> None:

@@ -89,8 +89,10 @@ def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     classes = hub.get(label, {}).get("names")
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise DataError(f"{where}: class names in the metadata of {label!r} are not a list of names")
-    id = columns.id if columns.labelled else ""
-    return ChosenColumns(label, id, features, encoded, listed, check_names(classes, where) if classes else None)
+    identifier = columns.id if columns.labelled else ""
+    return ChosenColumns(
+        label, identifier, features, encoded, listed, check_names(classes, where) if classes else None
+    )
 
 
 def from_arrow(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 import protofed
+from protofed.compute import numerics
 from protofed.config.schema import Experiment, Tree, resolve
+from protofed.data.options import memory_gb
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.executors import PRELOAD
+from protofed.experiments.memory import tree_bytes
 from protofed.experiments.running import Measure, Progress, Several, run_experiment
 from protofed.runs.records import RoundRecord
 from protofed.runs.run import Run
@@ -25,10 +28,19 @@ from protofed.storage.files import check_format, is_occupied, read_json, write_j
 from protofed.untrusted import claims
 from protofed.visits.workers import end, process_context, stay_with_parent
 
+if TYPE_CHECKING:
+    from multiprocessing.queues import SimpleQueue
+
 FORMAT = 1
 """Version of the format of a folder of runs that are found by their configuration."""
 MARK = "runs.json"
 """File by which such a folder is known."""
+LONG = 50_000
+"""Samples trained on from which processes are started unasked: seconds with the smallest models."""
+PROCESS = 5e8
+"""Least bytes of a process."""
+LISTEN = 0.2
+"""Seconds between looks at what processes report."""
 
 
 def folder(experiment: Experiment) -> str:
@@ -149,6 +161,18 @@ class Runnable(Protocol):
         """Run it; return None if the time is up before its end."""
 
 
+def at_once(tasks: int, samples: float = math.inf) -> int:
+    """Return how many runs to carry out at a time: where it pays, as many as cores and memory permit.
+
+    Args:
+        samples: On which all train together.
+    """
+    if torch.cuda.is_available() or samples < LONG:
+        return 1
+    room = int(0.8e9 * memory_gb() / max(tree_bytes(), PROCESS)) - 1
+    return max(1, min(numerics.cores(), tasks, room))
+
+
 Outcome = Any
 """The end of a job: its result, the error with which it failed, or None if the time was up."""
 
@@ -165,7 +189,6 @@ def run_tasks(
 
     Args:
         jobs: Simultaneous runs, each in a process of its own.
-        progress: With several jobs, hears only of finished runs.
         deadline: Of :func:`time.monotonic`; no further round begins after it.
         keep_going: Treat a failure as an outcome like any other.
 
@@ -173,7 +196,7 @@ def run_tasks(
         ProtofedError: If a run fails and ``keep_going`` is not set, or a process dies.
     """
     progress = progress or Progress()
-    if jobs > 1:
+    if min(jobs, len(tasks)) > 1:
         yield from _in_processes(tasks, jobs, progress, deadline, keep_going)
         return
     for place, task in enumerate(tasks):
@@ -189,21 +212,27 @@ def run_tasks(
 def _in_processes(
     tasks: Sequence[Runnable], jobs: int, progress: Progress, deadline: float | None, keep_going: bool
 ) -> Iterator[tuple[int, Outcome]]:
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(jobs, process_context(PRELOAD), _begin, (threads,)) as pool:
+    threads, context = max(1, numerics.cores() // jobs), process_context(PRELOAD)
+    heard = context.SimpleQueue()
+    with ProcessPoolExecutor(min(jobs, len(tasks)), context, _begin, (threads, heard)) as pool:
         waiting: dict[Future[Outcome], int] = {
-            pool.submit(task.run, None, deadline): place for place, task in enumerate(tasks)
+            pool.submit(_run, task, deadline): place for place, task in enumerate(tasks)
         }
         try:
-            for future in as_completed(waiting):
-                place = waiting[future]
-                error = future.exception()
-                if error is not None and not (keep_going and isinstance(error, ProtofedError)):
-                    raise error
-                outcome: Outcome = error if isinstance(error, ProtofedError) else future.result()
-                if isinstance(outcome, Run):
-                    progress.finished(tasks[place].label, outcome)
-                yield place, outcome
+            while waiting:
+                ended = wait(waiting, LISTEN, FIRST_COMPLETED).done
+                while not heard.empty():
+                    report, *about = heard.get()
+                    getattr(progress, report)(*about)
+                for future in ended:
+                    place = waiting.pop(future)
+                    error = future.exception()
+                    if error is not None and not (keep_going and isinstance(error, ProtofedError)):
+                        raise error
+                    outcome: Outcome = error if isinstance(error, ProtofedError) else future.result()
+                    if isinstance(outcome, Run):
+                        progress.finished(tasks[place].label, outcome)
+                    yield place, outcome
         except BrokenProcessPool:
             raise ProtofedError(
                 f"one of {jobs} processes (--jobs) died, perhaps for lack of memory: continue with the same "
@@ -217,6 +246,30 @@ def _in_processes(
             raise
 
 
-def _begin(threads: int) -> None:
+class _Sent(Progress):
+    """Sends the reports of a process to the one that waits for it."""
+
+    def __init__(self, to: SimpleQueue[tuple[Any, ...]]) -> None:
+        self.to = to
+
+    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
+        """Send the start of a run."""
+        self.to.put(("started", label, rounds, done, directory))
+
+    def round(self, label: str, record: RoundRecord) -> None:
+        """Send the end of a round."""
+        self.to.put(("round", label, record))
+
+
+_sent: Progress | None = None
+
+
+def _begin(threads: int, heard: SimpleQueue[tuple[Any, ...]]) -> None:
+    global _sent
+    _sent = _Sent(heard)
     stay_with_parent()
     torch.set_num_threads(threads)
+
+
+def _run(task: Runnable, deadline: float | None) -> Outcome:
+    return task.run(_sent, deadline)

@@ -223,7 +223,7 @@ def build_model(
         input_shape=federated.input_shape,
         num_classes=federated.num_classes,
         d=architecture.d,
-        map=experiment.model.map,
+        mapping=experiment.model.map,
         options=dict(architecture.options),
         seed=derive(experiment.seed, "model", scope),
         weights_dir=experiment.execution.weights_dir,

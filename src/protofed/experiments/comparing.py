@@ -27,7 +27,8 @@ from protofed.config.schema import (
 from protofed.errors import ConfigError
 from protofed.experiments import shown
 from protofed.experiments.assemble import assemble
-from protofed.experiments.batch import MARK, RunTask, claim, folder, run_tasks
+from protofed.experiments.batch import MARK, RunTask, at_once, claim, folder, run_tasks
+from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Measure, Progress, Report
 from protofed.runs.comparison import ComparisonFile, ListedRun
@@ -185,7 +186,7 @@ class Plan:
         return cls(options, chosen, keyed, tree)
 
     def tasks(self, directory: Path, *, resume: bool, measure: Measure | None = None) -> dict[Cell, RunTask]:
-        """Return the task of every cell."""
+        """Return the task of every cell, those of one round first, whose answers are there at once."""
         several = len({cell.seed for cell in self.experiments}) > 1
         return {
             cell: RunTask(
@@ -195,7 +196,7 @@ class Plan:
                 resume,
                 measure,
             )
-            for cell, experiment in self.experiments.items()
+            for cell, experiment in sorted(self.experiments.items(), key=lambda item: item[1].rounds > 1)
         }
 
     def run(
@@ -213,6 +214,7 @@ class Plan:
 
         Args:
             resume: The directory may contain a part of this comparison.
+            jobs: Runs at a time; 0 for as many as pays.
             budget: Seconds after which no further round begins.
 
         Raises:
@@ -228,8 +230,11 @@ class Plan:
         self._list(directory, tasks)
         places = {task.directory: task for task in tasks.values()}
         distinct = list(places.values())
-        if self.keyed:
-            progress.planned(len(distinct))
+        if not jobs:
+            samples = sum(len(client.train) for client in load_data(next(iter(self.experiments.values()))).clients)
+            rounds = (self.experiments[cell].rounds for cell, task in tasks.items() if not task.finished)
+            jobs = at_once(len(distinct), samples * sum(rounds))
+        progress.planned(len(distinct), jobs)
         outcomes = dict(run_tasks(distinct, jobs=jobs, progress=progress, deadline=deadline, keep_going=self.keyed))
         of = {task.directory: outcomes[place] for place, task in enumerate(distinct)}
         runs: dict[str, list[Run]] = {cell.label: [] for cell in sorted(self.experiments, key=self._place)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -21,7 +22,7 @@ from protofed.storage.files import check_room
 from protofed.visits.contract import Executor
 from protofed.visits.executor import Fused, Sequential
 from protofed.visits.roster import Files, Memory, Roster, Store
-from protofed.visits.workers import Workers, create_folder
+from protofed.visits.workers import Workers, create_folder, process_context
 
 PRELOAD = "protofed.experiments.preload"
 """The module that imports what a process of an experiment needs."""
@@ -29,6 +30,13 @@ LARGE = 2**30
 """Bytes of clients' models above which they are stored on disk."""
 LONG = 2e11
 """Multiply-adds above which starting processes pays off: about six seconds of one core."""
+
+
+def get_ready() -> None:
+    """Start the process from which others are forked, which imports what they need while this one computes."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        process_context(PRELOAD)
+        multiprocessing.forkserver.ensure_running()
 
 
 def bfloat16_kinds(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -52,8 +51,7 @@ class Hardware:
                     raise ConfigError(f"execution.device={wanted}, but {seen}, numbered from 0")
                 torch.cuda.set_device(device)
             devices = 1 if device.index is not None else execution.devices or visible
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cls(device, devices, cores, execution.precision, execution.memory_format)
+        return cls(device, devices, numerics.cores(), execution.precision, execution.memory_format)
 
     @property
     def cuda(self) -> bool:

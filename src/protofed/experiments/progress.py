@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
@@ -35,6 +36,7 @@ class Shown(Progress):
 
     Attributes:
         scores: Last accuracy of each run, and its rule.
+        all: Number of runs of which one line tells; 0 if each has its own.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
@@ -43,8 +45,37 @@ class Shown(Progress):
         self.done: dict[str, int] = {}
         self.scores: dict[str, tuple[str, float]] = {}
         self.wanted: dict[str, str] = {}
+        self.all = self.jobs = self.ended = 0
+        self.found: list[str] = []
+        self._begun = time.monotonic()
         self._seconds: dict[str, list[float]] = {}
         self._warned: set[str] = set()
+
+    def planned(self, runs: int, jobs: int = 1) -> None:
+        """Note how many runs follow."""
+        self.all, self.jobs, self._begun = runs if runs > 1 else 0, jobs, time.monotonic()
+
+    def advanced(self) -> None:
+        """Note the end of one of several runs."""
+        self.ended += 1
+
+    def finished(self, label: str, run: Run) -> None:
+        """Note how a run ended."""
+        accuracy = run.outcome.accuracy.get(run.main_rule)
+        if accuracy is not None and accuracy.final is not None:
+            self.found.append(f"{label} {percent(accuracy.final)}")
+        self.done.pop(label, None)
+        self.advanced()
+
+    def told(self) -> str:
+        """Return in one line how far several runs are, how long they will still take, and what is found."""
+        parts = sum(self.done[label] / max(1, self.rounds[label]) for label in self.done)
+        share = (self.ended + parts) / self.all
+        left = (time.monotonic() - self._begun) * (1 / share - 1) if share else None
+        line = f"{self.ended} of {self.all}" + f", {self.jobs} at a time" * (self.jobs > 1)
+        line += f", about {duration(left)} left" if left else ""
+        line += f"; now {', '.join(self.done)}" if self.done else ""
+        return line + (f"; found: {', '.join(self.found)}" if self.found else "")
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Note the start of a run."""
@@ -75,9 +106,9 @@ class Shown(Progress):
 
 
 class BarProgress(Shown):
-    """Progress display with one bar per run, which shows the accuracy and traffic of the last round.
+    """Progress display with a bar, which shows the accuracy and traffic of the last round.
 
-    Where many runs are planned, one bar counts them.
+    Where several runs are planned, one bar counts them.
     """
 
     def __init__(self, bars: Bars) -> None:
@@ -85,22 +116,27 @@ class BarProgress(Shown):
         self.bars = bars
         self.tasks: dict[str, TaskID] = {}
         self.notes: dict[str, str] = {}
-        self.all: TaskID | None = None
 
-    def planned(self, runs: int) -> None:
+    def planned(self, runs: int, jobs: int = 1) -> None:
         """Show one bar for all runs."""
-        self.all = self.bars.add_task("runs", total=runs, note="")
+        super().planned(runs, jobs)
+        if self.all:
+            self.tasks[""] = self.bars.add_task("runs", total=runs, note="")
 
     def advanced(self) -> None:
         """Advance the bar of all runs."""
-        if self.all is not None:
-            self.bars.advance(self.all)
+        super().advanced()
+        self._count()
+
+    def _count(self) -> None:
+        if self.all:
+            self.bars.update(self.tasks[""], completed=self.ended, note=plain(self.told()))
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Add a bar for a run."""
         super().started(label, rounds, done, directory)
-        if self.all is not None:
-            self.bars.update(self.all, note=label)
+        if self.all:
+            self._count()
             return
         self.tasks[label] = self.bars.add_task(label, total=rounds, completed=done, note=f"in {directory}")
         self.notes[label] = "not evaluated"
@@ -108,8 +144,8 @@ class BarProgress(Shown):
     def round(self, label: str, record: RoundRecord) -> None:
         """Advance the bar of a run."""
         super().round(label, record)
-        if self.all is not None:
-            self.bars.update(self.all, note=f"{label}, round {record.round}")
+        if self.all:
+            self._count()
         else:
             if label in self.scores:
                 rule, accuracy = self.scores[label]
@@ -121,8 +157,8 @@ class BarProgress(Shown):
 
     def finished(self, label: str, run: Run) -> None:
         """Show a full bar, also for a run that stopped early, ran in another process or already existed."""
-        if self.all is not None:
-            self.advanced()
+        super().finished(label, run)
+        if self.all:
             return
         if label not in self.tasks:
             self.started(label, run.last_round, run.last_round, run.directory)
@@ -130,7 +166,26 @@ class BarProgress(Shown):
 
 
 class LineProgress(Shown):
-    """Progress as one line per round, written at once, for files and pipes."""
+    """Progress as lines that are written at once, for files and pipes: one per round, or per end of several runs.
+
+    Args:
+        rounds: One per round, also of several runs.
+    """
+
+    def __init__(self, file: TextIO | None = None, *, rounds: bool = True) -> None:
+        super().__init__(file)
+        self.each = rounds
+
+    def planned(self, runs: int, jobs: int = 1) -> None:
+        """Count several runs, unless each round has a line."""
+        if not self.each:
+            super().planned(runs, jobs)
+
+    def advanced(self) -> None:
+        """Write how far several runs are."""
+        super().advanced()
+        if self.all:
+            self.write(self.told())
 
     def write(self, line: str) -> None:
         """Write a line at once."""
@@ -139,23 +194,27 @@ class LineProgress(Shown):
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Write where a run begins."""
         super().started(label, rounds, done, directory)
-        self.write(f"{label}: rounds {done + 1} to {rounds} in {directory}")
+        if not self.all:
+            self.write(f"{label}: rounds {done + 1} to {rounds} in {directory}")
 
     def round(self, label: str, record: RoundRecord) -> None:
         """Write a line about a round: accuracy, loss, bytes, and the time left."""
         super().round(label, record)
+        if warning := self.warning(label, record):
+            self.write(f"warning: {warning}")
+        if self.all:
+            return
         rule, accuracy = self.scores.get(label, ("not evaluated", None))
         loss = record.losses.get("total")
         parts = [rule if accuracy is None else f"{rule} {percent(accuracy)}"]
         parts += [f"loss {'not finite' if loss is None else f'{loss:.4g}'}"] if record.losses else []
         parts += [size(record.sent), f"{duration(self.left(label))} left"]
         self.write(f"{label} round {record.round}/{self.rounds[label]}: {', '.join(parts)}")
-        if warning := self.warning(label, record):
-            self.write(f"warning: {warning}")
 
     def finished(self, label: str, run: Run) -> None:
-        """Write how a run ended that was carried out in another process or already existed."""
-        if label not in self.rounds:
+        """Write how a run ended that already existed."""
+        super().finished(label, run)
+        if not self.all and label not in self.rounds:
             self.write(f"{label}: finished after {run.last_round} rounds in {run.directory}")
 
 
@@ -297,7 +356,7 @@ def in_notebook() -> Progress | None:
 
 @contextmanager
 def progress_bar(console: Console, *, quiet: bool, log_format: str = "auto") -> Iterator[Progress]:
-    """Yield a progress display: bars in a terminal, and one line per round elsewhere.
+    """Yield a progress display: bars in a terminal; elsewhere one line per round, or per run of several.
 
     Args:
         log_format: ``auto``; ``text`` for lines everywhere, ``json`` for one JSON object per line.
@@ -311,7 +370,7 @@ def progress_bar(console: Console, *, quiet: bool, log_format: str = "auto") -> 
         yield JsonProgress()
         return
     if log_format == "text" or not console.is_terminal:
-        yield LineProgress()
+        yield LineProgress(rounds=log_format == "text")
         return
     columns = (
         TextColumn("{task.description:<9}"),

@@ -38,8 +38,8 @@ Measure = Callable[[Run], Metrics]
 class Progress:
     """Receiver of progress reports; this base class ignores them."""
 
-    def planned(self, runs: int) -> None:
-        """Report that many runs follow, which are to be counted rather than shown one by one."""
+    def planned(self, runs: int, jobs: int = 1) -> None:
+        """Report that several runs follow, of which ``jobs`` are carried out at a time."""
 
     def advanced(self) -> None:
         """Report the end of one of the runs that were planned."""
@@ -60,10 +60,10 @@ class Several(Progress):
     def __init__(self, receivers: Sequence[Progress]) -> None:
         self.receivers = receivers
 
-    def planned(self, runs: int) -> None:
+    def planned(self, runs: int, jobs: int = 1) -> None:
         """Pass the number of runs on."""
         for receiver in self.receivers:
-            receiver.planned(runs)
+            receiver.planned(runs, jobs)
 
     def advanced(self) -> None:
         """Pass on that a run needs nothing more."""

@@ -85,12 +85,12 @@ def _hiding(
     o = participation.options
     able, shared = participation.able, experiment.secure.aggregation
     rates, expected = [], []
-    for round in range(1, participation.rounds + 1):
-        drawn = o.sampling == "poisson" and not method.round(round).everyone
+    for round_number in range(1, participation.rounds + 1):
+        drawn = o.sampling == "poisson" and not method.round(round_number).everyone
         # With secure aggregation, the clients of a round are told who else takes part.
         coin = o.fraction if drawn and not shared else 1.0
-        rates.append(coin if participation.sends(round) else 0.0)
-        asked = len(able) if method.round(round).everyone else participation.number_of(able)
+        rates.append(coin if participation.sends(round_number) else 0.0)
+        asked = len(able) if method.round(round_number).everyone else participation.number_of(able)
         expected.append(len(able) * o.fraction if drawn else asked)
     source = from_system if participation.secret else from_seed(participation.seed, "privacy")
     return ClientPrivacy(options, method, rates, expected, source, shared)
@@ -109,7 +109,7 @@ def secure_stage(
     if experiment.privacy.mode == "client" and method.upload_schema is not None:
         # Clients of a round know each other's names, so no round is cheaper because some were drawn.
         o, rounds = experiment.participation, experiment.rounds
-        rates = [float(o.sends(method, round, rounds)) for round in range(1, rounds + 1)]
+        rates = [float(o.sends(method, round_number, rounds)) for round_number in range(1, rounds + 1)]
         noisy = NoisySums(experiment.privacy, method, rates, experiment.secure.fraction_bits)
     seed = None if trainer.secret else trainer.seed
     noise = NO_NOISE

@@ -241,7 +241,7 @@ def tune(
     identity = _identity(tree, space, method, seeds)
     history = _read(directory, identity, space)
     progress = progress or Progress()
-    progress.planned(trials)
+    progress.planned(trials, jobs)
     while len(history) < trials:
         study = _study(space, history, len(history))
         chosen = [study.ask(_distributions(space)).params for _ in range(min(jobs, trials - len(history)))]

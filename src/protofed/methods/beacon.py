@@ -294,11 +294,11 @@ class Beacon(Method[BeaconOptions]):
         """Start from the initial θ."""
         return dict(self.initial) if self.options.exchange else {}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send θ."""
         return dict(server) if self.options.exchange else None
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """``θ = Σ n_i·θ_i / Σ n_i`` over the clients of this round; θ stays if all of them only receive."""
         mean = WeightedMean()
         for _, payload in uploads:

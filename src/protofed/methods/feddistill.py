@@ -157,7 +157,7 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
             "reporters": torch.zeros(K, dtype=torch.int64),
         }
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send ``F_j = (1/M_j)·Σ_i F_ij``, or to a client that reported it, the mean of the ``M_j − 1`` others."""
         sums, reporters = server["sums"], server["reporters"]
         if f"rows.{client}" in server:
@@ -171,7 +171,7 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
             means = means.clamp(0, 1)  # a difference of sums may end just below 0
         return {"classes": classes, "outputs": means.to(self.task.dtype)}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Add up the reported rows; a class that nobody reports keeps its last sum."""
         K = self.task.num_classes
         sums, reporters = self.server_state().values()

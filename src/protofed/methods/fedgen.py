@@ -168,9 +168,9 @@ class FedGen(FedAvg[FedGenOptions]):
             load_weights(local.model, self.global_weights(received))
         return received
 
-    def weight(self, first: float, round: int) -> float:
+    def weight(self, first: float, round_number: int) -> float:
         """Return ``max(FLOOR, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
-        return max(FLOOR, first * self.code.decay ** (round - 1)) if first else 0.0
+        return max(FLOOR, first * self.code.decay ** (round_number - 1)) if first else 0.0
 
     def round(self, number: int) -> Round:
         """Cross-entropy alone before the round ``start``."""
@@ -209,7 +209,7 @@ class FedGen(FedAvg[FedGenOptions]):
         """Start from one initial model and a random generator; all classes have equal chances."""
         return {**self.initial, **self.generator.server_state()}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Train the generator on the heads just uploaded, and average the weights."""
         mean, teachers = WeightedMean(), Teachers(self.task.num_classes, self.task.dtype)
         for _, payload in uploads:
@@ -218,12 +218,12 @@ class FedGen(FedAvg[FedGenOptions]):
         if not teachers.sizes:
             return Aggregate(server, {})
         averaged = mean.mean({name: server[name] for name in self.initial})
-        lr = self.lr * self.code.decay ** (round - 1)
+        lr = self.lr * self.code.decay ** (round_number - 1)
         trained, diagnostics = self.generator.train(
             server,
             teachers,
             self.generator_loss,
-            round,
+            round_number,
             steps=self.steps,
             lr=lr,
             weight_decay=self.code.weight_decay,

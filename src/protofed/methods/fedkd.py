@@ -88,7 +88,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             ends="fedkd raises the energy of its messages until the last round" if compress != "none" else "",
         )
 
-    def energy(self, round: int) -> float | None:
+    def energy(self, round_number: int) -> float | None:
         """Return ``T(t) = T_start + (t/R)(T_end − T_start)``; None without compression.
 
         Rounds are counted from 1, with ``compress = parameters`` from 0.
@@ -96,7 +96,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         o = self.options
         if o.compress == "none":
             return None
-        passed = round - (o.compress == "parameters")
+        passed = round_number - (o.compress == "parameters")
         return o.energy_start + min(1.0, passed / self.task.rounds) * (o.energy_end - o.energy_start)
 
     @cached_property
@@ -188,7 +188,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             "version": torch.tensor(0),
         }
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send the update that leads from the client's version to the present one, or the whole mentee."""
         version, held = server["version"], server.get(f"client.{client}")
         update = self.options.compress == "updates" and held is not None and int(held) == int(version) - 1
@@ -205,7 +205,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             return old
         return weights if self.options.compress == "parameters" else _plus(old, weights)
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Rebuild each update and average them; factorise the mean again, and add the result to the mentee.
 
         An upload whose factors give numbers that may not be broadcast is left out.
@@ -222,11 +222,11 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         if not mean.total:
             return Aggregate(server, {})
         old = under("mentee.", server)
-        message = self.packing.pack(mean.mean(old), self.energy(round))
+        message = self.packing.pack(mean.mean(old), self.energy(round_number))
         new = self.packing.unpack(message)
         mentee = _valid(new) if self.options.compress == "parameters" else _plus(old, new)
         state = {**_add_prefix("mentee", mentee), **_add_prefix("message", message), **based}
-        energy = self.energy(round)
+        energy = self.energy(round_number)
         return Aggregate(
             {**state, "version": server["version"] + 1},
             {**({} if energy is None else {"energy": energy}), **({"left_out": left_out} if left_out else {})},

@@ -179,11 +179,11 @@ class FedL2G(PrivateHead[FedL2GOptions], Method[FedL2GOptions]):
         source = generator(self.task.seed, "guide")
         return {"guide": torch.randn(self.task.num_classes, self.width, generator=source, dtype=self.task.dtype)}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send all vectors."""
         return dict(server)
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Move each vector against the mean of its gradients, all together shortened to :data:`LONGEST`."""
         mean = RunningMean(self.task.num_classes, self.width)
         for upload in uploads:

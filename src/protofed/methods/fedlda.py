@@ -337,9 +337,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             named["precisions"], named["heard"] = listen(counts, means, apart)
         return {name: tensor.to(self.task.dtype) for name, tensor in named.items()}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or the sums of all."""
-        message = super().broadcast(server, round, client)
+        message = super().broadcast(server, round_number, client)
         if message is None:
             return None
         classes = message["classes"]

@@ -197,7 +197,7 @@ class FedNH(FedAvg[FedNHOptions]):
         present = torch.ones(self.task.num_classes, dtype=torch.bool)
         return {**self.initial, "prototypes": self.directions, "present": present}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Average ``θ`` and s; ``W_c ← normalise(ρ·W_c + (1−ρ)·normalise(Σ n_ic·µ_ic))`` where c is reported."""
         weights = WeightedMean()
         W = server["prototypes"].double()

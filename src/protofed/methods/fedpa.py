@@ -113,13 +113,13 @@ class FedPA(FedAvg[FedPAOptions]):
         """The weights, ``n_i``, ``n_ij`` unless the prior is uniform, and local prototypes."""
         return self._schema(self.generator.upload_fields())
 
-    def weight(self, first: float, floor: float, round: int) -> float:
+    def weight(self, first: float, floor: float, round_number: int) -> float:
         """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
-        return max(floor, first * DECAY ** (round - 1)) if first else 0.0
+        return max(floor, first * DECAY ** (round_number - 1)) if first else 0.0
 
-    def alpha(self, round: int) -> float:
+    def alpha(self, round_number: int) -> float:
         """Return ``α_t``."""
-        return self.weight(self.options.alpha, ALPHA_FLOOR, round)
+        return self.weight(self.options.alpha, ALPHA_FLOOR, round_number)
 
     # The client.
 
@@ -175,14 +175,14 @@ class FedPA(FedAvg[FedPAOptions]):
         """Start from one initial model and a random generator, without prototypes."""
         return {**self.initial, **self.generator.server_state(), **no_rows(self.task).tensors()}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send ``w^t``, ``G``, the prior, and the prototypes that exist."""
         rows, classes = Prototypes.of(server).to_send()
         table = {"classes": classes, "prototypes": rows}
         rest = {n: server[n] for n in self.broadcast_schema.fields if n not in table}
         return {**rest, **table}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Train the generator against last round's prototypes, average the weights and the prototypes.
 
         ``P_c = Σ_i (n_ic / Σ n_ic)·p_ic`` over the clients that report class c; their mean with
@@ -199,12 +199,12 @@ class FedPA(FedAvg[FedPAOptions]):
         if not teachers.sizes:
             return Aggregate(server, {})
         averaged = mean.mean({name: server[name] for name in self.initial})
-        lr = o.generator_lr * DECAY ** (round - 1)
+        lr = o.generator_lr * DECAY ** (round_number - 1)
         trained, diagnostics = self.generator.train(
             server,
             teachers,
-            partial(self.generator_loss, Prototypes.of(server), round),
-            round,
+            partial(self.generator_loss, Prototypes.of(server), round_number),
+            round_number,
             steps=o.generator_steps,
             lr=lr,
             weight_decay=WEIGHT_DECAY,
@@ -213,7 +213,13 @@ class FedPA(FedAvg[FedPAOptions]):
         return Aggregate({**server, **averaged, **trained, **merged.tensors()}, diagnostics)
 
     def generator_loss(
-        self, prototypes: Prototypes, round: int, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor
+        self,
+        prototypes: Prototypes,
+        round_number: int,
+        heads: Heads,
+        noise: Tensor,
+        labels: Tensor,
+        features: Tensor,
     ) -> Tensor:
         """Return ``α_t·Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) − 0.15·MSE(G, P_y) + div``.
 
@@ -222,8 +228,8 @@ class FedPA(FedAvg[FedPAOptions]):
         """
         o = self.options
         different = labels.unsqueeze(0) != labels.unsqueeze(1)
-        loss = self.alpha(round) * heads.weigh_errors(features, labels)
-        if round > 1 and o.adversarial:
+        loss = self.alpha(round_number) * heads.weigh_errors(features, labels)
+        if round_number > 1 and o.adversarial:
             distance = pull(features, labels, prototypes)
             loss = loss - o.adversarial * distance.clamp(max=PUSH_LIMIT).mean()
         return loss + diversity(noise, features, different)

@@ -123,9 +123,9 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
 
     # When, and what crosses the network.
 
-    def retrains(self, round: int) -> bool:
+    def retrains(self, round_number: int) -> bool:
         """Return whether clients retrain in ``round``."""
-        return self.options.pfg and round >= self.options.start and round % self.options.interval == 0
+        return self.options.pfg and round_number >= self.options.start and round_number % self.options.interval == 0
 
     @property
     def upload_schema(self) -> Schema | None:
@@ -235,11 +235,11 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
         """Start without mixtures."""
         return pseudo.none(self.task.feature_dim, self.task.dtype)
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the fused mixtures to a retraining round."""
-        return dict(server) if self.retrains(round) and len(server["classes"]) else None
+        return dict(server) if self.retrains(round_number) and len(server["classes"]) else None
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Fuse the components of each class (Algorithm 1); a class nobody reports keeps its mixture."""
         reported = pseudo.join_lists(upload.payload for upload in uploads)
         if self.options.weight_by_counts and reported:

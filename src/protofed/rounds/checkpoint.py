@@ -61,7 +61,9 @@ class Checkpoint:
         self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}
         self.generations = dict(state.generations)
         self.sent = {
-            str(round): torch.frombuffer(bytearray(m), dtype=torch.uint8) for round, m in state.sent.items() if m
+            str(round_number): torch.frombuffer(bytearray(m), dtype=torch.uint8)
+            for round_number, m in state.sent.items()
+            if m
         }
         self.record = {"version": VERSION, **state.to_dict(clients)}
         self.frozen = frozen
@@ -163,10 +165,14 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
     server = newest / "server.safetensors"
     restored.tensors = fitting(read_tensors(server), state.tensors, server)
     if (newest / SENT).exists():
-        found = {int(round): t for round, t in read_tensors(newest / SENT).items() if round.isdecimal()}
+        found = {
+            int(round_number): t
+            for round_number, t in read_tensors(newest / SENT).items()
+            if round_number.isdecimal()
+        }
         if not found.keys() <= restored.sent.keys() or any(t.dtype != torch.uint8 for t in found.values()):
             raise CheckpointError(f"{newest / SENT}: damaged: not the broadcasts that {path.name} names")
-        restored.sent |= {round: tensor.numpy().tobytes() for round, tensor in found.items()}
+        restored.sent |= {round_number: tensor.numpy().tobytes() for round_number, tensor in found.items()}
     if clients.rests_here and (stored.round or stored.records):
         if stored.records.keys() != set(clients):
             raise CheckpointError(f"{path}: damaged: does not say where each client is")

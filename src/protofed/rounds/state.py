@@ -147,7 +147,7 @@ def fitting(found: Tensors, initial: Tensors, path: Path) -> Tensors:
     return found
 
 
-def unsound(method: Method, codec: Codec, state: Tensors, round: int) -> str:
+def unsound(method: Method, codec: Codec, state: Tensors, round_number: int) -> str:
     """Return why clients would refuse the broadcast that follows from a state; "" if they would accept it."""
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -155,7 +155,7 @@ def unsound(method: Method, codec: Codec, state: Tensors, round: int) -> str:
     schema = method.broadcast_schema
     if schema is None or method.declared.personal:
         return ""
-    payload = method.broadcast(state, round + 1)
+    payload = method.broadcast(state, round_number + 1)
     try:
         codec.check(payload or {}, schema if payload else replace(schema, fields={}))
     except PayloadError as error:

@@ -104,9 +104,11 @@ def in_order(records: Mapping[int, RoundRecord], path: Path) -> list[RoundRecord
     """
     ordered = [records[number] for number in sorted(records)]
     scored = [(r.round, set(scores.weighted)) for r in ordered for scores in (r.accuracy, r.validation) if scores]
-    for round, rules in scored:
+    for round_number, rules in scored:
         if rules != scored[0][1]:
-            raise CheckpointError(f"{path}: round {round} was scored by other rules than round {scored[0][0]}")
+            raise CheckpointError(
+                f"{path}: round {round_number} was scored by other rules than round {scored[0][0]}"
+            )
     return ordered
 
 

@@ -218,14 +218,14 @@ class RoundRecord:
                 return
             yield result
 
-    def add_traffic(self, direction: str, bytes: int, parameters: int) -> None:
+    def add_traffic(self, direction: str, size: int, parameters: int) -> None:
         """Count one message.
 
         Args:
             direction: ``up`` or ``down``.
             parameters: Numbers as the papers count them.
         """
-        self.bytes[direction] += bytes
+        self.bytes[direction] += size
         self.parameters[direction] += parameters
 
     def refuse(self, client: str, error: PayloadError) -> None:

@@ -87,7 +87,7 @@ class RuleOutcome:
     def of(cls, evaluated: Sequence[RoundRecord], rule: str) -> RuleOutcome:
         """Return the outcome of one inference rule."""
         scored = {r.round: r.accuracy for r in evaluated if r.accuracy}
-        weighted = {round: accuracy.weighted[rule] for round, accuracy in scored.items()}
+        weighted = {round_number: accuracy.weighted[rule] for round_number, accuracy in scored.items()}
         best, final = max(weighted, key=weighted.__getitem__), evaluated[-1]
         validated = {r.round: r.validation.weighted[rule] for r in evaluated if r.validation}
         chosen = max(validated, key=validated.__getitem__) if validated else None
@@ -103,7 +103,9 @@ class RuleOutcome:
             final=weighted[final.round],
             client_mean=mean,
             client_std=std,
-            rounds_to_convergence=_find_convergence({round: a.spreads[rule][0] for round, a in scored.items()}),
+            rounds_to_convergence=_find_convergence(
+                {round_number: a.spreads[rule][0] for round_number, a in scored.items()}
+            ),
             **{part: Beyond.of(evaluated, part, rule) for part in _BEYOND},
         )
 
@@ -135,7 +137,7 @@ def _find_convergence(means: Mapping[int, float]) -> int | None:
     FedProto prints "communication rounds required for convergence" (Table 1) without a definition.
     """
     low = max(means.values()) - TOLERANCE
-    kept = list(takewhile(lambda round: means[round] >= low, sorted(means, reverse=True)))
+    kept = list(takewhile(lambda round_number: means[round_number] >= low, sorted(means, reverse=True)))
     return kept[-1] if kept else None
 
 

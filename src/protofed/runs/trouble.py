@@ -40,7 +40,7 @@ def first_trouble(rounds: Sequence[RoundRecord]) -> str:
 
 def _first(rounds: Sequence[RoundRecord]) -> str:
     told = ((record.round, trouble(record)) for record in rounds)
-    return next((f"Round {round}: {found}." for round, found in told if found), "")
+    return next((f"Round {round_number}: {found}." for round_number, found in told if found), "")
 
 
 def unheard(rounds: Sequence[RoundRecord]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,24 +14,27 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from protofed.analysis.site import NEARLY
-from protofed.api import compare
 from protofed.config.schema import Experiment, Recipe, Tree, apply_overrides, load_recipe, recipes, resolve
 from protofed.errors import ConfigError, DataError, unknown_name
+from protofed.experiments.batch import Runnable, RunTask, at_once, run_tasks
+from protofed.experiments.comparing import Plan
+from protofed.experiments.executors import get_ready
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import place_for
 from protofed.experiments.running import Progress
+from protofed.methods.fedlda import FedLDAOptions
 from protofed.models.encoders import EncoderOptions, width_of
+from protofed.runs.run import Run
 from protofed.samples import FederatedData
 from protofed.sites.looking import Survey, inspect_folder
 from protofed.sites.notice import Notice
 from protofed.sites.page import write_page
 from protofed.sites.results import FEW, Arm, Evidence, Hits, SiteAnswer, TryResult, difference
 from protofed.storage.files import write_json, write_text
-from protofed.trained.curves import curves, extrapolation_error, solve_multiple
-from protofed.trained.folds import FOLDS, MANY, SHARES, Judged, SiteSamples, divide_all, judge
-from protofed.trained.metrics import answers
+from protofed.trained.curves import Curves, curves, extrapolation_error, solve_multiple
+from protofed.trained.folds import FOLDS, MANY, SHARES, Judged, SiteSamples, divide_all, judge, judge_anywhere
+from protofed.trained.metrics import Answers, answers
 from protofed.trained.paired import same_tests
-from protofed.trained.run import TrainedRun
 from protofed.untrusted.reading import parse_toml
 
 TOGETHER, ALONE = "fedlda", "local_lda"
@@ -39,13 +42,14 @@ DIM = 512
 """Most features per sample, unless the recipe says otherwise."""
 NETWORKS = ("beacon", "local")
 """What is trained, of that which a recipe compares."""
-SEEDS = (0, 1, 2)
-LIGHT = 2e7
-"""Most numbers that a network is shown in a run of which there are several by default: it takes seconds."""
 WIDEST = 512
 """Most inputs with which gradient boosting is tried."""
-TREES = 500
+FITS = 500
 """Most classes times fits for that."""
+HALVES = FOLDS // 2
+"""Folds by which it is judged, each of two of the others."""
+TREES = 50
+"""Number of its trees for each class, which learn twice as fast as half of scikit-learn's usual hundred."""
 TUNED = 2_000_000
 """Most numbers of all samples together for which the strength of logistic regression is chosen."""
 FEWEST = 20
@@ -100,12 +104,13 @@ def try_out(
 
     Args:
         source: As :func:`opened` takes it.
-        seeds: Of trained networks; by default three where a run takes seconds, otherwise one.
+        seeds: Of trained networks; by default one, which the answer says.
         overrides: Values by dotted name, as for :func:`protofed.run`.
         methods: What is trained beside the closed forms, also variants; by default :data:`NETWORKS`.
         positive: The class whose recall is shown; by default the rarest.
         out: Directory of the answer, ``try.html`` and ``try.json``; by default a new one below ``runs/``. What was
             stopped there goes on.
+        jobs: Processes that compute what is compared; 0 for one per core, if memory permits.
 
     Raises:
         ProtofedError: As :func:`protofed.compare`; DataError if there is nothing to compare.
@@ -133,6 +138,8 @@ def tried(
         answered: Called with the answer of the closed forms as soon as there is one.
     """
     progress = progress or Progress()
+    if jobs != 1:
+        get_ready()
     experiment = closed_form(tree)
     names = _networks(tree, methods)
     data, plain = load_data(experiment), resolve({**tree, "encoder": {}}, method="local")
@@ -141,34 +148,38 @@ def tried(
     with threadpool_limits(1):  # matrices are small: a second thread gains nothing, and on a busy machine it waits
         found = _checked(data, sites, positive)
         judged = judge(sites, data.num_classes, experiment.method_options)
-        trial = _closed(data, sites, found, judged, Evidence(0 if given else FOLDS))
+        anywhere = judge_anywhere(sites, data.num_classes, experiment.method_options)
+        trial = _closed(data, sites, found, judged, anywhere, Evidence(0 if given else FOLDS))
     directory = _place(out, tree)
     trial = replace(trial, directory=directory, notices=_taken(look))
+    answered(trial)
     write_text(directory / "recipe.toml", tomli_w.dumps(tree))
     write_page(trial)
-    answered(trial)
     numbers = [
         divide_all(_numbers(each), plain.seed, given=given) for each in _units(plain, data.table is not None)
     ]
-    runs = _seeds(seeds, plain, data) if names else ()
-    rows = _estimators(numbers[0], len(data.class_names))
-    progress.planned(1 + 2 * len(rows) + len(names) * len(runs))
-    with threadpool_limits(1):
-        trial = _extrapolated(trial, experiment, data, sites, judged)
-        progress.advanced()
-        for name, fit in rows.items():
-            trial = _with(trial, name, learnt(fit, numbers[0], False), pooled=False)
-            progress.advanced()
-            pooled = [learnt(fit, each, True) for each in numbers]
-            trial = _with(trial, name, max(pooled, key=_hit), pooled=True)
-            progress.advanced()
     kept = [site.name for site in trial.sites]
+    rivals = [_Rival(*rival, numbers) for rival in _rivals(numbers[0], len(data.class_names))]
+    networks, runs = [], list(seeds) or [plain.seed]
     if names:
-        begun = (directory / "trained" / "comparison.json").is_file()
-        where: dict[str, Any] = {"out": directory / "trained", "resume": begun, "progress": progress, "jobs": jobs}
-        trained = compare(tree, names, runs, **where).runs
+        plan = Plan.of(apply_overrides(tree, {"compare.methods": names, "compare.seeds": runs}))
+        planned = plan.tasks(directory / "trained", resume=True)
+        networks = [_Network(task, cell.method) for cell, task in planned.items()]
+    lines = _Extrapolation(sites, data.num_classes, experiment.method_options, judged, kept)
+    tasks: list[Runnable] = [lines, *networks, *rivals]
+    jobs = jobs or at_once(len(tasks))
+    progress.planned(len(tasks), jobs)
+    outcomes: dict[int, Any] = {}
+    for place, outcome in run_tasks(tasks, jobs=jobs):
+        outcomes[place] = outcome
+        progress.advanced()
+    trial = _extrapolated(trial, outcomes[0])
+    for place, rival in enumerate(rivals, 1 + len(networks)):
+        trial = _with(trial, rival, outcomes[place])
+    if networks:
         bases = [_on_split(experiment, seed) for seed in runs]
-        more = [_network(trained[name], bases, kept) for name in names]
+        trained = [(each.method, outcomes[place]) for place, each in enumerate(networks, 1)]
+        more = [_network([run for method, run in trained if method == name], bases, kept) for name in names]
         trial = replace(trial, arms=(*trial.arms, *more), seeds=tuple(runs))
     write_page(trial)
     write_json(directory / "try.json", trial.to_dict())
@@ -213,11 +224,6 @@ def _networks(tree: Tree, methods: Sequence[str] | None) -> list[str]:
     return names
 
 
-def _seeds(seeds: Sequence[int], plain: Experiment, data: FederatedData) -> Sequence[int]:
-    shown = sum(len(c.train) for c in data.clients) * int(np.prod(data.input_shape)) * plain.rounds
-    return seeds or (SEEDS if shown <= LIGHT else (plain.seed,))
-
-
 def _set_aside(plain: Experiment) -> bool:
     """Return whether somebody has chosen the test samples: no seed does, or training samples are limited."""
     first, second = (load_data(replace(plain, seed=plain.seed + more)).test_hash() for more in (0, 1))
@@ -242,6 +248,10 @@ def _place(out: Path | None, tree: Tree) -> Path:
     if directory.exists() and any(directory.iterdir()) and not same(directory):
         raise ConfigError(f"--out {directory}: holds something else than this answer: choose another")
     return directory
+
+
+Fit = Callable[[NDArray[np.float64], NDArray[np.int64]], Any]
+"""Returns an estimator of scikit-learn that has learned from ``(n, F)`` samples and their ``(n,)`` classes."""
 
 
 class _Checked(NamedTuple):
@@ -274,7 +284,12 @@ def _checked(data: FederatedData, sites: Sequence[SiteSamples], positive: str) -
 
 
 def _closed(
-    data: FederatedData, sites: Sequence[SiteSamples], checked: _Checked, found: Judged, evidence: Evidence
+    data: FederatedData,
+    sites: Sequence[SiteSamples],
+    checked: _Checked,
+    found: Judged,
+    anywhere: Sequence[NDArray[np.float64]],
+    evidence: Evidence,
 ) -> TryResult:
     """Return the answer of the closed forms."""
     K, names, (kept, learnt, positive) = data.num_classes, data.class_names, checked
@@ -285,7 +300,7 @@ def _closed(
         for place, (name, own) in enumerate(zip((TOGETHER, ALONE), hits, strict=True))
     )
     every = [site.y[site.judged].numpy() for site in sites]
-    by_class = [_by_class(y, right.mean(0), K) for y, right in zip(every, found.anywhere, strict=True)]
+    by_class = [_by_class(y, right.mean(0), K) for y, right in zip(every, anywhere, strict=True)]
     right, judged = (np.sum(part, axis=0) for part in zip(*by_class, strict=True))
     answered = []
     for p in kept:
@@ -321,16 +336,32 @@ def _closed(
     )
 
 
-def _extrapolated(
-    trial: TryResult, experiment: Experiment, data: FederatedData, sites: Sequence[SiteSamples], judged: Judged
-) -> TryResult:
+class _Extrapolation(NamedTuple):
+    """Learning curves of the judged sites, and of all together."""
+
+    sites: Sequence[SiteSamples]
+    classes: int
+    options: FedLDAOptions
+    judged: Judged
+    kept: Sequence[str]
+    label: str = "curves"
+
+    def run(self, progress: Progress | None = None, deadline: float | None = None) -> list[Curves]:
+        """Compute them, unless the sites are many."""
+        if len(self.sites) > MANY:
+            return []
+        places = [place for place, site in enumerate(self.sites) if site.name in self.kept]
+        with threadpool_limits(1):
+            return curves(self.sites, self.classes, self.options, self.judged, places)
+
+
+def _extrapolated(trial: TryResult, lines: Sequence[Curves]) -> TryResult:
     """Return an answer with learning curves, and with what a gain is worth in samples where they tell."""
-    if len(sites) > MANY:
+    if not lines:
         return trial
-    places = [place for place, site in enumerate(sites) if site.name in trial.arms[0].hits]
-    *lines, whole = curves(sites, data.num_classes, experiment.method_options, judged, places)
+    *each, whole = lines
     answered = []
-    for site, line in zip(trial.sites, lines, strict=True):
+    for site, line in zip(trial.sites, each, strict=True):
         told = site.gain.sign > 0 and site.judged >= FEW
         answered.append(replace(site, curves=line, times=solve_multiple(line) if told else site.times))
     gained = solve_multiple(whole) if trial.gain().sign > 0 else trial.times
@@ -339,11 +370,58 @@ def _extrapolated(
     )
 
 
-def _with(trial: TryResult, name: str, hits: Hits, *, pooled: bool) -> TryResult:
+class _Rival(NamedTuple):
+    """A classifier of scikit-learn of each site's samples, or of all.
+
+    Attributes:
+        folds: By which it is judged.
+        numbers: The samples, as they are and perhaps standardised by site.
+    """
+
+    label: str
+    fit: Fit
+    folds: int
+    pooled: bool
+    numbers: Sequence[Sequence[SiteSamples]]
+
+    def run(self, progress: Progress | None = None, deadline: float | None = None) -> Hits:
+        """Return its right answers, pooled with the better of the standardisations."""
+        with threadpool_limits(1):
+            given = self.numbers if self.pooled else self.numbers[:1]
+            halved = [
+                [site._replace(folds=site.folds.where(site.folds < 0, site.folds % self.folds)) for site in each]
+                for each in given
+            ]
+            return max((learnt(self.fit, each, self.pooled) for each in halved), key=_hit)
+
+
+class _Network(NamedTuple):
+    """A network to train."""
+
+    task: RunTask
+    method: str
+
+    @property
+    def label(self) -> str:
+        """The name of its run."""
+        return self.task.label
+
+    def run(
+        self, progress: Progress | None = None, deadline: float | None = None
+    ) -> tuple[Run, dict[str, Answers]]:
+        """Train it, and return its answers for the test samples."""
+        run = self.task.run(progress, deadline)
+        assert run is not None  # there is no deadline
+        return run, answers(run, trust_code=True)
+
+
+def _with(trial: TryResult, rival: _Rival, hits: Hits) -> TryResult:
     """Return an answer with another way of learning, judged by the same samples."""
     first = trial.arms[0]
     own = {site: hits[site] for site in first.hits}
-    return replace(trial, arms=(*trial.arms, replace(first, name=name, together=pooled, federated=False, hits=own)))
+    by = trial.evidence._replace(folds=min(rival.folds, trial.evidence.folds))
+    arm = replace(first, name=rival.label, together=rival.pooled, federated=False, hits=own, evidence=by)
+    return replace(trial, arms=(*trial.arms, arm))
 
 
 def _hit(hits: Hits) -> float:
@@ -391,9 +469,13 @@ def _on_split(experiment: Experiment, seed: int) -> dict[str, NDArray[np.float64
     return {site.name: right[0] for site, right in zip(sites, found, strict=True)}
 
 
-def _network(runs: Sequence[TrainedRun], bases: Sequence[Mapping[str, NDArray[Any]]], kept: Sequence[str]) -> Arm:
+def _network(
+    found: Sequence[tuple[Run, dict[str, Answers]]],
+    bases: Sequence[Mapping[str, NDArray[Any]]],
+    kept: Sequence[str],
+) -> Arm:
     """Return a trained network, beside the closed form on the same test samples."""
-    given = [answers(run) for run in runs]
+    runs, given = zip(*found, strict=True)
     hits = {name: [each[name].right.astype(np.float64) for each in given] for name in kept}
     classes = {name: [each[name].y for each in given] for name in kept}
     base = {name: [each[name] for each in bases] for name in kept}
@@ -401,23 +483,29 @@ def _network(runs: Sequence[TrainedRun], bases: Sequence[Mapping[str, NDArray[An
     return Arm(runs[0].method, loud, loud, hits, classes, base, Evidence(same=same_tests(runs)), trained=True)
 
 
-Fit = Callable[[NDArray[np.float64], NDArray[np.int64]], Any]
-"""Returns an estimator of scikit-learn that has learned from ``(n, F)`` samples and their ``(n,)`` classes."""
+def _rivals(sites: Sequence[SiteSamples], classes: int) -> Iterator[tuple[str, Fit, int, bool]]:
+    """Yield scikit-learn's classifiers, but those that would take minutes, alone and pooled."""
+    fits = sum(len(site.folds[0].unique()) for site in sites)
+    quick = int(np.prod(sites[0].x.shape[1:])) <= WIDEST and fits * classes <= FITS
+    for pooled in (False, True):
+        yield "logistic regression", _logistic, FOLDS, pooled
+    for pooled in (False, True) if quick else ():
+        yield "gradient boosting", _boosting, HALVES, pooled
 
 
-def _estimators(sites: Sequence[SiteSamples], classes: int) -> dict[str, Fit]:
-    """Return scikit-learn's classifiers by name, but those that would take minutes."""
+def _boosting(x: NDArray[np.float64], y: NDArray[np.int64]) -> Any:
+    """Return gradient boosting of few trees."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    found: dict[str, Fit] = {"logistic regression": _logistic}
-    fits = sum(len(site.folds[0].unique()) for site in sites)
-    if int(np.prod(sites[0].x.shape[1:])) <= WIDEST and fits * classes <= TREES:
-        found["gradient boosting"] = lambda x, y: HistGradientBoostingClassifier(random_state=0).fit(x, y)
-    return found
+    return HistGradientBoostingClassifier(max_iter=TREES, learning_rate=0.2, random_state=0).fit(x, y)
 
 
 def _logistic(x: NDArray[np.float64], y: NDArray[np.int64]) -> Any:
-    """Return logistic regression of standardised samples, its strength chosen by three folds where these can be."""
+    """Return logistic regression of standardised samples, its strength chosen by three folds where these can be.
+
+    Of more features than samples, it learns from all principal components, with the same answers.
+    """
+    from sklearn.decomposition import KernelPCA
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -425,7 +513,8 @@ def _logistic(x: NDArray[np.float64], y: NDArray[np.int64]) -> Any:
     tuned = np.unique(y, return_counts=True)[1].min() >= FEWEST and x.size <= TUNED
     cv = LogisticRegressionCV(Cs=STRENGTHS, cv=3, scoring="neg_log_loss", max_iter=500)
     model = cv if tuned else LogisticRegression(max_iter=500)
-    return make_pipeline(StandardScaler(), model).fit(x, y)
+    components = [KernelPCA(remove_zero_eig=True)] if x.shape[1] > len(x) else []
+    return make_pipeline(StandardScaler(), *components, model).fit(x, y)
 
 
 def learnt(make: Fit, sites: Sequence[SiteSamples], pooled: bool) -> Hits:

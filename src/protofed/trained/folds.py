@@ -7,14 +7,17 @@ site chooses its mixture by leave-one-out among its other folds. Sums are differ
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from protofed.compute import numerics
 from protofed.methods import Sums, own_classes, within
 from protofed.methods.fedlda import FedLDAOptions
 from protofed.methods.parts.gaussian import Mix, Pools, choose, discriminant
@@ -54,6 +57,10 @@ class SiteSamples(NamedTuple):
     def judged(self) -> Tensor:
         """Which samples are judged, ``(n,)`` bool."""
         return self.folds[0] >= 0
+
+    def flat(self) -> SiteSamples:
+        """Return them as vectors in float64."""
+        return self._replace(x=self.x.flatten(1).double())
 
     def parts(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield each draw and fold with the samples that it leaves out, ``(n,)`` bool."""
@@ -101,12 +108,10 @@ class Judged(NamedTuple):
     Attributes:
         alone: Of the site's own samples.
         together: Of its mixture.
-        anywhere: Of one classifier of all samples among all classes, a fold of every site left out of it.
     """
 
     alone: list[Hits]
     together: list[Hits]
-    anywhere: list[Hits]
 
 
 def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions, share: float = 1.0) -> Judged:
@@ -116,44 +121,62 @@ def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions, sh
         sites: With fixed features.
         share: Of a site's samples with which it answers alone; and of the others' together.
     """
-    sites = [site._replace(x=site.x.flatten(1).double()) for site in sites]
+    sites = [site.flat() for site in sites]
     d, views = sites[0].x.shape[1], sites[0].views
     none = Sums.none(classes, d, second=True)
-    some = [site.shared & (_order(site) < share) for site in sites]
-    sums = [
-        Sums.of(site.x[rows], site.y[rows], classes, second=True) for site, rows in zip(sites, some, strict=True)
-    ]
+    sums = [_sums(site, site.shared & (_order(site) < share), classes) for site in sites]
     total = reduce(Sums.plus, sums, none)
-    scatter = reduce(torch.add, (part.scatter for part in sums), none.moment)
-    found = Judged([], [], [])
+    scatters = [part.scatter for part in sums]
+    scatter = reduce(torch.add, scatters, none.moment)
+    parts = [(place, *part) for place, site in enumerate(sites) for part in site.parts()]
+
+    def answered(part: tuple[int, int, int, Tensor]) -> list[Tensor]:
+        place, _, _, out = part
+        site = sites[place]
+        rest = ~out if bool(site.shared.all()) else site.shared
+        few = rest & (_order(site) < share)
+        own = _sums(site, rest, classes)
+        less = own if share == 1 else _sums(site, few, classes)
+        others, around = total.plus(sums[place], -1.0), scatter - scatters[place]
+        pairs = (few, Pools.alone(less, views)), (rest, Pools(own, others, around, views))
+        return [_answers(pools, site.x[rows], site.y[rows], site.x[out], options) for rows, pools in pairs]
+
+    found = Judged(*([np.zeros((len(site.folds), len(site.y))) for site in sites] for _ in Judged._fields))
+    with ThreadPoolExecutor(numerics.cores(), initializer=_single) as pool:
+        for (place, draw, _, out), given in zip(parts, pool.map(answered, parts), strict=True):
+            for right, labels in zip(found, given, strict=True):
+                right[place][draw, out] = labels == sites[place].y[out]
+    return Judged(*(_of_judged(sites, each) for each in found))
+
+
+def judge_anywhere(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions) -> list[Hits]:
+    """Return the right answers among all classes of one classifier, without a fold of every site at a time."""
+    sites = [site.flat() for site in sites]
+    views, none = sites[0].views, Sums.none(classes, sites[0].x.shape[1], second=True)
+    total = reduce(Sums.plus, (_sums(site, site.shared, classes) for site in sites), none)
     left: dict[tuple[int, int], Sums] = {}
-    for site, shared in zip(sites, sums, strict=True):
-        others, around = total.plus(shared, -1.0), scatter - shared.scatter
-        kept, single = site.judged.nonzero().squeeze(-1), np.zeros((len(site.folds), len(site.y)))
-        both = [single, single.copy()]
+    for site in sites:
         for draw, fold, out in site.parts():
-            rest = ~out if bool(site.shared.all()) else site.shared
-            few = rest & (_order(site) < share)
-            test = site.x[out]
-            for right, rows, pools in (
-                (both[0], few, Pools.alone(_sums(site, few, classes), views)),
-                (both[1], rest, Pools(_sums(site, rest, classes), others, around, views)),
-            ):
-                right[draw, out] = _answers(pools, site.x[rows], site.y[rows], test, options) == site.y[out]
-            key = draw, fold
-            left[key] = left.get(key, none).plus(_sums(site, out & site.shared, classes))
-        found.alone.append(both[0][:, kept])
-        found.together.append(both[1][:, kept])
+            left[draw, fold] = left.get((draw, fold), none).plus(_sums(site, out & site.shared, classes))
     rules = {}
     for key, part in left.items():
         outside = total.plus(part, -1.0).view(0, views)
         rules[key] = discriminant(outside, options.first, torch.float32).beside(0, views)
-    for site in sites:
-        right = np.zeros((len(site.folds), len(site.y)))
+    found = [np.zeros((len(site.folds), len(site.y))) for site in sites]
+    for site, right in zip(sites, found, strict=True):
         for draw, fold, out in site.parts():
             right[draw, out] = most_likely(rules[draw, fold].scores(site.x[out])) == site.y[out]
-        found.anywhere.append(right[:, site.judged.numpy()])
-    return found
+    return _of_judged(sites, found)
+
+
+def _single() -> None:
+    """Let this thread compute by itself."""
+    torch.get_num_threads()  # which is set at a thread's first look
+    threadpool_limits(1)
+
+
+def _of_judged(sites: Sequence[SiteSamples], found: Sequence[Hits]) -> list[Hits]:
+    return [right[:, site.judged.numpy()] for site, right in zip(sites, found, strict=True)]
 
 
 def _order(site: SiteSamples) -> Tensor:

@@ -42,10 +42,10 @@ T = TypeVar("T")
 _BOUNDS = {"least": "ge", "above": "gt", "most": "le", "below": "lt"}
 
 
-def within(**range: float) -> Meta:
+def within(**bounds: float) -> Meta:
     """Return the bounds of a number, declared as those of options: ``least``, ``above``, ``most``, ``below``."""
-    bounds: dict[str, Any] = {_BOUNDS[name]: end for name, end in range.items()}
-    return Meta(**bounds)
+    short: dict[str, Any] = {_BOUNDS[name]: end for name, end in bounds.items()}
+    return Meta(**short)
 
 
 Count = Annotated[int, within(least=0, below=2**53)]
@@ -309,13 +309,13 @@ def _range(kind: Any) -> Range:
 
 def _name_entries(value: Any, kind: Any, steps: _Steps) -> _Steps:
     """Return the way to a fault with the names of tables' entries: the first that is no such entry by itself."""
+    named = [*steps]
     for depth, step in enumerate(steps):
         if step is None:
-            before = steps[:depth]
-            inner = _bare(_kind_at(kind, before))
-            wrong = next(key for key, entry in _at(value, before).items() if _fails({key: entry}, inner))
-            steps = [*before, wrong, *steps[depth + 1 :]]
-    return steps
+            inner = _bare(_kind_at(kind, steps[:depth]))  # a key is no name of a field
+            entries = _at(value, named[:depth]).items()
+            named[depth] = next(key for key, entry in entries if _fails({key: entry}, inner))
+    return named
 
 
 def _fails(value: object, kind: Any) -> bool:

@@ -91,16 +91,16 @@ class PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     rows: Tensor
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, given: Tensor) -> Tensor:
         """Normalise ``(B, C, …)``."""
         if not self.training or self.rows.numel() == 0:
-            return super().forward(input)
-        over = [0, *range(2, input.dim())]
-        shape = [1, -1, *[1] * (input.dim() - 2)]
-        weight = self.rows.to(input.dtype).view(-1, *[1] * (input.dim() - 1))
-        number = self.rows.sum().to(input.dtype) * (input[0, 0].numel())
-        mean = (input * weight).sum(over) / number
-        centred = input - mean.view(shape)
+            return super().forward(given)
+        over = [0, *range(2, given.dim())]
+        shape = [1, -1, *[1] * (given.dim() - 2)]
+        weight = self.rows.to(given.dtype).view(-1, *[1] * (given.dim() - 1))
+        number = self.rows.sum().to(given.dtype) * (given[0, 0].numel())
+        mean = (given * weight).sum(over) / number
+        centred = given - mean.view(shape)
         variance = (centred.square() * weight).sum(over) / number
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._track(mean.detach(), (variance * number / (number - 1)).detach())
@@ -119,7 +119,7 @@ class PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
             self.running_mean.add_((mean - self.running_mean) * share)
             self.running_var.add_((variance - self.running_var) * share)
 
-    def _check_input_dim(self, input: Tensor) -> None:
+    def _check_input_dim(self, given: Tensor) -> None:
         """Accept any number of dimensions: the replaced layer has checked its input."""
 
 

@@ -91,15 +91,15 @@ class Workers(Executor):
         self._seconds: dict[tuple[str, bool], float] = {}
         self._runs = 0
 
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
+    def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
-        for result in self._run(list(names), messages, round, training=True):
+        for result in self._run(list(names), messages, round_number, training=True):
             assert isinstance(result, Trained)
             yield result
 
-    def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
+    def evaluate(self, names: Iterable[str], messages: Messages | None, round_number: int) -> Iterator[Evaluated]:
         """Evaluate the named clients; without messages, as training left them."""
-        for result in self._run(list(names), messages, round, training=False):
+        for result in self._run(list(names), messages, round_number, training=False):
             assert isinstance(result, Evaluated)
             yield result
 
@@ -116,7 +116,7 @@ class Workers(Executor):
         self.store.close()
 
     def _run(
-        self, names: Sequence[str], messages: Messages | None, round: int, *, training: bool
+        self, names: Sequence[str], messages: Messages | None, round_number: int, *, training: bool
     ) -> Iterator[Trained | Evaluated]:
         """Run visits; yield results in the order of ``names`` as early as possible."""
         self._runs += 1
@@ -126,7 +126,7 @@ class Workers(Executor):
                 {name: self.store.addresses[name] for name in group},
                 {},
                 None if messages is None else {name: messages[name] for name in group},
-                round,
+                round_number,
                 training,
             )
             for group in (self._shares(names) if self.together else [[name] for name in names])

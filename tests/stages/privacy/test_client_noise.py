@@ -135,7 +135,9 @@ def test_a_round_is_that_of_clipped_contributions_and_shares(method):
     expected = stage(federation, ClientPrivacy).layout.upload(total, deviation, opening, 3.0)
     found = build(method, **chosen)
     given, kept = [], found.method.aggregate
-    found.method.aggregate = lambda server, them, round: kept(server, iter(given.extend(them) or given), round)
+    found.method.aggregate = lambda server, them, round_number: kept(
+        server, iter(given.extend(them) or given), round_number
+    )
     list(found.run())
     (only,) = given
     for name, tensor in expected.items():

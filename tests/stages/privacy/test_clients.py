@@ -194,15 +194,15 @@ def test_a_release_that_is_discarded_has_been_made(tmp_path, monkeypatch):
     """A restarted server compares the file of releases with the rounds that it has recorded."""
     federation = build("fedavg", **PRIVATE)
     support.stage(federation, ClientPrivacy).keep(tmp_path, 0)
-    monkeypatch.setattr(loop, "unsound", lambda method, codec, state, round: "w: too large")
+    monkeypatch.setattr(loop, "unsound", lambda method, codec, state, round_number: "w: too large")
     records = list(federation.run())
     assert [r.robust.kept for r in records] == ["clients would have refused the new one (w: too large)"] * 2
     assert records[-1].privacy.releases == (tmp_path / "releases").stat().st_size == 2
 
 
 def test_noise_is_normal():
-    def drawn(source, round: int, n: int = 9) -> torch.Tensor:
-        return source(round).add(torch.zeros(n, dtype=torch.float64), 1.0)
+    def drawn(source, round_number: int, n: int = 9) -> torch.Tensor:
+        return source(round_number).add(torch.zeros(n, dtype=torch.float64), 1.0)
 
     for source in (from_seed(3, "x"), from_system):
         x = drawn(source, 1, 50_000)
@@ -297,7 +297,7 @@ def test_a_method_that_sends_nothing_costs_nothing():
 
 def test_poisson_participation_is_independent_and_may_leave_a_round_empty():
     federation = build("fedavg", rounds=400, participation__sampling="poisson", participation__fraction=0.3)
-    drawn = [federation.participants(round) for round in range(1, 401)]
+    drawn = [federation.participants(round_number) for round_number in range(1, 401)]
     assert [] in drawn
     assert federation.names in drawn
     for name in federation.names:

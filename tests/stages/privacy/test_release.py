@@ -134,7 +134,7 @@ def test_rounds_cost_nothing_more_and_send_the_same(rounds, accountant):
 def test_at_a_node_a_release_is_drawn_once_from_the_system():
     federation = made()
     federation.executor.trainer.__dict__["secret"] = True
-    first, second = (uploads(federation, round) for round in (1, 2))
+    first, second = (uploads(federation, round_number) for round_number in (1, 2))
     other = made()
     other.executor.trainer.__dict__["secret"] = True
     third = uploads(other)

@@ -76,9 +76,9 @@ def honest_upload(method: str) -> tuple[Schema | None, dict[str, torch.Tensor], 
     if schema is None:
         return None, {}, counts
     with closing(federation.executor) as executor:
-        round = next((r for r in range(1, 12) if federation.method.sends(r)), 1)
-        opening = federation.open(federation.names, round).messages
-        (result,) = executor.train(federation.names[:1], opening, round)
+        round_number = next((r for r in range(1, 12) if federation.method.sends(r)), 1)
+        opening = federation.open(federation.names, round_number).messages
+        (result,) = executor.train(federation.names[:1], opening, round_number)
     return schema, federation.codec.decode(result.message, schema), counts
 
 
@@ -200,7 +200,7 @@ def test_a_state_that_clients_would_refuse_is_not_sent():
         broken = {**state, "head.weight": torch.full_like(state["head.weight"], value)}
         assert reason in unsound(federation.method, codec, broken, 1)
     old = federation.server
-    federation.method.aggregate = lambda server, uploads, round: Aggregate(  # type: ignore[method-assign]
+    federation.method.aggregate = lambda server, uploads, round_number: Aggregate(  # type: ignore[method-assign]
         {n: t * float("inf") for n, t in server.items()}, {"uploads": sum(1 for _ in uploads)}
     )
     with closing(federation.executor):
@@ -229,12 +229,12 @@ def test_a_backdoor_reports_how_often_it_works():
     assert all(0 <= share <= 1 for share in records[-1].attack.success.values())
 
 
-def prepared(method: str, round: int = 3, name: str = "c0", **options: Any) -> tuple[Any, Any, Any]:
+def prepared(method: str, round_number: int = 3, name: str = "c0", **options: Any) -> tuple[Any, Any, Any]:
     """Return a method, and a client with a backdoor after two rounds, in training for a further one."""
     attack = {"attack__kind": "backdoor", "attack__clients": ["c0", "c3"]}
     federation = support.build(method, many(), rounds=2, **attack, **options)
     list(federation.run())
-    local = support.stage(federation, Attackers)._local(name, None, round)
+    local = support.stage(federation, Attackers)._local(name, None, round_number)
     return federation.executor.trainer.method, federation.executor.clients[name], local
 
 

@@ -129,7 +129,7 @@ class NodeLedger:
         """
         kind, content = describe(values, more.get("shapes", {}))
         packed = canonical(values)
-        run, round = request.get("run", ""), request.get("round", 0)
+        run, round_number = request.get("run", ""), request.get("round", 0)
         with writing(self.path):
             make_private(self.path.parent)
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -144,7 +144,7 @@ class NodeLedger:
                     datetime.now(UTC).isoformat(timespec="seconds"),
                     claims.clean(values.get("client") or request.get("client") or _name(values), 64),
                     run if isinstance(run, str) and run.isprintable() else "",
-                    round if type(round) is int and 0 <= round < 10**6 else 0,
+                    round_number if type(round_number) is int and 0 <= round_number < 10**6 else 0,
                     kind,
                     claims.clean(content, 9_000),
                     len(packed),

@@ -258,7 +258,7 @@ class Node:
             yield builder, roster, Kept(job, roster, folder, self._instead(job))
 
 
-def _entered(builder: Builder, upload: bytes | None, round: int, notes: Mapping[str, Any]) -> dict[str, Any]:
+def _entered(builder: Builder, upload: bytes | None, round_number: int, notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the ledger says of an upload: the shapes of its arrays, and ε so far at the run's δ."""
     method, privacy = builder.method, builder.experiment.privacy
     entered: dict[str, Any] = {}
@@ -266,7 +266,7 @@ def _entered(builder: Builder, upload: bytes | None, round: int, notes: Mapping[
         found = builder.trainer.codec.decode(upload, method.upload_schema)
         entered["shapes"] = {name: tuple(tensor.shape) for name, tensor in found.items()}
     _, repeated = last_and_repeated(notes)
-    if privacy.mode != "none" and (releases := releases_of(builder, round, repeated)):
+    if privacy.mode != "none" and (releases := releases_of(builder, round_number, repeated)):
         spent = epsilon(releases, privacy.delta)
         entered["epsilon"] = spent if math.isfinite(spent) else None
     return entered

@@ -143,10 +143,10 @@ def _federation(
             )
         local = without(local, local.robust.admitted.keys() - here)
 
-    def began_anew(client: str, round: int) -> None:
-        note = Anew(client=client, round=round)
+    def began_anew(client: str, round_number: int) -> None:
+        note = Anew(client=client, round=round_number)
         if note not in party.anew[-len(party.clients) :]:
-            log.warning("%s: its node had lost its state, so it started afresh in round %d", client, round)
+            log.warning("%s: its node had lost its state, so it started afresh in round %d", client, round_number)
             party.anew.append(note)
             write_json(record, party.to_tree())
 

@@ -235,10 +235,10 @@ def privacy(run: Run) -> TextTable | None:
         return None
     table = TextTable(["After round", "ε", "Noisy sums", *["Noisy statistics"] * (spent[-1][1].means > 0)])
     step = -(-len(spent) // STEPS)
-    for place, (round, cost) in enumerate(spent, start=1):
+    for place, (round_number, cost) in enumerate(spent, start=1):
         if place == 1 or place % step == 0 or place == len(spent):
             more = [number(cost.means)] if spent[-1][1].means else []
-            table.add(number(round), f"{cost.epsilon:.3g}", number(cost.releases), *more)
+            table.add(number(round_number), f"{cost.epsilon:.3g}", number(cost.releases), *more)
     return table
 
 

@@ -93,11 +93,11 @@ class AveragedWeights(Base[W]):
         """Start from ``w^0``."""
         return dict(self.initial)
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send ``w^t``."""
         return {name: server[name] for name in self.broadcast_schema.fields}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """``w^{t+1} = Σ_i (n_i / Σ n)·w_i`` over the clients of this round."""
         return Aggregate(average(server, uploads, self.options.weighting), {})
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -36,8 +36,9 @@ HEARD = 0.3
 """Least κ of the means of others that resemble the client's."""
 SHARES = (1.0, 0.1)
 """Values of c among which a client chooses; without others' class means also 0."""
-TEMPERATURES = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03)
-"""Factors of log-posteriors, the best of which counts: classifiers of few samples are overconfident."""
+TEMPERATURES = (0.25, 0.03)
+"""Factors of log-posteriors with their doubles and quadruples, the best of which counts: classifiers of few samples
+are overconfident."""
 LEAST = -20.0
 """Least log-likelihood of a sample."""
 STEPS = 128
@@ -107,14 +108,15 @@ class Pools(NamedTuple):
         near = [m._replace(heard=True) for m in found if m.kappa >= HEARD and m.share is not None]
         return found + (near if self.heard else [])
 
-    def covariance(self, share: float | None) -> tuple[Tensor, float]:
-        """Return the covariance within classes of a mixture, and its number of samples."""
+    def covariances(self, shares: Iterable[float | None]) -> dict[float | None, tuple[Tensor, float]]:
+        """Return the covariance within classes for each c of mixtures, and its number of samples."""
         n, more = float(self.own.counts.sum()), float(self.others.counts.sum())
-        if share is None:
-            scatter, n = self.own.plus(self.others).scatter, n + more
-        else:
-            scatter, n = self.own.scatter + share * self.within, n + share * more
-        return scatter / max(n, 1.0), n
+        scatter, found = self.own.scatter, {}
+        for share in dict.fromkeys(shares):
+            whole = self.own.plus(self.others).scatter if share is None else scatter + share * self.within
+            number = n + (1.0 if share is None else share) * more
+            found[share] = whole / max(number, 1.0), number
+        return found
 
     def classifier(self, mixture: Mix, dtype: torch.dtype) -> Linear:
         """Return the discriminant of a mixture.
@@ -125,7 +127,7 @@ class Pools(NamedTuple):
         seen = self.view(mixture.view)
         others = seen.heard if mixture.heard and seen.heard else seen.others
         total = seen.own.plus(others._replace(moment=seen.others.moment), mixture.kappa)
-        found = discriminant(total, mixture.shrinkage, dtype, *seen.covariance(mixture.share))
+        found = discriminant(total, mixture.shrinkage, dtype, *seen.covariances([mixture.share])[mixture.share])
         return found.beside(mixture.view, self.views)
 
     def leave_out(
@@ -230,7 +232,7 @@ class Pools(NamedTuple):
             Also the factors ``(m,)`` with which a sample's ``r·wwᵀ`` is part of each.
         """
         square = self.own.plus(self.others).square
-        covariances = {share: self.covariance(share) for share in dict.fromkeys(share for share, _ in kinds)}
+        covariances = self.covariances(share for share, _ in kinds)
         first = {share: oracle(*covariance) for share, covariance in covariances.items()}
         values = []
         for share, shrinkage in kinds:
@@ -343,9 +345,14 @@ def likelihoods(scores: Tensor, y: Tensor) -> Tensor:
         y: ``(n,)`` their classes.
     """
     scores = scores - scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))
-    least = -5 * LEAST  # from there on nothing but the bound counts, and nothing overflows
-    sums = [(t * scores).clamp_(max=least).exp_().sum(-1).log_() for t in TEMPERATURES]
-    return torch.stack([part.neg_().clamp_(min=LEAST).sum(-1) for part in sums]).amax(0)
+    least = -5 * LEAST  # from there on nothing but the bound counts, and no fourth power overflows
+    found = []
+    for temperature in TEMPERATURES:
+        powers = (temperature * scores).clamp_(max=least).exp_()
+        for _ in range(3):
+            found.append(powers.sum(-1).log_().neg_().clamp_(min=LEAST).sum(-1))
+            powers.square_()
+    return torch.stack(found).amax(0)
 
 
 def choose(

@@ -268,7 +268,7 @@ class FeatureGenerator:
         server: Tensors,
         teachers: Teachers,
         objective: Objective,
-        round: int,
+        round_number: int,
         *,
         steps: int,
         lr: float,
@@ -285,7 +285,7 @@ class FeatureGenerator:
         prior = self._prior(teachers.count_held().sum(0))
         if not float(prior.sum()) > 0:
             return {}, {}
-        source = generator(self.task.seed, "generator training", round)
+        source = generator(self.task.seed, "generator training", round_number)
         heads = teachers.heads()
         weights = {n.removeprefix(PREFIX): server[n].clone() for n in self.first}
         leaves = [t.requires_grad_() for n, t in weights.items() if "running" not in n]

@@ -458,14 +458,14 @@ class ClosedForm(Method[O]):
         dtype = self.task.dtype
         return {**held, "prototypes": total.means.rows.to(dtype), **classifier.tensors(dtype)}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the classifier; nothing before there is one."""
         classes = server["present"].nonzero().squeeze(-1)
         if not len(classes):
             return None
         return {"classes": classes, "weights": server["weights"][classes], "bias": server["bias"][classes]}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Note what each client sent, in place of what it sent before, and make the classifier of all."""
         held = {name: tensor for name, tensor in server.items() if "." in name}
         new: dict[str, list[Payload]] = {}

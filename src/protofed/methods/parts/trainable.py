@@ -35,7 +35,7 @@ def train_network(
     objective: Objective,
     plan: tuple[int, float, int],
     task: Task,
-    round: int,
+    round_number: int,
 ) -> tuple[Tensors, Prototypes, Tensor]:
     """Train the network in the server's state on a round's pairs.
 
@@ -54,7 +54,7 @@ def train_network(
         epochs=epochs,
         lr=lr,
         batch_size=batch_size,
-        generator=generator(task.seed, "server training", round),
+        generator=generator(task.seed, "server training", round_number),
     )
     reported = torch.zeros(task.num_classes, dtype=torch.bool)
     reported[labels] = True

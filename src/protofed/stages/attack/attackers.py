@@ -106,17 +106,19 @@ class Attackers(Stage):
         accuracy = Accuracy.of(honest, self.trainer.method.rules).weighted
         record.attack = Attack(self.names, accuracy, self.success(names))
 
-    def _message(self, result: Trained, opening: bytes | None, schema: Schema, round: int) -> bytes:
+    def _message(self, result: Trained, opening: bytes | None, schema: Schema, round_number: int) -> bytes:
         assert result.message is not None
         codec, method = self.trainer.codec, self.trainer.method
         try:
             if self.options.kind == "backdoor":
-                local = self._local(result.client, opening, round)
+                local = self._local(result.client, opening, round_number)
                 client, o = self.clients[result.client], self.options
                 payload = backdoor.poison(method, client, local, o.target, o.strength)
             else:
                 honest = cast(codec.decode(result.message, schema), method.task.dtype)
-                payload = ATTACKS[self.options.kind](honest, self._knowledge(result.client, opening, schema, round))
+                payload = ATTACKS[self.options.kind](
+                    honest, self._knowledge(result.client, opening, schema, round_number)
+                )
         except PayloadError:  # the client's model has diverged: send that
             return result.message
         if self.options.samples:
@@ -129,18 +131,18 @@ class Attackers(Stage):
         except PayloadError:
             return self.trainer.codec.encode(_finite(payload, schema), schema)
 
-    def _knowledge(self, client: str, opening: bytes | None, schema: Schema, round: int) -> Knowledge:
+    def _knowledge(self, client: str, opening: bytes | None, schema: Schema, round_number: int) -> Knowledge:
         method, broadcast = self.trainer.method, None
         if opening is not None and method.broadcast_schema is not None:
             broadcast = cast(self.trainer.codec.decode(opening, method.broadcast_schema), method.task.dtype)
         counts = self.clients[client].train.counts(method.task.num_classes).cpu()
-        g = generator(self.trainer.seed, "attack", round, client)
+        g = generator(self.trainer.seed, "attack", round_number, client)
         return Knowledge(schema, self.options.strength, counts, broadcast, g)
 
     @torch.no_grad()
-    def _local(self, name: str, opening: bytes | None, round: int) -> Local:
+    def _local(self, name: str, opening: bytes | None, round_number: int) -> Local:
         """Return a client as it is now, with what it received last."""
-        local = self.trainer.open(self.clients, name, round)
+        local = self.trainer.open(self.clients, name, round_number)
         local.model.eval()
         self.trainer.receive(local, opening, deliver=False)
         return local

@@ -158,7 +158,7 @@ class ClientPrivacy(Budgeted):
         self.ledger = Ledger()
         self.layout = layout_of(method, options)
         self.noise = noise_of(options, rates)
-        first = next((round for round, rate in enumerate(rates, start=1) if rate), len(rates))
+        first = next((round_number for round_number, rate in enumerate(rates, start=1) if rate), len(rates))
         if (least := self.epsilon(first)) > options.budget:
             raise ConfigError(
                 f"privacy.epsilon={options.budget:g} is less than one round costs with privacy.noise={self.noise:g}"
@@ -177,28 +177,30 @@ class ClientPrivacy(Budgeted):
             yield from uploads
             return
         assert record.privacy is not None
-        centre, round, spent = opened.payload or {}, opened.round, record.privacy
+        centre, round_number, spent = opened.payload or {}, opened.round, record.privacy
         spent.clipped = 0
         total = torch.zeros(self.layout.length, dtype=torch.float64)
         deviation = self.noise * self.options.clip
-        noise = self.source(round)
+        noise = self.source(round_number)
         step = noise.step(deviation)
         for upload in uploads:
             vector, shortened = self.layout.clip_upload(upload.payload, centre)
             spent.clipped += shortened
             total += (vector * SHORT / step).trunc() * step if step else vector
-        yield self.standing_for_all(noise.add(total, deviation), deviation, centre, round)
+        yield self.standing_for_all(noise.add(total, deviation), deviation, centre, round_number)
 
-    def standing_for_all(self, total: Tensor, deviation: float, centre: Payload, round: int) -> Upload:
+    def standing_for_all(self, total: Tensor, deviation: float, centre: Payload, round_number: int) -> Upload:
         """Return the upload that stands for all, given the standard deviation of the noise of each number."""
-        payload = self.layout.upload(total, deviation, centre, self.expected[min(round, len(self.expected)) - 1])
+        payload = self.layout.upload(
+            total, deviation, centre, self.expected[min(round_number, len(self.expected)) - 1]
+        )
         real = {n for n, field in self.layout.schema.fields.items() if field.kind == "real"}
         return Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
 
-    def end(self, round: int) -> None:
+    def end(self, round_number: int) -> None:
         """Count the release of a round."""
-        if self.rates[round - 1]:
-            self.ledger.publish(round)
+        if self.rates[round_number - 1]:
+            self.ledger.publish(round_number)
 
     def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
         """Return the upload that stands for all, with noise of one's own."""
@@ -214,15 +216,15 @@ class ClientPrivacy(Budgeted):
 
     def account(self, record: RoundRecord) -> None:
         """Record the cost of all rounds so far."""
-        round, before = record.round, record.privacy
+        round_number, before = record.round, record.privacy
         record.privacy = Spent(
             "client",
-            self.epsilon(round),
+            self.epsilon(round_number),
             self.options.delta,
             self.noise,
             self.options.clip,
-            max(self.rates[:round]),
-            self.number(round) + self.ledger.repeated,
+            max(self.rates[:round_number]),
+            self.number(round_number) + self.ledger.repeated,
             before.clipped if before else 0,
             accountant=self.options.accountant,
         )

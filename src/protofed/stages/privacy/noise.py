@@ -34,10 +34,10 @@ def from_seed(seed: int, *scope: str | int) -> Source:
 
     Whoever knows the seed can take the noise away again.
     """
-    return lambda round: Noise(generator(seed, *scope, round), torch.float64)
+    return lambda round_number: Noise(generator(seed, *scope, round_number), torch.float64)
 
 
-def from_system(round: int) -> Noise:
+def from_system(round_number: int) -> Noise:
     """Return noise that nobody can repeat."""
     return Noise(None)
 

@@ -43,10 +43,10 @@ class Training(NamedTuple):
         rounds = range(1, method.task.rounds + 1)
         size, once = plan.batch_size, bool(method.protection.dp_statistics)
         told = method.statistics is not None and method.statistics.when != "during"
-        means = [told and method.sends(round) for round in rounds]
+        means = [told and method.sends(round_number) for round_number in rounds]
         return cls(
             rate(samples, size),
-            tuple(steps(method.round(round).phases, plan.epochs, samples, size) for round in rounds),
+            tuple(steps(method.round(round_number).phases, plan.epochs, samples, size) for round_number in rounds),
             tuple(sends and not (once and any(means[:n])) for n, sends in enumerate(means)),
             0 if once else 1,
         )
@@ -167,9 +167,9 @@ class SamplePrivacy(Budgeted):
         """Return the largest ε of any client after the first ``rounds`` rounds."""
         return self._worst(rounds)[1]
 
-    def begin(self, round: int) -> None:
+    def begin(self, round_number: int) -> None:
         """Count a round before any client trains for it."""
-        self.ledger.publish(round)
+        self.ledger.publish(round_number)
 
     def number(self, rounds: int) -> int:
         """Count rounds."""

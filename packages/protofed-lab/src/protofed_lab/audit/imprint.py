@@ -119,7 +119,7 @@ def readings(before: Tensors, after: Tensors, at: Door) -> Tensor:
     return weight[moved] / bias[moved].unsqueeze(1)
 
 
-def read_verbatim(federation: Federation, federated: FederatedData, round: int, *, free: bool) -> Finding:
+def read_verbatim(federation: Federation, federated: FederatedData, round_number: int, *, free: bool) -> Finding:
     """Train a round on crafted weights, and count the training samples that can be read; only models change.
 
     Args:
@@ -143,7 +143,7 @@ def read_verbatim(federation: Federation, federated: FederatedData, round: int, 
     if free:
         members = [replace(m, plan=replace(m.plan, epochs=1, batch_size=max(1, len(m.train)))) for m in members]
     name = f"extras.{at.network}.{at.first}.weight" if at.network else f"{at.first}.weight"
-    updates = [u for p in federation.method.round(round).phases for u in p.updates if u.trainable(name)]
+    updates = [u for p in federation.method.round(round_number).phases for u in p.updates if u.trainable(name)]
     lr = {**members[0].plan.settings, **(updates[0].optimizer if updates else {})}["lr"]
     step = lr / (total / len(names)) / STEPS[free]
     hostile = copy.copy(federation)
@@ -151,11 +151,11 @@ def read_verbatim(federation: Federation, federated: FederatedData, round: int, 
     sent = {**federation.server}
     sent |= crafted(sent, at, known, step, generator(federation.seed, "audit", "imprint"))
     hostile.state = replace(federation.state, tensors=sent)
-    uploads = hostile.exchange(names, round)
+    uploads = hostile.exchange(names, round_number)
     whole = any(stage.hides == "server" for stage in federation.stages)
     read: set[tuple[str, int]] = set()
     close: set[tuple[str, int]] = set()
-    for upload in told(hostile, uploads, round)[:1] if whole else uploads:
+    for upload in told(hostile, uploads, round_number)[:1] if whole else uploads:
         found = readings(sent, upload.payload, at)
         for name in names if whole else [upload.client]:
             own = data[name].double()

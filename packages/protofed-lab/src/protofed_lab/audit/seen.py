@@ -128,20 +128,20 @@ def _reopened(run: Run, experiment: Experiment) -> tuple[Experiment, Federation,
 def observe(federation: Federation, federated: FederatedData) -> Seen:
     """Train the next round that communicates, and return what the server receives."""
     method, first = federation.method, federation.round + 1
-    round = next((r for r in range(first, first + SILENCE) if method.sends(r)), 0)
+    round_number = next((r for r in range(first, first + SILENCE) if method.sends(r)), 0)
     names = federation.participation.able
     data = {c.name: c for c in federated.clients}
-    if not round:
+    if not round_number:
         return Seen(method, 0, federation.server, (), federated.num_classes, federation)
-    uploads = federation.exchange(names, round)
+    uploads = federation.exchange(names, round_number)
     # All that is seen of a client in a sum is the sum, of which each is as likely to be any part.
-    whole = told(federation, uploads, round)
+    whole = told(federation, uploads, round_number)
 
     def seen(hidden: bool) -> Seen:
         shown = (whole * len(uploads))[: len(uploads)] if hidden else uploads
         pairs = zip(uploads, shown, strict=False)
-        senders = tuple(_sender(federation, data[u.client], u, s.payload, round) for u, s in pairs)
-        return Seen(method, round, federation.server, senders, federated.num_classes, federation, hidden)
+        senders = tuple(_sender(federation, data[u.client], u, s.payload, round_number) for u, s in pairs)
+        return Seen(method, round_number, federation.server, senders, federated.num_classes, federation, hidden)
 
     hidden = {stage.hides for stage in federation.stages}
     if "server" in hidden:
@@ -149,20 +149,22 @@ def observe(federation: Federation, federated: FederatedData) -> Seen:
     return replace(seen(False), outside=seen(True) if "outside" in hidden else None)
 
 
-def told(federation: Federation, uploads: Sequence[Upload], round: int, draw: int | None = 0) -> list[Upload]:
+def told(
+    federation: Federation, uploads: Sequence[Upload], round_number: int, draw: int | None = 0
+) -> list[Upload]:
     """Return the view of some uploads for those from whom single ones are hidden: equal sums, or the same.
 
     Args:
         draw: Number of the noise, 0 for that of the round; None for no noise.
     """
     seed = derive(federation.seed, "audit", draw) if draw else federation.seed
-    opened, seen = federation.open(federation.names[:1], round), uploads
+    opened, seen = federation.open(federation.names[:1], round_number), uploads
     for stage in federation.stages:
         seen = stage.shown(seen, opened, None if draw is None else seed)
     return list(seen)
 
 
-def _sender(federation: Federation, data: ClientData, upload: Upload, seen: Payload, round: int) -> Sender:
+def _sender(federation: Federation, data: ClientData, upload: Upload, seen: Payload, round_number: int) -> Sender:
     """Return a client with what is seen of its upload, as its recipient reads it."""
     method, clients = federation.method, federation.executor.clients
     schema = method.upload_schema
@@ -170,7 +172,7 @@ def _sender(federation: Federation, data: ClientData, upload: Upload, seen: Payl
     payload, server = dict(seen), federation.server
     read = method.read(payload, server)
     rows: list[Rows] = []
-    sent = method.broadcast(server, round, upload.client if method.declared.personal else None)
+    sent = method.broadcast(server, round_number, upload.client if method.declared.personal else None)
     opening = method.read(sent, server) if sent else {}
     weights = {name: tensor for name, tensor in read.items() if name not in schema.fields}
     for part in (part for part in parts_of(schema) if part.name in read):

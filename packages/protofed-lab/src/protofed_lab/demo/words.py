@@ -164,10 +164,10 @@ def answered(methods: tuple[str, str], accuracies: tuple[float, float], sent: tu
     return f"{names[ahead]} is ahead by {points:.1f} points, {sizes}."
 
 
-def why_low(setup: Setup, counts: Sequence[Sequence[int]], accuracies: Sequence[float], round: int) -> str:
+def why_low(setup: Setup, counts: Sequence[Sequence[int]], accuracies: Sequence[float], round_number: int) -> str:
     """Return a sentence that says why both sides do badly; ``""`` if one does not, or it is too early."""
     K = len(setup.digits)
-    if round < EARLY or max(accuracies) >= 1 / K + LOW * (1 - 1 / K):
+    if round_number < EARLY or max(accuracies) >= 1 / K + LOW * (1 - 1 / K):
         return ""
     held = sum(sum(n > 0 for n in row) for row in counts) / len(counts)
     least = min(sum(row) for row in counts)

@@ -66,8 +66,8 @@ class Comparing:
         ui.navigate.history.replace(rows.comparing(chosen) if chosen else "/compare")
         self._draw()
 
-    def _set_all(self, all: bool) -> None:
-        self.all = all
+    def _set_all(self, every: bool) -> None:
+        self.all = every
         self._draw()
 
     def _draw(self) -> None:
