@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
+import torch
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.exceptions import NotFittedError
@@ -166,3 +167,13 @@ def test_a_sample_without_a_site_is_refused(nothing, cells):
 
 def test_it_is_public():
     assert protofed.ProtofedClassifier is ProtofedClassifier
+
+
+def test_the_number_of_threads_is_the_callers(cells):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ProtofedClassifier().fit(*cells[:2])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
