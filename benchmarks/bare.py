@@ -111,7 +111,7 @@ class BareLoop:
             client.model.load_state_dict(roster.snapshot(client.name).model)
             client.model.in_bfloat16 = roster[client.name].kind in roster.in_bfloat16
 
-    def prepare(self, server: Mapping[str, Tensor], round: int) -> None:
+    def prepare(self, server: Mapping[str, Tensor], round_number: int) -> None:
         """Choose the same batches as the engine does, and copy the server's prototypes.
 
         Args:
@@ -119,7 +119,9 @@ class BareLoop:
             round: Number of the round, from 1.
         """
         for client in self.clients:
-            self.batches[client.name] = [self._rows(client, round, epoch) for epoch in range(client.plan.epochs)]
+            self.batches[client.name] = [
+                self._rows(client, round_number, epoch) for epoch in range(client.plan.epochs)
+            ]
         self.table = None
         if self.weight and server["present"].any():
             device = self.clients[0].train.y.device
@@ -199,8 +201,8 @@ class BareLoop:
             "global_own": Table(rows[mine], mine),
         }
 
-    def _rows(self, client: BareClient, round: int, epoch: int) -> Sequence[Tensor]:
-        random = generator(self.seed, "shuffle", round, client.name, 0, epoch)
+    def _rows(self, client: BareClient, round_number: int, epoch: int) -> Sequence[Tensor]:
+        random = generator(self.seed, "shuffle", round_number, client.name, 0, epoch)
         order = torch.randperm(len(client.train), generator=random).to(client.train.y.device)
         pairs = client.model.needs_two_samples
         return [

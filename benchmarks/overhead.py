@@ -103,7 +103,7 @@ def _table(cases: Mapping[str, Timings], rounds: int) -> Table:
         padding=(0, 1, 0, 0),
     )
     table.add_column("", no_wrap=True)
-    threads = (f"{count} thread{'s' * (count > 1)}" for count in counts)
+    threads = (f"{count} thread{'s' if count > 1 else ''}" for count in counts)
     for heading in (*threads, "/ bare", "/ reduced", "/ seq.", "/ seq. 1"):
         table.add_column(heading, justify="right", no_wrap=True)
     for case, timings in cases.items():

@@ -104,7 +104,7 @@ def _measure(name: str, experiment: Experiment, request: Request, note: Note) ->
         htfllib = Peer(checkout(request), Path(folder))
         htfllib.write(federated)
         for threads in counts:
-            note(f"{name}, {PEER}, {threads} thread{'s' * (threads > 1)}")
+            note(f"{name}, {PEER}, {threads} thread{'s' if threads > 1 else ''}")
             spent, _ = htfllib.run(experiment, federated, rounds=request.rounds, threads=threads)
             seconds[PEER, threads] = spent[1:]
     with ExitStack() as stack:

@@ -111,7 +111,8 @@ def measure_size(tree: Tree, clients: int, per_client: int, rounds: int) -> dict
                 checkpoint = time.perf_counter() - checkpoint
                 written = sum(file.stat().st_size for file in files.checkpoints.rglob("*") if file.is_file())
                 start = time.perf_counter()
-                files.finish(federation, summary_of(experiment, hardware.device, records, federation, 0))
+                summary = summary_of(experiment, federation.method, records, len(federation.names), {})
+                files.finish(federation, summary)
                 finished = time.perf_counter() - start
                 description = federation.executor.description()
             peak = memory.peak

@@ -96,7 +96,7 @@ def take_turns(variants: Sequence[Variant], rounds: int, note: Note) -> Timings:
     try:
         for number in range(rounds + 1):
             for variant in variants if number % 2 == 0 else reversed(variants):
-                threads = f"{variant.threads} thread{'s' * (variant.threads > 1)}"
+                threads = f"{variant.threads} thread{'s' if variant.threads > 1 else ''}"
                 note(f"{f'round {number} of {rounds}' if number else 'warming up'}: {variant.name}, {threads}")
                 torch.set_num_threads(variant.threads)
                 variant.prepare()

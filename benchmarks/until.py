@@ -22,7 +22,7 @@ from benchmarks.peer import check_supported, checkout
 from benchmarks.request import Note, Request, Result
 from benchmarks.timing import cores
 from protofed import methods
-from protofed.analysis.figures.base import legend_below, log_axis, panels, percent_axis, themed
+from protofed.analysis.figures.base import apply_theme, legend_below, log_axis, panels, percent_axis
 from protofed.analysis.style import method_styles
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
@@ -71,23 +71,23 @@ class Course:
 
     def reached(self, target: float) -> int | None:
         """Return the first round from 1 whose smoothed accuracy is at least ``target``; None if there is none."""
-        for round in range(1, len(self.accuracy) + 1):
-            if statistics.fmean(self.accuracy[max(0, round - SMOOTHED) : round]) >= target:
-                return round
+        for round_number in range(1, len(self.accuracy) + 1):
+            if statistics.fmean(self.accuracy[max(0, round_number - SMOOTHED) : round_number]) >= target:
+                return round_number
         return None
 
     def figures(self, target: float) -> dict[str, Any]:
         """Return the course and where it reached ``target``, as plain values."""
-        round = self.reached(target)
-        at = None if round is None else round - 1
+        round_number = self.reached(target)
+        at = None if round_number is None else round_number - 1
         return {
             "accuracy": list(self.accuracy),
             "seconds": list(self.seconds),
             "bytes": list(self.bytes),
             "steps": self.steps,
-            "rounds_until": round,
+            "rounds_until": round_number,
             "seconds_until": None if at is None else self.seconds[at],
-            "steps_until": None if round is None else round * self.steps,
+            "steps_until": None if round_number is None else round_number * self.steps,
             "bytes_until": self.bytes[at] if at is not None and self.bytes else None,
         }
 
@@ -190,7 +190,7 @@ def _peers(experiment: Experiment, federated: FederatedData, request: Request) -
     return Course(accuracy[1:], spent[:-1], [], steps_per_round(experiment, federated)[PEER])
 
 
-@themed
+@apply_theme
 def draw_courses(figures: Sequence[dict[str, Any]]) -> Figure:
     """Draw accuracy against seconds and, where they are counted, against bytes: a line per case, library and seed.
 

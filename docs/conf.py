@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 project = "protofed"
 author = "The protofed authors"
-copyright = "The protofed authors"
+notice = "The protofed authors"
 version = release = protofed.__version__
 
 extensions = [
@@ -95,8 +95,20 @@ def setup(app: Sphinx) -> None:
     """Write the pages that are made from declarations before Sphinx looks for pages."""
     app.add_domain(Names, override=True)
     options_reference.write(Path(__file__).parent / "reference")
+    app.connect("source-read", _link_to_the_repository)
     app.connect("autodoc-skip-member", _made_by_scikit_learn)
     app.connect("html-page-context", _one_tree_for_sources, priority=400)  # before the theme asks for it
+
+
+REPOSITORY = os.environ.get("PROTOFED_REPOSITORY", "")
+"""Address of the repository's files, e.g. https://HOST/OWNER/protofed/blob/main; "" copies linked pages."""
+
+
+def _link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
+    """Resolve links such as ``../papers/studies/scarce.md``, which lead out of the folder of the site's pages."""
+    whole = rf"]({REPOSITORY}/\1\2)" if REPOSITORY else r"](path:../\1)"
+    if "/" not in page:  # of others, in folders of the site, `..` is the site
+        source[0] = re.sub(r"\]\(\.\./([^)#]+)(#[^)]*)?\)", whole, source[0])
 
 
 def _made_by_scikit_learn(

@@ -20,8 +20,8 @@ WAIT_MS = 60_000
 
 def chromium() -> str:
     """Return the path of Chromium, or skip the test that asks for it."""
-    if importlib.util.find_spec("playwright") is None or importlib.util.find_spec("nicegui") is None:
-        pytest.skip("needs a browser: pip install 'protofed[dev]' for playwright and nicegui")
+    if importlib.util.find_spec("playwright") is None:
+        pytest.skip("needs a browser: pip install 'protofed[dev]' for playwright")
     named = os.environ.get("PROTOFED_CHROMIUM", "")
     found = named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from protofed.methods.contract import Aggregate, Local, Method, Traits, Upload
-from protofed.prototypes.means import labelled_means
+from protofed.prototypes.means import average_by_label
 from protofed.wire.schema import Field, Schema
 
 
@@ -38,13 +38,13 @@ class Gossip(Method):
     def server_state(self):
         return {"mean": torch.zeros(self.task.num_classes, self.task.feature_dim)}
 
-    def broadcast(self, server, round, client=None):
+    def broadcast(self, server, round_number, client=None):
         return server
 
-    def aggregate(self, server, uploads: list[Upload], round: int) -> Aggregate:
+    def aggregate(self, server, uploads: list[Upload], round_number: int) -> Aggregate:
         found = [u.payload for u in uploads]
         rows, classes = (torch.cat([p[n] for p in found]) for n in ("prototypes", "classes"))
-        return Aggregate({"mean": labelled_means(rows, classes, self.task.num_classes)[0]}, {})
+        return Aggregate({"mean": average_by_label(rows, classes, self.task.num_classes)[0]}, {})
 
 
 class Noise(Gossip):

@@ -52,16 +52,18 @@ class Party:
             [(x.double().numpy(), int(y)) for x, y in zip(s.x, s.y, strict=True)] for s in (own.train, own.test)
         )
 
-    def batches(self, round: int, phase: int = 0, epoch: int = 0) -> list[list[Sample]]:
+    def batches(self, round_number: int, phase: int = 0, epoch: int = 0) -> list[list[Sample]]:
         """Return the samples of an epoch in the engine's order."""
-        scope = (round, self.name, phase, epoch)
+        scope = (round_number, self.name, phase, epoch)
         order = torch.randperm(len(self.train), generator=generator(SEED, "shuffle", *scope)).tolist()
         return [[self.train[i] for i in order[s : s + BATCH]] for s in range(0, len(order), BATCH)]
 
-    def epoch(self, loss: Loss, trainable: Sequence[str], round: int, phase: int = 0, epoch: int = 0) -> float:
+    def epoch(
+        self, loss: Loss, trainable: Sequence[str], round_number: int, phase: int = 0, epoch: int = 0
+    ) -> float:
         """Train an epoch by plain SGD; return the mean loss per sample."""
         total = 0.0
-        for batch in self.batches(round, phase, epoch):
+        for batch in self.batches(round_number, phase, epoch):
             total += loss(self.weights, batch) * len(batch) / len(self.train)
             descend(self.weights, loss, batch, trainable)
         return total

@@ -137,10 +137,10 @@ class Probe(Method):
         moved = output.logits + torch.tanh(state["trace"]).to(output.logits.dtype) * received["means"].mean()
         return {"head": moved}
 
-    def broadcast(self, server, round: int, client=None):
+    def broadcast(self, server, round_number: int, client=None):
         return server or None
 
-    def aggregate(self, server, uploads: Iterable[Upload], round: int):
+    def aggregate(self, server, uploads: Iterable[Upload], round_number: int):
         found = list(uploads)
         if not found:
             return Aggregate(server, {})

@@ -271,13 +271,13 @@ def stage(federation: Federation, kind: type) -> Any:
     return next((stage for stage in federation.stages if isinstance(stage, kind)), None)
 
 
-def uploads(federation: Federation, round: int = 1) -> list[Upload]:
+def uploads(federation: Federation, round_number: int = 1) -> list[Upload]:
     """Train in ``round``; return every client's decoded upload."""
-    messages = federation.open(federation.names, round).messages
+    messages = federation.open(federation.names, round_number).messages
     schema = federation.method.upload_schema
     return [
         Upload(r.client, federation.codec.decode(r.message, schema))
-        for r in federation.executor.train(federation.names, messages, round)
+        for r in federation.executor.train(federation.names, messages, round_number)
     ]
 
 

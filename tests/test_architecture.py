@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Set
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -216,10 +215,10 @@ def test_hardly_anything_looks_at_a_clock_that_can_be_set():
 
     A server's starts are numbered by it, but ever higher whatever it says. Server and nodes compare theirs.
     """
-    flower = (REPOSITORY / "packages/protofed-flower/src/protofed_flower").glob("*.py")
+    beside = REPOSITORY.glob("packages/*/src/**/*.py")
     found = {
         path.stem
-        for path in (*(ROOT / each for each in files()), *flower)
+        for path in (*(ROOT / each for each in files()), *beside)
         if "time.time" in (content := path.read_text(encoding="utf-8"))
         for node in ast.walk(ast.parse(content))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
@@ -244,12 +243,6 @@ def test_codecs_are_registered_whichever_module_comes_first():
     """A codec was unknown until somebody imported the file that defines it: now the package does."""
     found = {path for path in files() if "@codecs.register" in text(path)}
     assert found == {"wire/codec.py"} | (found & targets("wire/__init__.py", lazy=False))
-
-
-def test_commands_and_engines_are_found_by_their_entry_points():
-    found = {group: entry_points(group=f"protofed.{group}") for group in ("commands", "engines")}
-    assert found["commands"].names >= {"audit", "demo", "deploy", "ui"}
-    assert found["engines"].names >= {"flower"}
 
 
 def test_no_two_classes_have_one_name():

@@ -65,8 +65,8 @@ def test_the_bare_loop_computes_the_same_as_a_round(method, options, reduced):
         loop = BareLoop(chosen, ours.federated, hardware, reduced=reduced)
         ours.run()
         loop.load(ours.federation)
-        for round in (2, 3):
-            loop.prepare(ours.federation.server, round)
+        for round_number in (2, 3):
+            loop.prepare(ours.federation.server, round_number)
             loop.run()
             record = ours.run()
             assert (loop.table is not None) == (method == "fedproto")
@@ -313,8 +313,8 @@ def test_until(htfllib, tmp_path, monkeypatch, capsys):
     for run in ours:
         assert len(run["accuracy"]) == len(run["seconds"]) == len(run["bytes"]) <= 4
         assert run["seconds"] == sorted(run["seconds"])
-        if round := run["rounds_until"]:
-            assert (len(run["accuracy"]), run["steps_until"]) == (round, 4 * round)
+        if round_number := run["rounds_until"]:
+            assert (len(run["accuracy"]), run["steps_until"]) == (round_number, 4 * round_number)
             assert run["bytes_until"] == run["bytes"][-1]
 
     status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments, "--target", "1.0", "--seeds", "3")

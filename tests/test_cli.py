@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pytest
@@ -342,10 +343,23 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys):
     assert load_file(cut)
 
 
-def test_a_command_whose_distribution_is_not_installed_names_it(tmp_path, monkeypatch, capsys):
-    kept = [command for command in cli.app.registered_commands if command.name != "reproduce"]
-    monkeypatch.setattr(cli.app, "registered_commands", kept)
+@few(
+    ("name", "instead"),
+    [
+        ("reproduce", "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce"),
+        ("deploy", "command 'deploy' needs protofed-flower: pip install protofed-flower"),
+        ("demo", "command 'demo' needs protofed-lab: pip install protofed-lab"),
+        ("--engine flower", "engine 'flower' needs protofed-flower: pip install protofed-flower"),
+    ],
+    3,
+)
+def test_a_command_whose_distribution_is_not_installed_names_it(name, instead, tmp_path, monkeypatch, capsys):
+    if name.startswith("--"):
+        monkeypatch.setattr("protofed.api.entry_points", lambda group: EntryPoints())
+    for kind in ("commands", "groups"):
+        kept = [each for each in getattr(cli.app, f"registered_{kind}") if each.name != name]
+        monkeypatch.setattr(cli.app, f"registered_{kind}", kept)
     monkeypatch.setattr(typer.main, "get_command", typer.main.get_command.__wrapped__)  # built anew
-    status, _, error = inside(monkeypatch, capsys, tmp_path, "reproduce", "all")
-    assert status == 2
-    assert error == "error: reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce\n"
+    arguments = ("run", *name.split()) if name.startswith("--") else (name, "all")
+    status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
+    assert (status, error) == (2, f"error: {instead}\n")

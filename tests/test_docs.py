@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from protofed.cli.main import main
+from protofed.methods import methods
 from support import script
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -65,22 +66,37 @@ def test_every_command_is_on_its_page(made):
     assert "| `--methods` | Methods, separated by commas" in page
 
 
+@pytest.mark.slow
+def test_every_method_is_in_the_table_of_traffic(made):
+    page = made.communication_page()
+    assert [name for name in methods() if f"\n| `{name}` | " not in page] == []
+
+
 def test_pages_with_results_on_cifar_10_say_that_its_images_are_jpeg_files():
     pages = [p for p in DOCS.rglob("*.md") if p.parent.name != "reference" and p.stem not in ("guide", "models")]
-    named = [p for p in (*pages, DOCS.parent / "paper/paper.md") if "CIFAR-10" in p.read_text(encoding="utf-8")]
+    papers = [*(DOCS.parent / "papers").rglob("*.md"), DOCS.parent / "paper/paper.md"]
+    named = [p for p in (*pages, *papers) if "CIFAR-10" in p.read_text(encoding="utf-8")]
     assert len(named) >= 14
     assert [p.name for p in named if "JPEG" not in p.read_text(encoding="utf-8")] == []
 
 
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as hosts of repositories make them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_links_between_pages_lead_somewhere():
-    """Sphinx checks those within the documentation; these lead to it, or from generated pages."""
-    wrong = [
-        f"{page.name}: {target}"
-        for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
-        if "reference" not in page.parts
-        for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text())
-        if not (page.parent / target).exists() and "reference/" not in target
-    ]
+    """Sphinx checks those within the documentation; these lead to it, out of it, or from generated pages."""
+    root, wrong = DOCS.parent, []
+    pages = [p for folder in ("docs", "papers", "paper", "packages", "hub") for p in (root / folder).rglob("*.md")]
+    for page in [*root.glob("*.md"), *pages]:
+        if "reference" in page.parts or "templates" in page.parts:
+            continue
+        for target, anchor in re.findall(r"\]\(([^)#: ]*)(?:#([^): ]+))?\)", page.read_text(encoding="utf-8")):
+            path = page.parent / target if target else page
+            known = "reference/" in target or (path.exists() and (not anchor or anchor in headings(path)))
+            wrong += [] if known else [f"{page.relative_to(root)}: {target}#{anchor}"]
     assert wrong == []
 
 

@@ -14,7 +14,7 @@ from protofed.data.toys import read_digits
 
 NAMED = "print('\\n' + __import__('json').dumps(sorted(sys.modules)))"
 LINE = {
-    *("protofed_flower", "protofed_papers"),  # their commands
+    *("protofed_flower", "protofed_lab", "protofed_papers"),  # their commands
     "typer",
     "rich",
     "click",

@@ -15,7 +15,7 @@ import torch
 from conftest import REPOSITORY
 from protofed.cli import main as cli
 from protofed.compute import numerics
-from protofed.compute.imports import packed
+from protofed.compute.imports import pack
 from protofed.config.schema import ExecutionOptions, load_recipe, resolve
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
@@ -58,7 +58,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> None:
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "stay_with_parent", lambda: None)
     monkeypatch.setattr(workers, "_bench", None, raising=False)
-    workers.begin(packed(slice), Mock(), Path(), torch.get_num_threads(), Mock())
+    workers.begin(pack(slice), Mock(), Path(), torch.get_num_threads(), Mock())
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ import pytest
 
 from conftest import REPOSITORY
 from protofed.methods import methods
-from test_does_it_help import INTERVAL, LINK, figures, statements_of, tool, unfounded
 
 yaml = pytest.importorskip("yaml")
 pytestmark = pytest.mark.skipif(not (REPOSITORY / ".github").is_dir(), reason="runs in a checkout")
-__all__ = ["figures", "tool"]  # fixtures
 
 GITHUB = REPOSITORY / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
@@ -188,51 +186,3 @@ def test_every_reference_is_cited_and_known_elsewhere_in_the_project():
         link = re.findall(r"\\url\{https://([^}]+)\}", entry)
         title = re.sub(r"[{}]", "", re.search(r"title\s*= \{(.*)\}", entry)[1])
         assert any(part in everything for part in [*arxiv, *link, title]), key
-
-
-PHRASES = {
-    "README.md": ["44 methods", "2.4 to 3.9 times", "1.3 to 1.9 times"],
-    "docs/does-it-help.md": [
-        "24 untuned comparisons",
-        "8 times equivalent, 3 times",
-        "13 were inconclusive",
-        "35 comparisons in two tuned settings 4 were better",
-        "18 equivalent, 2 worse, 11 inconclusive",
-        "200 photographs",
-        "with 200 classes",
-        "260 digits",
-        "50 digits",
-        "CIFAR-10",
-        "the 95 % t interval",
-    ],
-}
-"""Words with numbers that are no result of a study, and the page that has them, too."""
-
-
-def rest_of(text: str) -> str:
-    """Return the paper without what other checks cover: its head, citations, links, intervals and accuracies."""
-    text = re.sub(r"\[[^\]]*@[^\]]*\]|\]\([^)]*\)", "", text.split("---\n")[2])
-    text = " ".join(text.split()).replace("−", "-")
-    text = re.sub(r"[+-]\d+\.\d+ \([+-]\d+\.\d+ … [+-]\d+\.\d+\)|98 % of digits never seen", "", text)
-    text = re.sub(r"\[(?:scarce|cifar10-small4|many-classes-32|fed-mnist7k-tuned)\b", "", text)
-    for phrase in chain.from_iterable(PHRASES.values()):
-        text = text.replace(phrase, "").replace("a 95 % t interval", "")
-    return text
-
-
-def test_every_number_of_the_paper_is_one_that_is_committed(figures):
-    found = statements_of("paper/paper.md")
-    assert len(found) == 3
-    assert sum(len(INTERVAL.findall(text)) for text in found) == 12
-    assert {text: wrong for text in found if (wrong := unfounded(text, figures))} == {}
-    pages = {page: " ".join((REPOSITORY / page).read_text().split()).replace("−", "-") for page in PHRASES}
-    assert [p for page, known in PHRASES.items() for p in known if p not in pages[page]] == []
-    assert re.findall(r"\d+", rest_of(PAPER)) == []
-    assert f"{len([*methods()])} methods" in PAPER
-
-
-@pytest.mark.parametrize("wrong", ["42 methods", "3.9 times", "7 seeds", "+1.0 (+0.5 … +1.4)"])
-def test_a_number_that_is_not_committed_is_found(figures, wrong):
-    page = f"---\n---\nThere are {wrong} ([scarce](../docs/study/scarce.md))."
-    assert LINK.search(page)
-    assert re.findall(r"\d+", rest_of(page)) or unfounded(page, figures)

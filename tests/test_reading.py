@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.errors import CheckpointError
-from protofed.untrusted.decoding import Number, decoded
+from protofed.untrusted.decoding import Number, decode
 from protofed.untrusted.reading import parse_json
 
 HUGE = [
@@ -50,13 +52,13 @@ def test_long_fractions_and_tiny_numbers_are_no_large_ones():
 )
 def test_what_is_no_list_of_numbers(values):
     with pytest.raises(CheckpointError, match=r"expected|must be"):
-        decoded(values, list[Number | None])
+        decode(values, list[Number | None])
 
 
 def test_lists_of_numbers():
-    assert decoded([], list[Number | None]) == []
-    assert decoded([None], list[Number | None]) == [None]
-    assert decoded([1, 0.5, None, -1e299], list[Number | None]) == [1, 0.5, None, -1e299]
+    assert decode([], list[Number | None]) == []
+    assert decode([None], list[Number | None]) == [None]
+    assert decode([1, 0.5, None, -1e299], list[Number | None]) == [1, 0.5, None, -1e299]
 
 
 @pytest.mark.parametrize("text", ['{"a": 1e999}', '["\\ud800"]', "[1]"])
@@ -64,3 +66,20 @@ def test_bytes_are_utf_8_or_no_json(text):
     """In UTF-16, which Python's json reads as well, nothing would be looked through for what is refused."""
     with pytest.raises(ValueError, match="utf-8"):
         parse_json(text.encode("utf-16"))
+
+
+@dataclass(frozen=True)
+class Inner:
+    undefined: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Outer:
+    clients: Mapping[str, Inner]
+
+
+def test_a_fault_in_a_table_within_a_record_in_a_table_is_named():
+    """Keys on the way to it are no names of fields."""
+    metrics = {"clients": {"north": {"undefined": {}}, "south": {"undefined": {"auroc": [0] * 3}}}}
+    with pytest.raises(CheckpointError, match=r"clients\.south\.undefined\.auroc"):
+        decode(metrics, Outer, "metrics.json")

@@ -45,8 +45,8 @@ class Recorded(Tracker):
         self.told.append(("begin", label, directory))
         return label
 
-    def log(self, run, round, values):
-        self.told.append(("log", run, round, values))
+    def log(self, run, round_number, values):
+        self.told.append(("log", run, round_number, values))
 
     def end(self, run, summary):
         self.told.append(("end", run, summary))

@@ -1,4 +1,4 @@
-"""Write ``src/protofed/apps/ui/demo/digits.npz``, the digits of ``protofed demo``: ``python tools/demo_digits.py``.
+"""Write ``digits.npz``, the digits of ``protofed demo``: ``python tools/demo_digits.py``.
 
 This needs a local copy of MNIST (``PROTOFED_DATA``).
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import protofed
+import protofed_lab
 from protofed.compute.seeding import generator
 from protofed.data import DataOptions
 from protofed.data.columns import Columns
@@ -20,7 +20,7 @@ from protofed.data.parquet import read_parquet
 from protofed.data.splits import choose
 from protofed.untrusted.limits import Budget
 
-OUT = Path(protofed.__file__).parent / "apps/ui/demo/digits.npz"
+OUT = Path(protofed_lab.__file__).parent / "demo/digits.npz"
 PER_CLASS = {"train": 64, "test": 36}
 SOURCE = (
     "1,000 images of the MNIST database of handwritten digits (Yann LeCun, Corinna Cortes and Christopher J.C. "

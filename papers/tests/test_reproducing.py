@@ -432,6 +432,7 @@ def test_the_list_tells_the_state_of_every_part(made):
             assert f"{paper.name}/{kind}{part.number} " in text
     assert re.search(r"protonorm/table5 +24 of 24 runs", text)
     assert re.search(r"gfpl/table1 +not run", text)
+    assert re.search(r"tinyproto/table2 +8 of 8 counted", text)
     assert re.search(r"gfpl/table3 +\d+ differ", text)
 
 

@@ -361,8 +361,8 @@ def test_figures_have_runs_or_need_none(paper):
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_anomalies_in_the_documentation_are_those_that_the_script_finds(paper):
-    found = runpy.run_path(str(ROOT / "tools" / "anomalies.py"))["PAPERS"][paper]()
-    page = (ROOT / "docs" / "reproduction" / f"{paper}.md").read_text(encoding="utf-8")
+    found = runpy.run_path(str(ROOT / "papers/tools/anomalies.py"))["PAPERS"][paper]()
+    page = (ROOT / "papers/reproduction" / f"{paper}.md").read_text(encoding="utf-8")
     assert found
     for line in found:
         assert f"- {line}" in page
@@ -378,13 +378,13 @@ def test_committed_results_are_of_todays_configurations(name, number, scale):
 
 @pytest.mark.slow
 def test_the_pages_hold_the_committed_results():
-    script = ROOT / "tools" / "reproduction_pages.py"
+    script = ROOT / "papers/tools/reproduction_pages.py"
     run = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
 
 
 def test_the_script_of_anomalies_finds_what_was_found_by_hand():
-    script = runpy.run_path(str(ROOT / "tools" / "anomalies.py"))
+    script = runpy.run_path(str(ROOT / "papers/tools/anomalies.py"))
     found = " ".join(line for name in PAPERS for line in script["PAPERS"][name]())
     for fact in (
         "15 of 15 numbers",

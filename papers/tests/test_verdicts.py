@@ -12,10 +12,11 @@ from scipy import stats
 
 from conftest import REPOSITORY
 from protofed.trained.paired import agreement, difference, holm, interval, p_value, relation
+from protofed_papers.papers import papers
 from protofed_papers.verdicts import Contrast, judge, number_verdict
 from support import few, script
 
-RATES = script(REPOSITORY / "tools/verdict_rates.py")
+RATES = script(REPOSITORY / "papers/tools/verdict_rates.py")
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 20])
@@ -115,7 +116,7 @@ def test_of_2000_numbers_at_the_margin_at_most_5_percent_are_told_apart(seeds):
 
 @pytest.mark.slow
 def test_the_page_holds_the_simulated_rates():
-    page = (REPOSITORY / "docs/reproduction/README.md").read_text()
+    page = (REPOSITORY / "papers/reproduction/README.md").read_text()
     assert "\n".join(RATES.lines()) in page
 
 
@@ -125,6 +126,22 @@ SAME, WORSE = (0.1, -0.1, 0.0), (-1.0, -1.4, -0.6)
 
 def contrast(*cells, **options) -> Contrast:
     return Contrast("", [dict(enumerate(cell)) for cell in cells], **options)
+
+
+def test_a_verdict_says_on_which_part_of_the_cells_it_rests():
+    some, all_cells = contrast(GOOD, GOOD, NONE), contrast(GOOD, GOOD, GOOD)
+    assert judge([all_cells]).part == ""
+    assert judge([all_cells, some]).part == "2 of 3 cells"
+    assert judge([]).part == ""
+
+
+def test_parameters_are_counted_as_in_the_papers_own_tables():
+    """GFPL's claim was judged in both directions, FedProto's by uploads, though both papers count uploads."""
+    found = papers()
+    counted = {"fedproto": "up", "gfpl": "up_mean", "tinyproto": "both", "protonorm": "both"}
+    assert {name: paper.traffic for name, paper in found.items()} == counted
+    claims = [claim for paper in found.values() for claim in paper.claims if " parameters" in claim.text]
+    assert {claim.metric for claim in claims} == {"accuracy", "traffic"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from protofed.analysis.report import write_report
 from protofed.config.schema import Recipe, Tree, apply_overrides, comparison, load_recipe, names_method, resolve
 from protofed.errors import CheckpointError, ConfigError, unknown_name
 from protofed.experiments.batch import MARK
-from protofed.experiments.comparing import Comparison, Plan, kept_recipe
+from protofed.experiments.comparing import Comparison, Plan, read_recipe
 from protofed.experiments.rundir import directory_for, place_for
 from protofed.experiments.running import Progress, Several, run_experiment
 from protofed.experiments.sweeping import MANY, grid, sweep_plan
@@ -165,7 +165,7 @@ def compare(
     progress = _receivers(progress, track)
     axes, plain = grid(vary)
     keyed = bool(axes) or budget is not None or (out is not None and (Path(out) / MARK).is_file())
-    tree = _chosen(_recipe(recipe, out, resume or keyed), methods, seeds, {**(overrides or {}), **plain})
+    tree = _choose_arms(_recipe(recipe, out, resume or keyed), methods, seeds, {**(overrides or {}), **plain})
     if not keyed:
         return _compare(tree, out, resume, progress, jobs)
     if not comparison(tree).methods:
@@ -258,13 +258,13 @@ def forget(
 def _recipe(recipe: Recipe, out: str | Path | None, resume: bool, default: str = "") -> Tree:
     """Return the recipe that is named, or that of what is resumed in ``out``, or the default."""
     if not recipe and resume and out is not None:
-        return kept_recipe(Path(out))
+        return read_recipe(Path(out))
     if not recipe and not default:
         raise ConfigError("name a recipe, such as quickstart, or what to continue by --out (protofed list recipes)")
     return load_recipe(recipe or default)
 
 
-def _chosen(tree: Tree, methods: Sequence[str], seeds: Sequence[int], overrides: Overrides | None) -> Tree:
+def _choose_arms(tree: Tree, methods: Sequence[str], seeds: Sequence[int], overrides: Overrides | None) -> Tree:
     """Return a recipe with overrides, and with the methods and seeds to compare."""
     tree = apply_overrides(tree, overrides or {})
     chosen: Tree = {"methods": list(methods)} if methods else {}
@@ -321,8 +321,6 @@ def _engine(name: str) -> Engine:
         return run_experiment
     engines = entry_points(group="protofed.engines")
     if name not in engines.names:
-        if name == "flower":
-            raise ConfigError("--engine flower needs protofed-flower: pip install protofed-flower")
         raise ConfigError(unknown_name("engine", name, ["local", *sorted(engines.names)]))
     try:
         found: Engine = engines[name].load()

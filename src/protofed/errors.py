@@ -130,11 +130,14 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-GONE = {
-    ("robust.rule", "krum"): "multi_krum, which compares uploads alike and keeps more than one",
-    ("codec", "int4"): "int8, of which a message takes twice the bytes",
+INSTEAD = {
+    ("robust.rule", "krum"): "is gone: use multi_krum, which compares uploads alike and keeps more than one",
+    ("codec", "int4"): "is gone: use int8, of which a message takes twice the bytes",
+    ("engine", "flower"): "needs protofed-flower: pip install protofed-flower",
+    **{("command", name): "needs protofed-flower: pip install protofed-flower" for name in ("deploy", "ledger")},
+    **{("command", name): "needs protofed-lab: pip install protofed-lab" for name in ("audit", "demo", "ui")},
 }
-"""What to use in place of option values that earlier versions had."""
+"""What to do about names that earlier versions had, or that distributions have which are not installed."""
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
@@ -144,8 +147,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
         >>> unknown_name("method", "fedprot", ["fedavg", "fedproto"])
         "unknown method 'fedprot': did you mean 'fedproto'? Valid: fedavg, fedproto"
     """
-    if instead := GONE.get((kind, name)):
-        return f"{kind} {name!r} is gone: use {instead}"
+    if instead := INSTEAD.get((kind, name)):
+        return f"{kind} {name!r} {instead}"
     names = sorted(set(valid))
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""

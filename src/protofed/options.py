@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from protofed.errors import GONE, ConfigError, OptionError, unknown_name
+from protofed.errors import INSTEAD, ConfigError, OptionError, unknown_name
 
 T = TypeVar("T")
 
@@ -81,9 +81,9 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def remote(default: Any, doc: str, **range: Any) -> Any:
+def remote(default: Any, doc: str, **bounds: Any) -> Any:
     """Return an :func:`option` that a server may set at a node: numbers, flags and choices among given words."""
-    return option(default, doc, setter="server", **range)
+    return option(default, doc, setter="server", **bounds)
 
 
 def named(default: Any, doc: str, *, of: str) -> Any:
@@ -175,8 +175,8 @@ def build_options(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         try:
             arguments[field.name] = _convert(value, kind)
         except TypeError:
-            if instead := GONE.get((f"{where}.{name}", str(value))):
-                raise ConfigError(f"{where}.{name}={value} is gone: use {instead}") from None
+            if instead := INSTEAD.get((f"{where}.{name}", str(value))):
+                raise ConfigError(f"{where}.{name}={value} {instead}") from None
             raise ConfigError(f"{where}.{name} must be {_words(kind)}, not {value!r}") from None
         except OverflowError:
             raise ConfigError(f"{where}.{name}: an integer must have at most 64 bits") from None

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from protofed.untrusted.decoding import Shape, checked
+from protofed.text import few
+from protofed.untrusted.decoding import Shape, check_with
 
 
 def _encoder_key(value: object) -> str:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     EncoderKey = str
 else:
-    EncoderKey = checked(_encoder_key)
+    EncoderKey = check_with(_encoder_key)
 
 _SHOWN = 8
 """Clients that a note names."""
@@ -156,8 +157,11 @@ class FederatedData:
     def _of_one_class(self) -> tuple[str, ...]:
         held = (self.class_counts() > 0).sum(1).tolist()
         names = [c.name for c, number in zip(self.clients, held, strict=True) if number == 1 < self.num_classes]
-        few = ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
-        return (f"Of one class alone: {few} (if that is not meant, set data.label_column).",) if names else ()
+        return (
+            (f"Of one class alone: {few(names, _SHOWN)} (if that is not meant, set data.label_column).",)
+            if names
+            else ()
+        )
 
     def class_counts(self) -> Tensor:
         """Return the number of training and test samples per client and class, ``(M, K)`` int64."""

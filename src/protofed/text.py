@@ -23,7 +23,7 @@ def size(number: float | None) -> str:
         >>> size(999), size(20480), size(1_234_567)
         ('999 B', '20.5 kB', '1.23 MB')
     """
-    return "–" if number is None else f"{_scaled(number, ('', 'k', 'M', 'G', 'T', 'P'))}B"
+    return "–" if number is None else f"{_scale(number, ('', 'k', 'M', 'G', 'T', 'P'))}B"
 
 
 def duration(seconds: float | None) -> str:
@@ -66,14 +66,25 @@ def sides(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape)) or "one number"
 
 
-def area(value: float | None) -> str:
-    """Return an area under a curve, by custom a fraction.
+def few(texts: Sequence[str], most: int = 5, between: str = ", ") -> str:
+    """Return the first of some texts, and how many more there are.
 
     Example:
-        >>> area(0.98325), area(None)
-        ('0.983', '–')
+        >>> few(["north", "south", "west", "east"], 2), few(["a", "b", "c"], 2, "; ")
+        ('north, south and 2 more', 'a; b; and 1 more')
     """
-    return "–" if value is None else f"{value:.3f}"
+    rest = len(texts) - most
+    return between.join(texts[:most]) + (f"{between.rstrip(', ')} and {rest:,} more" if rest > 0 else "")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    Example:
+        >>> plural(1, "class"), plural(1200, "class")
+        ('1 class', '1,200 classes')
+    """
+    return f"{number(count)} {noun if count == 1 else noun + ('es' if noun.endswith('s') else 's')}"
 
 
 def mean_std(values: Sequence[float | None], write: Callable[[float], str] = percent) -> str:
@@ -93,7 +104,7 @@ def mean_std(values: Sequence[float | None], write: Callable[[float], str] = per
     return f"{digits} ± {write(statistics.stdev(known)).removesuffix('%')}{unit}"
 
 
-def _scaled(value: float, prefixes: Sequence[str]) -> str:
+def _scale(value: float, prefixes: Sequence[str]) -> str:
     """Return ``value`` with three significant digits, a space and a prefix for its power of 1000."""
     power = 0
     # 999.5 would be rounded up to 1000.

@@ -11,7 +11,7 @@ from protofed.analysis import load_run, load_runs
 from protofed.analysis.figures import draw_figure, save_figure
 from protofed.analysis.figures.geometry import final_prototypes
 from protofed.analysis.figures.plane import _window
-from protofed.analysis.restore import restore_features, used
+from protofed.analysis.restore import restore_features, restore_global
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.experiments.running import run_experiment
@@ -52,7 +52,7 @@ def copied(spirals, tmp_path):
 @few("method", ["protonorm", "tinyproto", "fixed_etf"], 1)
 def test_restored_features_and_prototypes_reproduce_the_recorded_accuracy(spirals, method):
     run = load_run(spirals / method)
-    shared = used(run, final_prototypes(run, "global"))
+    shared = restore_global(run, final_prototypes(run, "global"))
     assert bool(shared.present.all())
     found = restore_features(run)
     assert [c.name for c in found] == [c.name for c in run.clients]
@@ -80,7 +80,7 @@ def test_restoring_leaves_no_trace(spirals):
     torch.manual_seed(0)
     run = load_run(spirals / "protonorm")
     restore_features(run)
-    used(run, final_prototypes(run, "global"))
+    restore_global(run, final_prototypes(run, "global"))
     assert torch.equal(torch.rand(1), expected)
     assert {p: p.stat().st_mtime_ns for p in (spirals / "protonorm").rglob("*")} == before
 

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from protofed.analysis import load_run, load_runs
 from protofed.analysis.figures import draw_figure
-from protofed.analysis.restore import sent, used
+from protofed.analysis.restore import restore_global, restore_local
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.untrusted.reading import read_toml
 
@@ -122,8 +122,8 @@ def test_methods_of_the_users_own_show_what_the_server_has(run_at):
     stored = load_file(path / "prototypes.safetensors")
     np.testing.assert_allclose(values(heatmap(path))[:3], stored["global.prototypes"][:3])
     own = {"client_00": (stored["local.client_00.prototypes"], stored["local.client_00.present"])}
-    assert sent(load_run(path), own) == own
-    assert used(load_run(path), None) is None
+    assert restore_local(load_run(path), own) == own
+    assert restore_global(load_run(path), None) is None
 
 
 def test_several_methods_are_panels(comparison_at):

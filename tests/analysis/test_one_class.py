@@ -188,6 +188,6 @@ def test_the_rule_that_a_method_declares_is_one_of_its_own(name):
 
 
 def test_a_network_that_is_not_shared_knows_no_other_class():
-    for name, options in (("beacon", {"method__exchange": False}), ("fedgen", {"method__share": "head"})):
+    for name, options in (("beacon", {"method__exchange": False}), ("fedgen", {"method__preset": "htfl"})):
         method = assemble(experiment(name, **options), ordinary())[0].method
         assert not any(rule.open for rule in method.declared.rules)

@@ -9,7 +9,7 @@ from protofed.analysis import load_run, load_runs, main_rule, prototypes
 from protofed.errors import CheckpointError
 from protofed.runs.labels import tell_apart
 from protofed.runs.loading import check_run
-from protofed.runs.run import by_label, settled
+from protofed.runs.run import by_label, select_finished
 
 
 def test_a_run_is_read_back(run_at):
@@ -147,8 +147,8 @@ def test_an_unfinished_run_of_a_comparison_shares_its_label(comparison_at):
     (path / "fedproto-seed1" / "summary.json").unlink()
     runs = load_runs([path])
     assert list(by_label(runs)) == ["FedProto"]
-    assert [r.seed for r in settled(runs)] == [0]
-    assert len(settled(runs[1:])) == 1
+    assert [r.seed for r in select_finished(runs)] == [0]
+    assert len(select_finished(runs[1:])) == 1
 
 
 @pytest.mark.parametrize(

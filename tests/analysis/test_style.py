@@ -5,7 +5,7 @@ import pytest
 
 from protofed.analysis.style import method_styles
 from protofed.config.schema import load_recipe
-from protofed.runs.rules import known
+from protofed.runs.rules import find_rule
 from protofed.text import duration, mean_std, number, percent, size
 
 
@@ -37,8 +37,8 @@ from protofed.text import duration, mean_std, number, percent, size
         (mean_std([None, 0.5]), "50.0%"),
         (mean_std([]), "–"),
         (mean_std([1000, 3000], size), "2.00 kB ± 1.41 kB"),
-        (known("global_own").title, "Global, own classes"),
-        (known("my_rule").title, "my rule"),
+        (find_rule("global_own").title, "Global, own classes"),
+        (find_rule("my_rule").title, "my rule"),
     ],
 )
 def test_numbers(text, expected):

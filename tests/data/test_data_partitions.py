@@ -34,7 +34,6 @@ COVERING = [
     ("pathological", {"classes": 3}),
     ("pathological", {"classes": 3, "shares": "unequal"}),
     ("quantity", {"min_size": 5}),
-    ("quantity", {"sizes": "lognormal", "sigma": 3.0, "min_size": 0}),
     ("quantity", {"alpha": 1e-9, "min_size": 1}),
     ("domain", {"domains": 3}),
     ("domain", {"domains": 4, "within": "dirichlet", "options": {"alpha": 0.3, "min_size": 1}}),
@@ -402,17 +401,17 @@ def test_client_names_have_one_width(count, last):
     assert len({len(s.name) for s in shares}) == 1
 
 
-@given(st.integers(1, 9), st.integers(0, 6), st.integers(0, 500), st.sampled_from(["dirichlet", "lognormal"]))
-def test_quantities_differ_and_classes_do_not(clients, least, seed, sizes):
+@given(st.integers(1, 9), st.integers(0, 6), st.integers(0, 500))
+def test_quantities_differ_and_classes_do_not(clients, least, seed):
     y = torch.arange(4).repeat_interleave(50)
-    shares = assign("quantity", y, clients, seed, min_size=least, sizes=sizes)
+    shares = assign("quantity", y, clients, seed, min_size=least)
     assert sum(len(s.train) for s in shares) == len(y)
     assert all(len(s.train) >= least for s in shares)
     largest = max(shares, key=lambda s: len(s.train))
     assert len(largest.train) < 100 or torch.bincount(y[largest.train], minlength=4).min() > 10
 
 
-def test_quantities_follow_alpha_and_sigma():
+def test_quantities_follow_alpha():
     def spread(**options):
         sizes = torch.tensor(
             [len(s.train) for s in assign("quantity", balanced(each=200), 10, min_size=0, **options)]
@@ -420,8 +419,6 @@ def test_quantities_follow_alpha_and_sigma():
         return float(sizes.double().std() / sizes.double().mean())
 
     assert spread(alpha=0.2) > spread(alpha=2.0) > spread(alpha=1000.0)
-    assert spread(sizes="lognormal", sigma=2.0) > spread(sizes="lognormal", sigma=0.5)
-    assert spread(sizes="lognormal", sigma=0.0) == 0
     with pytest.raises(ConfigError, match=r"partition.min_size = 50 for 10 clients needs 500 samples"):
         assign("quantity", balanced(each=40), 10, min_size=50)
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from protofed.compute.seeding import generator
 from protofed.data import DataOptions
-from protofed.data.splits import apportion, choose, hold_out, limited, subset
+from protofed.data.splits import apportion, choose, hold_out, limit_training, subset
 
 pytestmark = pytest.mark.fast
 
@@ -61,7 +61,7 @@ def test_subset_has_the_size_asked_for_and_the_shares_of_the_whole(y, data):
 def test_a_limit_of_training_samples(y, limit, seed):
     """None is left out below it; above it, exactly as many remain, with each class's share to within one sample."""
     options = DataOptions(train_samples=limit)
-    rows = limited(y, options, seed, "ann")
+    rows = limit_training(y, options, seed, "ann")
     if limit in range(1, len(y)):
         assert len(rows) == limit
         for c in y.unique().tolist():
@@ -69,12 +69,12 @@ def test_a_limit_of_training_samples(y, limit, seed):
     else:
         assert torch.equal(rows, torch.arange(len(y)))
     assert bool((rows.diff() > 0).all())
-    assert torch.equal(rows, limited(y, options, seed, "ann"))
+    assert torch.equal(rows, limit_training(y, options, seed, "ann"))
 
 
 def test_the_rest_differs_between_seeds_and_clients():
     y, options = torch.zeros(50, dtype=torch.int64), DataOptions(train_samples=25)
-    chosen = [limited(y, options, seed, name).tolist() for seed in (0, 1) for name in ("ann", "bob")]
+    chosen = [limit_training(y, options, seed, name).tolist() for seed in (0, 1) for name in ("ann", "bob")]
     assert len({tuple(rows) for rows in chosen}) == 4
 
 

@@ -14,9 +14,9 @@ from pyarrow import csv
 
 from data.files import write_npz
 from protofed.data import DataOptions, Table, load, load_pool
-from protofed.data.comparing import Site, check, compare, merged
+from protofed.data.comparing import Site, check, compare, merge_columns
 from protofed.data.federation import load_client
-from protofed.data.tables import Moments, RawColumn, fit, moments, own, pooled
+from protofed.data.tables import Moments, RawColumn, fit, moments, own, pool_moments
 from protofed.errors import ConfigError, DataError, ProtofedError
 from protofed.options import build_options
 
@@ -178,19 +178,19 @@ def test_statistics_come_from_training_samples_only(sites):
 def test_sums_over_sites_are_those_of_all_values(values, offset):
     """Also far from zero, where raw sums of squares would lose what they have in common with the mean squared."""
     parts = [torch.tensor(site, dtype=torch.float64)[:, None] + offset for site in values]
-    mean, scale = pooled([moments(part)[0] for part in parts])
+    mean, scale = pool_moments([moments(part)[0] for part in parts])
     everything = torch.cat(parts).flatten().tolist()
     exact = math.fsum(everything) / len(everything)
     deviation = math.sqrt(math.fsum((v - exact) ** 2 for v in everything) / len(everything))
     assert mean == pytest.approx(exact, rel=1e-14, abs=1e-12)
     if deviation > 1e-6 * abs(exact) + 1e-9:
         assert scale == pytest.approx(deviation, rel=1e-9)
-    assert pooled([moments(part)[0] for part in parts[::-1]]) == (mean, scale)
+    assert pool_moments([moments(part)[0] for part in parts[::-1]]) == (mean, scale)
 
 
 def test_constant_columns_and_absent_values_keep_their_scale():
-    assert pooled([Moments(3, 0.1, 1e-34), Moments(2, 0.1, 0.0)])[1] == 1.0
-    assert pooled([Moments(), Moments()]) == (0.0, 1.0)
+    assert pool_moments([Moments(3, 0.1, 1e-34), Moments(2, 0.1, 0.0)])[1] == 1.0
+    assert pool_moments([Moments(), Moments()]) == (0.0, 1.0)
     table = own(fit([RawColumn("a")], [[Moments()]], "site", "mean"), [Moments()])
     assert table.apply(torch.tensor([[5.0], [float("nan")]])).tolist() == [[5.0], [0.0]]
 
@@ -368,7 +368,7 @@ def test_agreement_names_who_differs():
         check(sites_of(north=many, south=more), options)
     unknown = sites_of(north=RawColumn("a", "unknown"), south=RawColumn("a", "category", ("x",)))
     assert compare(unknown, options) == []
-    assert merged(unknown, options) == (RawColumn("a", "category", ("x",)),)
+    assert merge_columns(unknown, options) == (RawColumn("a", "category", ("x",)),)
 
 
 def test_a_client_alone_has_its_own_columns(sites):

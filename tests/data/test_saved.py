@@ -23,7 +23,7 @@ from protofed.data.columns import Columns
 from protofed.data.saved import parse_saved
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
-from protofed.sites.looking import inspected
+from protofed.sites.looking import inspect_folder
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import parse_toml
 
@@ -102,7 +102,7 @@ def test_init_finds_the_sites_of_a_table(table, form, tmp_path):
         table.save_to_disk(tmp_path / "data set")
     else:
         as_hub(table, tmp_path / "data set")
-    look = inspected(tmp_path / "data set")
+    look = inspect_folder(tmp_path / "data set")
     assert look.kind == "table"
     assert list(look.sites) == ["Nord", "Süd"]
     clients = load_data(resolve(parse_toml(look.recipe([n for n in look.notices if n.options])))).clients
@@ -116,7 +116,7 @@ def test_init_finds_images(form, tmp_path):
         whole.save_to_disk(tmp_path / "data")
     else:
         as_hub(whole, tmp_path / "data")
-    look = inspected(tmp_path / "data")
+    look = inspect_folder(tmp_path / "data")
     assert look.kind == "image"
     assert look.sites == {"a": 20, "b": 20, "c": 20}
     taken = [n for n in look.notices if n.options]
@@ -131,10 +131,10 @@ def test_init_finds_vectors_and_a_named_data_set(tmp_path):
     rng = np.random.default_rng(0)
     x = hf.Dataset.from_dict({"features": rng.normal(size=(N, 5)).tolist(), "label": ["a", "b"] * (N // 2)})
     x.save_to_disk(tmp_path / "x")
-    look = inspected(tmp_path / "x")
+    look = inspect_folder(tmp_path / "x")
     assert look.kind == "vector"
     assert look.notices[0].found == "nothing names a site"
-    named = inspected(Path("digits"))
+    named = inspect_folder(Path("digits"))
     assert (named.kind, sum(named.sites.values())) == ("image", 1797)
 
 

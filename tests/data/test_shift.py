@@ -15,7 +15,7 @@ from protofed import run
 from protofed.compute.seeding import generator
 from protofed.config.schema import apply_overrides, comparison, load_recipe, resolve
 from protofed.data import DataOptions, ShiftOptions, load
-from protofed.data.shift import blur, shifted
+from protofed.data.shift import blur, shift_domains
 from protofed.data.tables import RawColumn
 from protofed.data.transforms import rotate
 from protofed.errors import ConfigError, OptionError
@@ -40,7 +40,7 @@ def bytes_of(n: int, channels: int = 1, side: int = 9) -> torch.Tensor:
 
 
 def moved(data: FederatedData, seed: int = 0, domains: dict[str, str] | None = None, columns=None, **options):
-    return shifted(data, columns, ShiftOptions(**options), seed, domains or {})
+    return shift_domains(data, columns, ShiftOptions(**options), seed, domains or {})
 
 
 def parts(client: ClientData) -> list[Samples]:

@@ -200,7 +200,7 @@ def test_further_texts_stand_for_a_missing_value(tmp_path):
     write(tmp_path / "a.csv", NAMES, table)
     with pytest.raises(DataError, match="text 'unknown' in a column of numbers"):
         loaded(tmp_path, missing="mean")
-    assert loaded(tmp_path, missing="mean", nothing=["unknown"]).input_shape == (2,)
+    assert loaded(tmp_path, missing="mean", na_values=["unknown"]).input_shape == (2,)
 
 
 def test_rows_without_a_label_are_left_out(tmp_path):
@@ -277,7 +277,7 @@ def test_a_blank_label_is_none(tmp_path):
 @pytest.mark.parametrize("blank", ["", " ", " ? ", " NA", " none given "])
 def test_a_value_is_missing_with_spaces_around_it_too(tmp_path, blank):
     table = [*rows(40), [blank, *rows(1)[0][1:]]]
-    data = loaded_of(tmp_path, table, missing="indicator", nothing=["none given"])
+    data = loaded_of(tmp_path, table, missing="indicator", na_values=["none given"])
     assert data.table.columns[0].kind == "number"
     held = torch.cat([part.x for client in data.clients for part in (client.train, client.test)])
     assert held[:, data.table.inputs.index(f"{NAMES[0]} missing")].sum() == 1

@@ -17,7 +17,7 @@ pytest.importorskip("tokenizers", reason="wordllama is not installed: pip instal
 
 from notes import NO_TEXTS, write_notes
 from protofed.data import DataOptions, embed_texts, load, text
-from protofed.data.comparing import Site, compare, told
+from protofed.data.comparing import Site, compare, describe
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError
 from protofed.untrusted import limits
@@ -201,7 +201,7 @@ def test_other_tables_are_refused_by_name(monkeypatch):
     sites = [Site("a", columns=own), Site("b", columns=own), Site("c", columns=text.Form().columns("note"))]
     (finding,) = compare(sites, DataOptions(text=("note",)))
     assert finding.site == "c"
-    assert "install the version of wordllama that the others have" in told([finding])
+    assert "install the version of wordllama that the others have" in describe([finding])
 
 
 def test_a_site_that_calls_its_numbers_texts():

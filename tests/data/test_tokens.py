@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from notes import NO_TEXTS, write_notes
 from protofed.data import DataOptions, load
-from protofed.data.comparing import Site, compare, told
+from protofed.data.comparing import Site, compare, describe
 from protofed.data.tables import Column, RawColumn, Table, text_places
 from protofed.data.text import HASHES, tokenize
 from protofed.errors import ConfigError, DataError
@@ -166,7 +166,7 @@ def test_sites_with_other_tokenizers_are_told(tokenizer, tmp_path):
         Site("bob", columns=columns("b2")),
         Site("eve", columns=columns("a1")),
     ]
-    assert "set data.tokenizer to the file that the others have" in told(compare(sites, DataOptions()))
+    assert "set data.tokenizer to the file that the others have" in describe(compare(sites, DataOptions()))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""The table of methods in the documentation is the one that is made from them."""
+"""Methods in the order of what they exchange, and their table."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -12,18 +11,7 @@ from protofed.analysis.exchange import EXCHANGES
 from protofed.cli.main import app
 from protofed.config.schema import comparison, every_method
 from protofed.errors import ConfigError
-from protofed.experiments.capabilities import method_table
 from protofed.methods import Exchange, methods
-
-DOCS = Path(__file__).resolve().parents[2] / "docs/study/traffic.md"
-
-
-@pytest.mark.slow
-def test_the_documentation_is_up_to_date():
-    _, _, rest = DOCS.read_text().partition("<!-- table -->\n")
-    written, end, _ = rest.partition("\n<!-- end of table -->")
-    assert end
-    assert written == method_table(), "make it anew: python tools/methods_table.py"
 
 
 def test_every_method_is_there_the_least_exchange_first():

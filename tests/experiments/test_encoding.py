@@ -168,8 +168,8 @@ def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, 
         monkeypatch, capsys, "predict", directory, held.clients[0].name, tmp_path / "raw.npy"
     )
     assert status == 0, errors
-    for format in ("torch_export", "safetensors"):
-        typed = ("export", directory, held.clients[0].name, "--format", format, "--out", tmp_path / format)
+    for form in ("torch_export", "safetensors"):
+        typed = ("export", directory, held.clients[0].name, "--format", form, "--out", tmp_path / form)
         status, _, errors = command(monkeypatch, capsys, *typed)
         assert status == 0, errors
 

@@ -66,8 +66,8 @@ def undisturbed(tmp_path_factory) -> dict[str, bytes]:
 class At(protofed.Progress):
     """Does something to a run after a round."""
 
-    def __init__(self, round: int, act) -> None:
-        self.at, self.act = round, act
+    def __init__(self, round_number: int, act) -> None:
+        self.at, self.act = round_number, act
 
     def round(self, label, record) -> None:
         if record.round == self.at:
@@ -235,11 +235,11 @@ def test_a_folder_that_vanishes(tmp_path):
 
 
 @pytest.mark.slow
-@few("round", [2, 4], 1)
-def test_a_folder_that_is_moved_is_continued_where_it_is(tmp_path, undisturbed, round):
+@few("round_number", [2, 4], 1)
+def test_a_folder_that_is_moved_is_continued_where_it_is(tmp_path, undisturbed, round_number):
     out, other = tmp_path / "run", tmp_path / "other"
     with pytest.raises(OutputError, match=r"moved, continue with the same command, --resume and its new --out"):
-        protofed.run("quickstart", SMALL, out=out, progress=At(round, lambda: out.rename(other)))
+        protofed.run("quickstart", SMALL, out=out, progress=At(round_number, lambda: out.rename(other)))
     assert not out.exists()
     assert finish(other) == undisturbed
 

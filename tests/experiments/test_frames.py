@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import protofed
-from protofed.analysis.table import FORMATS, written
+from protofed.analysis.table import FORMATS, format_table
 from protofed.cli.main import app
 from protofed.errors import CheckpointError, ConfigError
 
@@ -51,15 +51,15 @@ def test_the_command_prints_the_same_rows(directory):
 
 def test_tables_for_papers():
     frame = pd.DataFrame({"method": ["a_b", "c"], "final": [12.34567, None], "main": [True, False]})
-    assert written(frame, "markdown").splitlines() == [
+    assert format_table(frame, "markdown").splitlines() == [
         "| method | final | main |",
         "|---|---|---|",
         "| a_b | 12.35 | True |",
         "| c |  | False |",
     ]
-    assert written(frame, "csv").startswith("method,final,main\n")
+    assert format_table(frame, "csv").startswith("method,final,main\n")
     with pytest.raises(ConfigError, match="did you mean 'latex'"):
-        written(frame, "latecs")
+        format_table(frame, "latecs")
 
 
 def test_a_table_for_a_paper_has_means_over_seeds_and_the_best_in_bold():
@@ -79,7 +79,7 @@ def test_a_table_for_a_paper_has_means_over_seeds_and_the_best_in_bold():
         for r in ("head", "global")
     ]
     frame = pd.DataFrame(rows).assign(client_mean=50.0, unseen=float("nan"))
-    assert written(frame, "latex").splitlines() == [
+    assert format_table(frame, "latex").splitlines() == [
         r"\begin{tabular}{llrr}",
         r"\toprule",
         r"Method & Alpha & Accuracy & Mean of clients \\",
@@ -92,11 +92,11 @@ def test_a_table_for_a_paper_has_means_over_seeds_and_the_best_in_bold():
         r"\end{tabular}",
     ]
     single = frame[(frame.seed == 0) & (frame.method == "c") & (frame.alpha == "1.0")].drop(columns="alpha")
-    assert r"c & 90.0 & 50.0 \\" in written(single, "latex")
+    assert r"c & 90.0 & 50.0 \\" in format_table(single, "latex")
 
 
 def test_the_command_s_table_for_a_paper_has_no_paths(directory):
-    latex = written(protofed.load_comparison(directory).to_frame(), "latex")
+    latex = format_table(protofed.load_comparison(directory).to_frame(), "latex")
     assert str(directory) not in latex
     assert [line.split(" & ")[0] for line in latex.splitlines()[4:6]] == ["local", "fedproto"]
     assert r"\textbf{" in latex

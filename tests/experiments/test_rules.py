@@ -82,13 +82,13 @@ CASES = [
 ]
 
 
-@few("format", ["onnx", "torch_export", "safetensors"], 1)
+@few("form", ["onnx", "torch_export", "safetensors"], 1)
 @few(("method", "rule"), CASES, 1)
-def test_an_exported_file_is_the_rule_that_it_names(method, rule, format, runs, tmp_path, monkeypatch, capsys):
-    if format == "onnx":
+def test_an_exported_file_is_the_rule_that_it_names(method, rule, form, runs, tmp_path, monkeypatch, capsys):
+    if form == "onnx":
         onnxruntime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
     run, path = runs(method), tmp_path / "model"
-    arguments = ("export", run.directory, "client-00", "--format", format, "--rule", rule, "--out", path)
+    arguments = ("export", run.directory, "client-00", "--format", form, "--rule", rule, "--out", path)
     status, out, _ = command(monkeypatch, capsys, *arguments)
     x = held_by(run, "client-00")
     assert status == 0
@@ -96,10 +96,10 @@ def test_an_exported_file_is_the_rule_that_it_names(method, rule, format, runs, 
         f"Written: {path}, by the rule {rule}; equal to predict on {len(x)} test samples of client-00 and 200 "
         f"random samples. Cards: {path}.model-card.md and {path}.data-card.md\n"
     )
-    if format == "onnx":
+    if form == "onnx":
         facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
         found = onnxruntime.InferenceSession(path).run(["probabilities"], {"samples": x.numpy()})[0]
-    elif format == "torch_export":
+    elif form == "torch_export":
         extra = {"protofed.json": ""}
         found = torch.export.load(path, extra_files=extra).module()(x)[1].numpy()
         facts = json.loads(extra["protofed.json"])
@@ -173,7 +173,7 @@ def test_rules_that_cannot_be_exported_say_which_can(tmp_path, monkeypatch, caps
     (tmp_path / "own.py").write_text(OWN)
     train(tmp_path / "run", "own.py:Draws")
     for rule, why in (("dice", "its scores differ from one call to the next"),):
-        for format in ("onnx", "torch_export", "safetensors"):
+        for form in ("onnx", "torch_export", "safetensors"):
             status, _, told = command(
                 monkeypatch,
                 capsys,
@@ -181,7 +181,7 @@ def test_rules_that_cannot_be_exported_say_which_can(tmp_path, monkeypatch, caps
                 "run",
                 "client-00",
                 "--format",
-                format,
+                form,
                 "--rule",
                 rule,
                 "--trust-code",

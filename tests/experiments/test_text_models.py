@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from protofed.config.schema import load_recipe, resolve
 from protofed.data import DataOptions, keel, load, tokenize_texts
 from protofed.errors import ConfigError, DataError
 from protofed.experiments.loading import load_data
-from support import command, few, script
+from support import command, few
 
 SMALL = {
     "data.clients": 4,
@@ -291,53 +289,3 @@ def test_the_tables_themselves(name):
     sizes = {"letter": 20_000, "penbased": 10_992, "satimage": 6_435, "texture": 5_500}
     found = load(DataOptions(source="keel", options={"table": name}, clients=1), "iid", None, 0)
     assert found.class_counts().sum() == sizes[name]
-
-
-# Texts of packages.
-
-
-def packed(path, held):
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in held.items():
-            info = tarfile.TarInfo(f"package/{name}")
-            info.size = len(text.encode())
-            archive.addfile(info, io.BytesIO(text.encode()))
-    return path
-
-
-def test_the_brown_corpus_becomes_a_table(tmp_path):
-    tool = script(Path("tools/prepare_texts.py"))
-    held = {"cats.txt": "ca01 news\ncb01 humor\n", "ca01": "\n\tThe/at jury/nn said/vbd ``/`` no/at ''/'' ./.\n"}
-    path = packed(tmp_path / "brown.tgz", held | {"cb01": "Ha/uh !/.", "README": "x"})
-    assert tool.brown(path, tmp_path) == ["brown.csv: 2 texts, 2 genres"]
-    read = list(csv.DictReader(io.StringIO((tmp_path / "brown.csv").read_text())))
-    assert read == [{"text": 'The jury said " no ".', "genre": "news"}, {"text": "Ha!", "genre": "humor"}]
-    assert resolve(load_recipe("brown")).data.text == ("text",)
-
-
-@pytest.mark.parametrize("name", ["brown", "spam"])
-def test_a_recipe_whose_data_are_missing_says_where_they_come_from(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
-    why = rf"no such file or folder .* set data\.path, .* \(recipe {name}: .* from tools/prepare_texts\.py\)$"
-    with pytest.raises(DataError, match=why):
-        load_data(resolve(load_recipe(name)))
-    with pytest.raises(DataError, match=r"or PROTOFED_DATA$"):
-        load_data(resolve({**load_recipe(name), "data": {"source": "path", "path": "other"}}))
-
-
-def test_mails_become_a_table_per_domain(tmp_path):
-    tool = script(Path("tools/prepare_texts.py"))
-    mails = {
-        "spam-1/1": "From: a@x.b.com\nSubject: Win\nContent-Type: text/html\n\n<style>p</style>go &amp; <b>see",
-        "easy-ham-1/2": "From: Bo <b@b.com>\nSubject: Re: talk\n\nSee\nyou",
-        "easy-ham-2/3": "From: c@rare.org\n\nHello",
-    }
-    held = {f"data/{name}.json": json.dumps({"text": text}) for name, text in mails.items()}
-    told = tool.spam(packed(tmp_path / "spam.tgz", held), tmp_path, 2)
-    assert told == ["spam/b-com.csv: 2 messages, 1 spam", "1 domains with fewer than 2 messages are left out"]
-    written = io.StringIO((tmp_path / "spam/b-com.csv").read_text())
-    read = {row["kind"]: row["text"] for row in csv.DictReader(written)}
-    assert read == {"spam": "Win go & see", "ham": "Re: talk See you"}
-    with pytest.raises(SystemExit, match="has no messages"):
-        tool.spam(packed(tmp_path / "none.tgz", {"x": "y"}), tmp_path, 2)

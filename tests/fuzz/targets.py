@@ -224,9 +224,9 @@ def shown(folder: Path) -> None:
     """Follow a run as pages do, then read it as a report does, and compute what either shows."""
     from protofed.analysis import load_run
     from protofed.analysis.report import comparison, facts, metrics, tables
-    from protofed.apps.ui.runs import differences, lines, rows
-    from protofed.apps.ui.runs.following import Follower, State
     from protofed.runs.border import Border
+    from protofed_lab.viewer import differences, lines, rows
+    from protofed_lab.viewer.following import Follower, State
 
     follower = Follower("run", folder, Border(folder))
     follower.poll()
@@ -237,7 +237,7 @@ def shown(folder: Path) -> None:
     for part in (rows.clients, rows.classes, lines.by_rule, lines.losses):
         part(run)
     lines.by_rule(run, "bytes")
-    for table_of in (tables.rules, tables.communication, tables.refused, tables.missing, tables.environment):
+    for table_of in (tables.rules, tables.communication, tables.list_refusals, tables.missing, tables.environment):
         table_of([run])
     for table_of in (comparison.methods, comparison.rules, comparison.beyond, metrics.methods):
         table_of([run])
@@ -258,8 +258,8 @@ def comparison(rng: random.Random, folder: Path) -> None:
 
 def tensors(rng: random.Random, folder: Path) -> None:
     """A safetensors file."""
-    from protofed.apps.ui.runs import vectors
     from protofed.storage.files import read_tensors
+    from protofed_lab.viewer import vectors
 
     path = folder / "file.safetensors"
     path.write_bytes(mutated([run_files(folder)["prototypes.safetensors"]], rng))

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 from hostile.bounds import bounded, refused
 from protofed.analysis import load_run, load_runs, write_report
 from protofed.analysis.restore import restore_features
-from protofed.apps.ui.runs import vectors
-from protofed.apps.ui.runs.following import State
-from protofed.apps.ui.runs.library import Library
 from protofed.cli.main import app
 from protofed.errors import CheckpointError, DataError
 from protofed.rounds.checkpoint import load_checkpoint
 from protofed.rounds.state import ServerState
 from protofed.storage.files import read_tensors
+from protofed_lab.viewer import vectors
+from protofed_lab.viewer.following import State
+from protofed_lab.viewer.library import Library
 from rundirs import make_comparison, make_run
 from support import few
 

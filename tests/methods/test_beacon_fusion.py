@@ -16,7 +16,7 @@ from naive import build, same_nets
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch, predict
-from protofed.prototypes.fusion import fitted
+from protofed.prototypes.fusion import fit_weights
 from protofed.samples import ClientData, FederatedData
 from support import K, client, experiment, federated, few, held_out, ordinary, samples, visited
 
@@ -48,7 +48,7 @@ def drawn(seed: int, n: int, classes: int, scale: float) -> tuple[torch.Tensor, 
 def test_the_loss_has_no_slope_where_it_ends(seed, n, classes, scale, caution):
     """The loss is convex, so a point without slope is its least; by autograd, relative to the largest slope."""
     f, g, prior, y = drawn(seed, n, classes, scale)
-    w = fitted(f, g, prior, y, caution).requires_grad_()
+    w = fit_weights(f, g, prior, y, caution).requires_grad_()
     scores = w[0] * f + w[1] * g + prior
     loss = -scores.log_softmax(-1)[torch.arange(n), y].sum() + caution * (w - 0.5).square().sum()
     (slope,) = torch.autograd.grad(loss, w)
@@ -62,7 +62,7 @@ def test_the_loss_has_no_slope_where_it_ends(seed, n, classes, scale, caution):
 def test_it_is_the_least_of_a_naive_search(seed):
     f, g, prior, y = drawn(seed, 6, 3, 1.0)
     rows = list(zip(f.tolist(), g.tolist(), y.tolist(), strict=True))
-    found = fitted(f, g, prior, y, 0.4).tolist()
+    found = fit_weights(f, g, prior, y, 0.4).tolist()
     assert found == pytest.approx(naive_beacon.fit(rows, prior.tolist(), 0.4), abs=1e-5)
     assert max(abs(v - 0.5) for v in found) > 0.05
 
@@ -72,11 +72,11 @@ def test_a_better_network_gets_the_larger_part():
     y = torch.arange(30) % 3
     f, g = torch.eye(3, dtype=torch.float64)[y], torch.full((30, 3), -math.log(3), dtype=torch.float64)
     prior = torch.zeros(3, dtype=torch.float64)
-    a, b = fitted(f, g, prior, y, 1.0).tolist()
+    a, b = fit_weights(f, g, prior, y, 1.0).tolist()
     assert a > 1.5
     assert b == pytest.approx(0.5)
-    assert fitted(f, g, prior, y, 1e9).tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
-    a, b = fitted(g, f, prior, y, 1.0).tolist()
+    assert fit_weights(f, g, prior, y, 1e9).tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
+    a, b = fit_weights(g, f, prior, y, 1.0).tolist()
     assert (a, b > 1.5) == (pytest.approx(0.5), True)
 
 
@@ -84,15 +84,15 @@ def test_a_better_network_gets_the_larger_part():
 def test_a_diverged_network_leaves_the_mean(value):
     f, g, prior, y = drawn(0, 5, 3, 1.0)
     f[2, 1] = value
-    assert fitted(f, g, prior, y, 1.0).tolist() == [0.5, 0.5]
-    assert fitted(g, f, prior, y, 1.0).tolist() == [0.5, 0.5]
+    assert fit_weights(f, g, prior, y, 1.0).tolist() == [0.5, 0.5]
+    assert fit_weights(g, f, prior, y, 1.0).tolist() == [0.5, 0.5]
 
 
 def test_outputs_without_measure_raise_nothing():
     """Multiples of each other so large that the penalty is lost beside them: no solution is unique."""
     _, g, prior, y = drawn(0, 5, 3, 1.0)
-    assert fitted(1e12 * g, 1e12 * g, prior, y, 1.0).isfinite().all()
-    assert fitted(g, g[:, [1, 0, 2]] * 1e150, prior, y, 1.0).isfinite().all()
+    assert fit_weights(1e12 * g, 1e12 * g, prior, y, 1.0).isfinite().all()
+    assert fit_weights(g, g[:, [1, 0, 2]] * 1e150, prior, y, 1.0).isfinite().all()
 
 
 def test_who_has_no_validation_samples_of_its_classes_takes_the_mean():

@@ -12,7 +12,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Local
-from protofed.methods.parts.centring import PSEUDO, centred, means_apart, moved, offset
+from protofed.methods.parts.centring import PSEUDO, centre_sums, means_apart, move_sums, offset
 from protofed.methods.parts.moments import Sums
 from protofed.rounds.loop import Federation
 from protofed.samples import ClientData, FederatedData, Samples
@@ -70,10 +70,10 @@ def test_offsets_are_those_of_least_squares(labels, seed):
     np.testing.assert_allclose(means, a, atol=1e-9)
     offsets = [offset(own, means) for own in sums]
     np.testing.assert_allclose(torch.stack(offsets), b, atol=1e-9)
-    together = centred(total, counts, firsts)
+    together = centre_sums(total, counts, firsts)
     x = torch.cat([part.x - by for part, by in zip(parts, offsets, strict=True)])
     expected = Sums.of(x, torch.cat([part.y for part in parts]), K, second=True)
-    each = [moved(own, by) for own, by in zip(sums, offsets, strict=True)]
+    each = [move_sums(own, by) for own, by in zip(sums, offsets, strict=True)]
     for found, wanted, added in zip(together, expected, zip(*each, strict=True), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-8)
         torch.testing.assert_close(torch.stack(added).sum(0), wanted, rtol=1e-9, atol=1e-8)
@@ -118,7 +118,7 @@ def test_others_are_what_the_server_counted_without_oneself():
     message = federation.method.broadcast(federation.server, 2)
     sums = [Sums.of(part.x, part.y, K, second=True) for part in parts]
     _, b = naive(parts)
-    each = [moved(own, torch.tensor(by)) for own, by in zip(sums, b, strict=True)]
+    each = [move_sums(own, torch.tensor(by)) for own, by in zip(sums, b, strict=True)]
     local = Local("c0", 2, None, sums[0].counts.long(), {"sent": torch.tensor(True)}, {}, None, 0)
     found = federation.method.pools(local, each[0], message, torch.tensor(b[0]))
     for one, other in zip(found.others, each[1].plus(each[2]), strict=True):

@@ -140,11 +140,13 @@ def test_bytes_are_numbers_and_a_stated_header(name, codec):
     federation, _ = second_round(name, codec)
     method, names = federation.method, federation.names
     seen = 0
-    for round in range(3, 24):
-        messages = federation.open(names, round).messages
-        if not method.sends(round):
+    for round_number in range(3, 24):
+        messages = federation.open(names, round_number).messages
+        if not method.sends(round_number):
             continue
-        results = [r for r in federation.executor.train(names, messages, round) if not isinstance(r, Missing)]
+        results = [
+            r for r in federation.executor.train(names, messages, round_number) if not isinstance(r, Missing)
+        ]
         sent = [(messages[n], method.broadcast_schema) for n in names if messages[n] is not None]
         sent += [(result.message, method.upload_schema) for result in results]
         for message, schema in sent:

@@ -121,16 +121,16 @@ def test_messages_satisfy_their_schemas(name):
         return
     assert sent["up"] > 0
     assert sent["down"] > 0
-    for round in range(5, 13):
-        messages = federation.open(federation.names, round).messages
+    for round_number in range(5, 13):
+        messages = federation.open(federation.names, round_number).messages
         for message in messages.values():
             if message is not None:
                 payload = codec.decode(message, method.broadcast_schema)
                 check_structure(payload, method.broadcast_schema)
                 assert codec.encode(payload, method.broadcast_schema) == message
-        if not method.sends(round):
+        if not method.sends(round_number):
             continue
-        for result in federation.executor.train(federation.names, messages, round):
+        for result in federation.executor.train(federation.names, messages, round_number):
             payload = codec.decode(result.message, method.upload_schema)
             assert method.upload_schema.parameters(payload) > 0
             assert codec.encode(payload, method.upload_schema) == result.message

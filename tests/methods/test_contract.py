@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import protofed
+from conftest import REPOSITORY
 from protofed.analysis import load_run
 from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.running import run_experiment
 from protofed.methods import Method, get, methods
 from protofed.methods.traits import _REMOVED
-from protofed.runs.rules import KNOWN_RULES, known
+from protofed.runs.rules import KNOWN_RULES, find_rule
 from protofed.storage.snapshots import flatten
 from support import experiment, few, ordinary
 
@@ -137,18 +138,18 @@ def test_a_run_describes_its_rules(tmp_path):
         with pytest.raises(CheckpointError, match=r"federation\.json: .*rule"):
             load_run(directory)
     path.write_text(json.dumps({name: value for name, value in told.items() if name != "rules"}))
-    assert load_run(directory).rule("small") == known("small")
+    assert load_run(directory).rule("small") == find_rule("small")
 
 
 def test_declared_rules_are_known_in_older_runs():
     for kind in (methods().get(name) for name in methods()):
         for rule in kind.traits(kind.Options()).rules:
             if rule.name in KNOWN_RULES:
-                assert known(rule.name).title == rule.title
+                assert find_rule(rule.name).title == rule.title
 
 
-OWN = ("methods", "apps/ui/demo", "runs/rules.py")
-"""What may name methods and rules: themselves, the demonstration, papers' data, and what older runs lack."""
+OWN = ("methods", "protofed_lab/demo", "runs/rules.py")
+"""What may name methods and rules: themselves, the demonstration, and what older runs lack."""
 WORDS = {"global", "head", "local", "nearest"}
 """Names of rules that mean other things as well, such as an engine or a part of a model."""
 DEFAULTS = {
@@ -164,8 +165,8 @@ def test_nothing_outside_a_method_s_file_names_it_or_its_rules():
     kinds = [methods().get(name) for name in methods()]
     names = {*methods(), *(rule.name for kind in kinds for rule in kind.traits(kind.Options()).rules)}
     quoted = re.compile(rf"""["']({"|".join(names - WORDS)})["']""")
-    for path in sorted(ROOT.rglob("*.py")):
-        place, text = path.relative_to(ROOT).as_posix(), path.read_text()
+    for path in sorted([*ROOT.rglob("*.py"), *REPOSITORY.glob("packages/*/src/**/*.py")]):
+        place, text = path.as_posix().rpartition("/src/")[2].removeprefix("protofed/"), path.read_text()
         if not place.startswith(OWN) and quoted.search(text):
             found = {n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant)} & names
             assert found - WORDS <= DEFAULTS.get(place, set()), place

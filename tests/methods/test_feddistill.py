@@ -20,9 +20,7 @@ class Reference:
     def __init__(self, federation, data, options) -> None:
         self.data = data
         self.nets = {c.name: naive.own_net(federation, c.name) for c in data.clients}
-        self.raw = options.get("method__target", "softmax") == "logits"
-        self.own = options.get("method__without_target") == "own"
-        self.during = options.get("method__collect") == "during"
+        self.raw = self.own = self.during = options.get("method__preset") == "htfl"
         self.others = options.get("method__leave_one_out", False)
         self.reported: dict[int, dict[str, torch.Tensor]] = {}
 
@@ -72,12 +70,11 @@ class Reference:
     [
         {},
         {"method__leave_one_out": True},
-        {"method__target": "logits"},
-        {"method__target": "logits", "method__without_target": "own", "method__collect": "during"},
-        {"method__without_target": "own", "method__leave_one_out": True},
+        {"method__preset": "htfl"},
+        {"method__preset": "htfl", "method__leave_one_out": True},
     ],
     1,
-    ids=["paper", "others", "logits", "htfl", "own"],
+    ids=["paper", "others", "htfl", "htfl-others"],
 )
 def test_three_rounds(options):
     data = uneven()
@@ -92,15 +89,6 @@ def test_three_rounds(options):
             assert received["present"].tolist() == [j in expected for j in range(K)]
             for j, row in expected.items():
                 same(received["targets"][j], row)
-
-
-def test_the_presets():
-    paper, htfl = (build("feddistill", method__preset=p).method.options for p in ("paper", "htfl"))
-    assert (paper.target, paper.without_target, paper.collect) == ("softmax", "skip", "after")
-    assert (htfl.target, htfl.without_target, htfl.collect) == ("logits", "own", "during")
-    mixed = build("feddistill", method__preset="htfl", method__target="softmax").method.options
-    assert (mixed.target, mixed.collect) == ("softmax", "during")
-    assert (paper.clip, htfl.clip, mixed.clip) == (0, 10, 10)
 
 
 def test_without_weight_it_is_local_training():
@@ -195,7 +183,7 @@ def test_widths_may_differ_and_degenerate_clients():
 
 @pytest.mark.parametrize("others", [False, True])
 def test_extreme_uploads_do_not_end_the_run(others):
-    federation = build("feddistill", method__target="logits", method__leave_one_out=others)
+    federation = build("feddistill", method__preset="htfl", method__leave_one_out=others)
     rows = torch.full((K, K), 1e9)
     uploads = [Upload(n, {"classes": torch.arange(K), "outputs": s * rows}) for n, s in (("ann", 1), ("bob", -1))]
     state, _ = federation.method.aggregate(federation.server, iter(uploads), 1)

@@ -111,7 +111,7 @@ def test_the_gradient_is_that_of_finite_differences(of):
     method, c = federation.method, visited(federation)["ann"]
     batch = Batch(c.train.x.double(), c.train.y)
     study, quiz = Batch(batch.x[:4], batch.y[:4]), Batch(batch.x[4:], batch.y[4:])
-    result = method.taken(c, study, quiz)
+    result = method.take_quiz(c, study, quiz)
     guide = c.received["guide"]
     found = torch.func.grad(result)(guide)
     for y in range(K):

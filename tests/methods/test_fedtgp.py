@@ -1,4 +1,4 @@
-"""FedTGP diverges where λ·lr is large: the method does it, and recipes keep clear of it (docs/study/readings)."""
+"""FedTGP diverges where λ·lr is large: the method does it, and recipes keep clear of it (papers/studies)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_draws_do_not_depend_on_the_order_of_components():
         components |= {"means": means[order], "stds": torch.full((3, 4), 0.1)}
         local = visited(build(rounds=1))["ann"]
         local.received, local.generator = components, lambda purpose: torch.Generator().manual_seed(1)
-        found.append(pseudo.drawn_once(local, 5, 4)[0])
+        found.append(pseudo.draw_once(local, 5, 4)[0])
     assert torch.equal(*found)
 
 
@@ -95,7 +95,7 @@ def test_gfpl_retrains_these_parts_alone(options, trained):
     changed = {n for n, p in ann.model.named_parameters() if not torch.equal(p, seen[n])}
     assert changed == {n for n in seen if n.startswith(trained)}
     each_batch = build(**{**chosen, "method__retrain": "batch"}).method
-    assert {n for n in seen if each_batch.retrained(n)} == {n for n in seen if method.retrained(n)}
+    assert {n for n in seen if each_batch.is_retrained(n)} == {n for n in seen if method.is_retrained(n)}
 
 
 def hybrid(options, p, W, etf, f, y):
@@ -306,7 +306,6 @@ def test_gfpl_survives_mixtures_at_the_edge_of_what_is_allowed():
         ({"method__projection_dim": -1}, r"method\.projection_dim must be at least 0"),
         ({"method__dcs": False, "method__projection_dim": 6}, r"needs the projection of method\.dcs=true"),
         ({"method__dcs": False, "method__cross_entropy": 0.0}, r"raise method\.cross_entropy above 0"),
-        ({"method__retrain_epochs": 2}, r"counts the passes of method\.retrain=epoch"),
         ({"method__retrain": "round"}, "method.retrain must be 'batch' or 'epoch'"),
         ({"method__distance": "max"}, "method.distance must be 'sum' or 'mean'"),
     ],

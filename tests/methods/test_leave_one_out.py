@@ -29,11 +29,11 @@ from protofed.methods.parts.gaussian import (
     Pools,
     Selection,
     choose,
-    told,
+    describe_choices,
     voters,
 )
 from protofed.methods.parts.moments import Sums, floor
-from protofed.methods.parts.resemblance import STRANGERS, heard, resemblance
+from protofed.methods.parts.resemblance import STRANGERS, listen, resemblance
 from protofed.models.encoders import EncoderOptions
 from protofed.samples import ClientData, FederatedData, Samples
 from support import EXACT, command, experiment, few, visited
@@ -109,7 +109,7 @@ def test_each_sample_left_out_is_a_refit_without_it(seed, more, apart):
     held = pools.own.counts.nonzero().squeeze(-1).tolist()
     mixtures = pools.mixtures(SHRINKAGES)
     seen = []
-    for chosen, scores in pools.left_out(x[some], y[some], mixtures, torch.float64):
+    for chosen, scores in pools.leave_out(x[some], y[some], mixtures, torch.float64):
         seen += chosen
         for mixture, rows in zip(chosen, scores, strict=True):
             for i, row in zip(some.tolist(), rows, strict=True):
@@ -309,15 +309,19 @@ def test_choices_in_words():
 
     choices = {"ann": tensor(Mix(1.0, None, "oas"), 9), "bob": tensor(Mix(0.1, 1.0, 0.03), 9)}
     choices |= {"cid": tensor(Mix(1.0, None, "oas"), 0), "dan": tensor(Mix(0.0, 0.0, 0.1), 9)}
-    assert told(choices) == (
+    assert describe_choices(choices) == (
         "Clients chose by their own samples, each left out in turn: the sums of all (2), others' class means at "
         "0.1 of their weight (1), nothing of others (1). Without a choice (one class, or "
         "no second sample of any), and so with the first: cid."
     )
     of_two = {name: Selection(Mix(0.0, 0.0, 0.1, view), 9).tensor(2) for name, view in (("ann", 0), ("bob", 1))}
-    assert told({"ann": of_two["ann"]}).endswith("Clients measure alike: standardised together.")
-    assert told({"bob": of_two["bob"]}).endswith("Each client measures in its own way: standardised by site.")
-    assert "alike at ann (standardised together) and otherwise at bob (standardised by site)" in told(of_two)
+    assert describe_choices({"ann": of_two["ann"]}).endswith("Clients measure alike: standardised together.")
+    assert describe_choices({"bob": of_two["bob"]}).endswith(
+        "Each client measures in its own way: standardised by site."
+    )
+    assert "alike at ann (standardised together) and otherwise at bob (standardised by site)" in describe_choices(
+        of_two
+    )
 
 
 @few(("normalise", "constant"), [(True, True), (False, False), (True, False), (False, True)], 2)
@@ -416,7 +420,7 @@ def test_standardisation_is_chosen_alike_whatever_the_engine(options):
     found, others = hospital_accuracy(raw, "chosen", **options)
     assert found == pytest.approx(plain, abs=2e-3)
     assert all(choices[name][4] == others[name][4] for name in choices)
-    assert "standardised" in told(choices)
+    assert "standardised" in describe_choices(choices)
 
 
 def test_one_of_several_features_is_chosen_as_if_it_stood_alone():
@@ -450,7 +454,7 @@ def test_clients_hear_those_whom_they_resemble():
     large = counts.clone()
     large[-1] = 2**30
     means = torch.stack([pools_of(part, [], 3).own.means.rows for part in parts])
-    claimed = heard(large, means, resemblance(large, means, torch.eye(8, dtype=torch.float64), 1e-6))[0]
+    claimed = listen(large, means, resemblance(large, means, torch.eye(8, dtype=torch.float64), 1e-6))[0]
     assert (claimed[0] < counts[:4].sum(0) + 3 / apart[:4, 4:].min() + 1).all()
 
 
@@ -460,7 +464,7 @@ def test_each_sample_is_left_out_of_what_a_client_hears_as_of_all_others_means()
     pools = pools._replace(heard=pools.others._replace(counts=pools.others.counts / 2, sums=pools.others.sums / 2))
     x, y = (torch.tensor(part) for part in own)
     pairs = [Mix(0.5, 0.1, "oas"), Mix(1.0, 0.1, "oas", heard=True)]  # half of all, and all of half
-    ((_, scores),) = pools.left_out(x, y, pairs, torch.float64)
+    ((_, scores),) = pools.leave_out(x, y, pairs, torch.float64)
     torch.testing.assert_close(*scores)
     weights = [pools.classifier(mixture, torch.float64).weights for mixture in pairs]
     torch.testing.assert_close(*weights)
@@ -474,7 +478,7 @@ def test_clients_that_share_no_class_hear_nothing_of_each_other():
     near = -2 / 9
     expected = [[0, STRANGERS, near], [STRANGERS, 0, STRANGERS], [near, STRANGERS, 0]]
     torch.testing.assert_close(apart, torch.tensor(expected, dtype=torch.float64))
-    precisions = heard(counts, means, apart)[0]
+    precisions = listen(counts, means, apart)[0]
     expected = [[9, 0], [0, 0], [9, 0]]
     torch.testing.assert_close(precisions, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-4)
 

@@ -83,10 +83,10 @@ def test_compensated_sums_do_not_shrink_with_participation():
         for r in ("sum", "compensated")
     )
     state, known = method.server_state(), set()
-    for round, present in enumerate((["ann"], ["bob", "cid"], ["ann", "bob", "cid"], ["cid"]), start=1):
+    for round_number, present in enumerate((["ann"], ["bob", "cid"], ["ann", "bob", "cid"], ["cid"]), start=1):
         sent = [Upload(n, {"classes": torch.tensor(held[n]), "prototypes": rows[n]}) for n in present]
         before = state
-        state = method.aggregate(state, iter(sent), round).state
+        state = method.aggregate(state, iter(sent), round_number).state
         known |= set(present)
         for j in range(K):
             here = [rows[n][held[n].index(j)] for n in present if j in held[n]]

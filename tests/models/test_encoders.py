@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from protofed.errors import ConfigError, ModelError
-from protofed.models.encoders import EncoderOptions, build_encoder, encoded_width, encoders
+from protofed.models.encoders import EncoderOptions, build_encoder, encoders, width_of
 from protofed.models.encoders.building import orthonormal
 from protofed.models.encoders.contract import RandomOptions, ScatteringOptions
 from protofed.models.encoders.fixed import Filters, Kernels, Waves
@@ -71,7 +71,7 @@ def test_scattering_hardly_changes_when_an_image_is_moved():
 @few("name", ["scattering", "random", "identity", "auto"], 2)
 def test_equal_samples_have_equal_features_whatever_is_beside_them(name, shape):
     encoder, x = made(name, shape), pictures(37, shape)
-    assert encoder.width == encoded_width(EncoderOptions(name=name), shape)
+    assert encoder.width == width_of(EncoderOptions(name=name), shape)
     order = torch.randperm(37, generator=torch.Generator().manual_seed(0))
     whole = torch.cat([*encoder.batches(x)])
     assert whole.shape == (37, encoder.width)

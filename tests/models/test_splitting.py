@@ -110,7 +110,7 @@ def test_modes_of_submodules_survive():
 @pytest.mark.parametrize("d", [5, 30])
 def test_another_width_gets_a_map_and_a_fresh_head(map_, d):
     net = Net()
-    model = split(net, input_shape=(1, 8, 8), d=d, map=map_)
+    model = split(net, input_shape=(1, 8, 8), d=d, mapping=map_)
     out = model(torch.randn(3, 1, 8, 8))
     assert out.features.shape == (3, d)
     assert out.logits.shape == (3, 5)
@@ -126,7 +126,7 @@ def test_the_same_width_needs_no_map():
 def test_sequential_dtype_and_missing_bias():
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3, bias=False)).double()
     for d in (None, 2):
-        model = split(net, input_shape=(4,), d=d, map="linear")
+        model = split(net, input_shape=(4,), d=d, mapping="linear")
         assert model.needs_two_samples
         assert model.head.bias is None
         assert model(torch.randn(5, 4, dtype=torch.float64)).logits.dtype == torch.float64
@@ -230,7 +230,7 @@ def test_wrong_number_of_classes_and_bad_arguments():
     with pytest.raises(ModelError, match="final layer 'fc2' has 5 outputs for 7 classes"):
         split(Net(), input_shape=(1, 8, 8), num_classes=7)
     with pytest.raises(ConfigError, match="unknown map"):
-        split(Net(), input_shape=(1, 8, 8), map="max")
+        split(Net(), input_shape=(1, 8, 8), mapping="max")
     with pytest.raises(ConfigError, match="d must be positive"):
         split(Net(), input_shape=(1, 8, 8), d=0)
 

@@ -19,7 +19,7 @@ from hostile.bounds import hasty
 from protofed.data.text import HASHES, tokenize
 from protofed.errors import ConfigError, ModelError
 from protofed.models import build, groups, parameter_count
-from protofed.models.encoders import EncoderOptions, build_encoder, encoded_width
+from protofed.models.encoders import EncoderOptions, build_encoder, width_of
 from protofed.models.text import Bag, Gated
 
 LACKS = "transformers is not installed: pip install transformers"
@@ -180,7 +180,7 @@ def test_hashing_is_the_signed_root_of_counts():
 def test_encoders_of_texts_and_of_numbers_are_not_mixed_up():
     texts = ((1, L - 1),)
     assert build_encoder(EncoderOptions("auto"), (L,), texts=texts).width == 1024 + 1
-    assert encoded_width(EncoderOptions("auto"), (L,), texts) == 1025
+    assert width_of(EncoderOptions("auto"), (L,), texts) == 1025
     assert build_encoder(EncoderOptions("auto"), (L,)).body.__class__.__name__ == "Waves"
     for name in ("random", "identity", "scattering", "resnet18"):
         with pytest.raises(ConfigError, match=f"encoder.name={name} is for .*the samples are texts as tokens"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protofed.errors import ConfigError
 from protofed.prototypes.geometry import (
     margins,
-    normalised_margins,
+    normalise_margins,
     pairwise_cosines,
     pairwise_distances,
     summary,
@@ -50,7 +50,7 @@ def test_margins_are_to_the_nearest_present_class():
     p = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0], [torch.nan, 0.0]])
     present = torch.tensor([True, True, True, False])
     assert margins(p, present).tolist() == [1.0, 1.0, 4.0, 0.0]
-    assert normalised_margins(p, present).tolist() == [0.25, 0.25, 1.0, 0.0]
+    assert normalise_margins(p, present).tolist() == [0.25, 0.25, 1.0, 0.0]
     assert margins(p[:3]).tolist() == [1.0, 1.0, 4.0]
 
 
@@ -74,13 +74,13 @@ def test_nothing_is_nan_without_pairs(present):
     assert all(math.isfinite(value) for value in found.values())
     assert found["classes"] == sum(present)
     assert found["distance_max"] == 0
-    assert margins(p, mask).tolist() == normalised_margins(p, mask).tolist() == [0, 0, 0]
+    assert margins(p, mask).tolist() == normalise_margins(p, mask).tolist() == [0, 0, 0]
 
 
 def test_no_classes_at_all():
     empty = torch.zeros(0, 4)
     assert summary(empty)["classes"] == 0
-    assert margins(empty).shape == normalised_margins(empty).shape == (0,)
+    assert margins(empty).shape == normalise_margins(empty).shape == (0,)
 
 
 @given(

@@ -27,8 +27,8 @@ def federation():
     return federation
 
 
-def save(federation, folder, round):
-    federation.state.round = round
+def save(federation, folder, round_number):
+    federation.state.round = round_number
     Saving(folder).save(federation.state, federation.executor.clients)
 
 
@@ -39,8 +39,8 @@ def load(folder, federation):
 
 
 def test_only_the_newest_is_kept(federation, tmp_path):
-    for round in (1, 2, 3):
-        save(federation, tmp_path, round)
+    for round_number in (1, 2, 3):
+        save(federation, tmp_path, round_number)
     assert [p.name for p in tmp_path.iterdir()] == ["round-000003"]
     assert load(tmp_path, federation).round == 3
 
@@ -112,11 +112,11 @@ def test_another_format_is_named(federation, tmp_path, version):
         load(tmp_path, federation)
 
 
-@pytest.mark.parametrize("round", [7, True, "1", None])
-def test_a_round_that_is_not_its_folders_is_named(federation, tmp_path, round):
+@pytest.mark.parametrize("round_number", [7, True, "1", None])
+def test_a_round_that_is_not_its_folders_is_named(federation, tmp_path, round_number):
     save(federation, tmp_path, 1)
     index = tmp_path / "round-000001" / "state.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), "round": round}))
+    index.write_text(json.dumps({**json.loads(index.read_text()), "round": round_number}))
     with pytest.raises(CheckpointError, match=r"state\.json: (its round is 7|damaged: round: expected a whole)"):
         load(tmp_path, federation)
 

@@ -281,7 +281,7 @@ def test_a_run_has_stalled_after_so_many_evaluations_without_a_better_one(scores
             record.validation = Accuracy.of([({"global": 100 * score}, 100)], ["global"])
             best, since = (score, 0) if score > best else (best, since + 1)
         rounds.append(record)
-    assert evaluation.stalled(rounds) is (patience > 0 and since >= patience)
+    assert evaluation.has_stalled(rounds) is (patience > 0 and since >= patience)
 
 
 def test_an_unknown_rule_is_named():

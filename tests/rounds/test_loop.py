@@ -97,7 +97,7 @@ def test_a_seed_draws_the_same_clients_in_every_version(sampling, drawn):
     federation, _ = assemble(experiment(**chosen), data)
     assert " ".join("".join(n[1] for n in federation.participants(r)) for r in range(1, 9)) == drawn
     federation.participation.options = replace(federation.participation.options, fraction=0.01)
-    assert [len(federation.participants(round)) for round in (1, 2)] == [1, 1]
+    assert [len(federation.participants(round_number)) for round_number in (1, 2)] == [1, 1]
 
 
 class Flaky(Sequential):
@@ -106,9 +106,9 @@ class Flaky(Sequential):
     remote = True
     answers: list[int]
 
-    def train(self, names, messages, round):
+    def train(self, names, messages, round_number):
         answering = self.answers.pop(0)
-        for name, result in zip(names, super().train(names, messages, round), strict=True):
+        for name, result in zip(names, super().train(names, messages, round_number), strict=True):
             yield result if names.index(name) < answering else Missing(name, "no answer")
 
 
@@ -119,7 +119,7 @@ def flaky(monkeypatch, *answers: int, **overrides):
     federation.executor.answers = list(answers)
     monkeypatch.setattr(Roster, "rests_here", False)
     ticks = map(float, itertools.count(7))
-    monkeypatch.setattr("protofed.rounds.loop.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr("protofed.runs.records.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     return federation
 
 
@@ -158,7 +158,9 @@ def test_broadcasts_after_a_round_are_those_of_the_next(monkeypatch):
     monkeypatch.setattr(
         FedProto,
         "broadcast",
-        lambda self, state, round, *rest: asked.append(round) or broadcast(self, state, round, *rest),
+        lambda self, state, round_number, *rest: (
+            asked.append(round_number) or broadcast(self, state, round_number, *rest)
+        ),
     )
     for _ in assemble(experiment(rounds=2), ordinary())[0].run():
         pass
@@ -189,8 +191,8 @@ def test_missing_clients_are_recorded_and_not_scored(monkeypatch):
     federation = flaky(monkeypatch, 2)
     evaluate = federation.executor.evaluate
 
-    def without_ann(names, messages, round):
-        for result in evaluate(names, messages, round):
+    def without_ann(names, messages, round_number):
+        for result in evaluate(names, messages, round_number):
             yield Missing("ann", "gone") if result.client == "ann" else result
 
     federation.executor.evaluate = without_ann

@@ -31,9 +31,9 @@ class Halves(Stage):
 class OneRound(Stage):
     """Affords a single round."""
 
-    def affords(self, round):
+    def affords(self, round_number):
         """Afford the first."""
-        return round == 1
+        return round_number == 1
 
 
 class Drops(Stage):
@@ -94,7 +94,7 @@ def test_a_run_says_which_stages_it_had(tmp_path):
         ({"stages": [f"{HERE}:NoStage"]}, r"must be a subclass of protofed.rounds.Stage$"),
         (
             {"stages": [f"{HERE}:Halves"], "privacy__mode": "client", "privacy__noise": 1.0},
-            r"^stages: .*:Halves might mix the uploads of several clients",
+            r"^stages=.*:Halves does not go with privacy.mode=client: a stage might mix the uploads",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from protofed.runs.files import read_comparison, read_federation, read_rounds, r
 from protofed.runs.findings import Findings
 from protofed.runs.records import SCORED, Accuracy, Attack, RoundRecord
 from protofed.runs.summary import Outcome, Summary
-from protofed.untrusted.decoding import ClassName, decoded
+from protofed.untrusted.decoding import ClassName, decode
 
 
 def through_json(values):
@@ -301,7 +301,7 @@ def test_clients_count_alike_in_the_best_and_in_the_last_round():
 
 
 @pytest.mark.parametrize(
-    ("means", "round"),
+    ("means", "round_number"),
     [
         ([0.5], 1),
         ([0.1, 0.5, 0.6, 0.595], 3),
@@ -311,9 +311,9 @@ def test_clients_count_alike_in_the_best_and_in_the_last_round():
         ([0.0, 0.0, 0.0], 1),
     ],
 )
-def test_rounds_to_convergence(means, round):
+def test_rounds_to_convergence(means, round_number):
     records = [scored(number, (mean, 5), (mean, 1)) for number, mean in enumerate(means, start=1)]
-    assert Outcome.of(records).accuracy["head"].rounds_to_convergence == round
+    assert Outcome.of(records).accuracy["head"].rounds_to_convergence == round_number
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=1, max_size=12))
@@ -384,4 +384,4 @@ def test_rounds_are_read_in_their_order_and_once(tmp_path):
 @pytest.mark.parametrize("name", ["a\n", "a\n - at `$.nothing`", "- at `$[3]`\0", "\ud800 - at `$[...]`"])
 def test_a_text_that_reads_like_a_place_is_none(name):
     with pytest.raises(CheckpointError, match=r"^f: b\[1\]: class name|^f: b\[1\]: a class name"):
-        decoded({"a": ["x"], "b": ["y", name]}, dict[str, list[ClassName]], "f")
+        decode({"a": ["x"], "b": ["y", name]}, dict[str, list[ClassName]], "f")

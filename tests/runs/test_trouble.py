@@ -16,7 +16,7 @@ from protofed.experiments.running import Several
 from protofed.runs.findings import Findings
 from protofed.runs.loading import load_run
 from protofed.runs.records import Absence, Attack, Refusal, RoundRecord
-from protofed.runs.trouble import HELP, diverged, first_trouble, ruin, trouble, unheard
+from protofed.runs.trouble import HELP, find_diverged, first_trouble, ruin, trouble, unheard
 from protofed.stages.secure import sums as secure_sums
 from protofed.visits.contract import Trained
 from support import SMALL_RUN, few
@@ -56,8 +56,8 @@ def test_clients_and_terms_that_are_not_finite_are_named():
         f"loss mine is not finite at ann and uploads of bob were refused as diverged: {HELP}"
     )
     assert RoundRecord.from_dict(first.to_dict(), "line 1").not_finite == {"ann": ["mine"]}
-    assert diverged([first, record(2)]) == []
-    assert diverged([record(1), second]) == ["ann", "bob"]
+    assert find_diverged([first, record(2)]) == []
+    assert find_diverged([record(1), second]) == ["ann", "bob"]
     for wrong in ([], {"ann": "mine"}, {"ann": [3]}, {"\x1b": ["mine"]}):
         with pytest.raises(CheckpointError, match="line 1: not_finite"):
             RoundRecord.from_dict({**first.to_dict(), "not_finite": wrong}, "line 1")
@@ -169,13 +169,13 @@ class Breaks(Mine):
 
 
 @few("executor", ["sequential", "workers", "fused"], 1)
-@few(("name", "round"), [("Mine", 1), ("Later", 2)], 1)
-def test_a_loss_of_ones_own_that_is_not_finite(name, round, executor, tmp_path, monkeypatch, capsys):
+@few(("name", "round_number"), [("Mine", 1), ("Later", 2)], 1)
+def test_a_loss_of_ones_own_that_is_not_finite(name, round_number, executor, tmp_path, monkeypatch, capsys):
     """One line says where, when and what, and no method is asked to put together the uploads of nobody."""
     code, out, err, run = of_ones_own(name, executor, tmp_path, monkeypatch, capsys)
     where = "is not finite at client-00, client-01, client-02 and their uploads were refused as diverged"
-    assert f"warning: unsound.py:{name}, round {round}: loss mine {where}: {HELP}\n" in out
-    if round == 1:
+    assert f"warning: unsound.py:{name}, round {round_number}: loss mine {where}: {HELP}\n" in out
+    if round_number == 1:
         assert code == 1
         assert err == (
             "FAILED Every upload of client-00, client-01, client-02 was refused, so the result is not theirs. "
@@ -188,9 +188,9 @@ def test_a_loss_of_ones_own_that_is_not_finite(name, round, executor, tmp_path, 
         )
         assert f"\nRound 2: loss mine {where}: {HELP}. {end}\n" in out
     assert [sorted(r.not_finite) for r in run.rounds] == [
-        ["client-00", "client-01", "client-02"] if r.round >= round else [] for r in run.rounds
+        ["client-00", "client-01", "client-02"] if r.round >= round_number else [] for r in run.rounds
     ]
-    assert run.rounds[round - 1].losses["cross_entropy"] is not None, "it was the other term"
+    assert run.rounds[round_number - 1].losses["cross_entropy"] is not None, "it was the other term"
 
 
 def test_code_of_ones_own_that_breaks_on_a_diverged_model_ends_no_run(tmp_path, monkeypatch, capsys):

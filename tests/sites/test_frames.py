@@ -19,7 +19,7 @@ from protofed.config.schema import resolve
 from protofed.data import frames
 from protofed.errors import ConfigError, DataError
 from protofed.experiments.loading import load_data
-from protofed.sites.looking import inspected
+from protofed.sites.looking import inspect_folder
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_physician_s_frame_becomes_a_federation(patients, tmp_path):
     assert list(found.sites) == ["Köln", "Nord/West", "St. Mary's", "Süd"]
     assert found["data"]["dates"] == {"admitted": "day", "born": "admitted"}
     assert found["data"]["drop"] == ["patient_id"]
-    assert found["data"]["nothing"] == ["unknown"]
+    assert found["data"]["na_values"] == ["unknown"]
     assert "crp: 'unknown' among numbers → read it as a missing value" in repr(found)
     data = load_data(resolve(found))
     assert [client.name for client in data.clients] == ["Köln", "Nord-West", "St Marys", "Süd"]
@@ -200,7 +200,7 @@ def gaps(tmp_path):
     frame = pd.DataFrame({"crp": values, "b": np.arange(60) % 7 / 2, "label": np.arange(60) % 2})
     for site in "ab":
         frame.to_parquet(tmp_path / f"{site}.parquet")
-    look = inspected(tmp_path)
+    look = inspect_folder(tmp_path)
     path = tmp_path / "protofed.toml"
     path.write_text(look.recipe([notice for notice in look.notices if notice.options]))
     return path, frame[["crp", "b"]]

@@ -20,8 +20,8 @@ from protofed.errors import ConfigError, DataError
 from protofed.experiments.loading import load_data
 from protofed.samples import Samples
 from protofed.sites.cli import init
-from protofed.sites.looking import inspected
-from protofed.sites.notice import Notice, combined
+from protofed.sites.looking import inspect_folder
+from protofed.sites.notice import Notice, combine
 from protofed.sites.recipe import text_of
 from protofed.sites.recipe import write as write_recipe
 from protofed.untrusted.reading import parse_toml
@@ -65,7 +65,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "placeholders": {
         "data.standardise": "federated",
         "data.label_column": "diagnosis",
-        "data.nothing": ["unknown", "-"],
+        "data.na_values": ["unknown", "-"],
         "data.drop": ["mean_perimeter"],  # for one value below the limit of detection: this one costs something
         "data.missing": "indicator",
     },
@@ -101,9 +101,9 @@ def run(*arguments: str, status: int = 0) -> str:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_what_is_proposed_for_a_folder(name, tmp_path):
     FOLDERS[name](tmp_path)
-    look = inspected(tmp_path)
+    look = inspect_folder(tmp_path)
     assert not [notice for notice in look.notices if notice.open]
-    assert combined(look.notices) == EXPECTED[name]
+    assert combine(look.notices) == EXPECTED[name]
 
 
 @few("name", sorted(FOLDERS, key=lambda name: name not in ("headers", "series", "visits")), 3)
@@ -131,28 +131,28 @@ def _flat(samples: Samples) -> np.ndarray:
 
 def test_the_sites_of_one_table_are_in_a_column(tmp_path):
     FOLDERS["one_table"](tmp_path)
-    look = inspected(tmp_path)
+    look = inspect_folder(tmp_path)
     assert look.source["partition.name"] == "natural"
     assert look.source["data.options.id_column"] == "hospital"
     assert list(look.sites) == ["Nord", "Ost", "Süd", "West"]
     with pytest.raises(DataError, match="has no column 'clinic'; its columns are hospital, mean_radius"):
-        inspected(tmp_path, site="clinic")
+        inspect_folder(tmp_path, site="clinic")
 
 
 @few("name", ("hospitals", "pictures", "series"), 1)
 def test_a_column_of_sites_is_refused_where_files_are_sites(name, tmp_path):
     FOLDERS[name](tmp_path)
     with pytest.raises(DataError, match="is no single table, so no column names its sites: leave out --site nope"):
-        inspected(tmp_path, site="nope")
+        inspect_folder(tmp_path, site="nope")
 
 
 def test_files_that_systems_leave_among_images_are_not_read(tmp_path, monkeypatch):
     FOLDERS["pictures"](tmp_path / "pictures")
-    clean = inspected(tmp_path / "pictures")
+    clean = inspect_folder(tmp_path / "pictures")
     for place in (".", "a", "a/0"):
         for left in ("Thumbs.db", "desktop.ini", ".DS_Store", "._1.png"):
             (tmp_path / "pictures" / place / left).write_bytes(b"\0")
-    assert inspected(tmp_path / "pictures") == clean
+    assert inspect_folder(tmp_path / "pictures") == clean
     monkeypatch.chdir(tmp_path)
     assert "Written: protofed.toml" in run("init", "pictures", "--yes")
 
@@ -160,13 +160,13 @@ def test_files_that_systems_leave_among_images_are_not_read(tmp_path, monkeypatc
 def test_two_columns_of_one_name_are_told_in_a_line(tmp_path):
     (tmp_path / "a.csv").write_text("a,a,label\n1,2,x\n3,4,y\n")
     with pytest.raises(DataError, match=r"a\.csv: several columns have the same name, 'a'$"):
-        inspected(tmp_path)
+        inspect_folder(tmp_path)
 
 
 def test_everything_is_told_at_once(tmp_path, monkeypatch):
     FOLDERS["hospitals"](tmp_path / "sites")
     (tmp_path / "sites" / "README.txt").write_text("ask Anna")
-    told = {notice.found for notice in inspected(tmp_path / "sites").notices}
+    told = {notice.found for notice in inspect_folder(tmp_path / "sites").notices}
     assert {"all 53 samples are 'B'", "31 of 533 values are missing", "hardly repeats, like a name"} < told
     monkeypatch.chdir(tmp_path)
     shown = run("init", "sites")
@@ -187,16 +187,16 @@ def test_a_recipe_says_what_was_found(tmp_path, monkeypatch):
 def test_a_folder_without_a_label_asks_for_one(tmp_path):
     for site in "ab":
         write(tmp_path / f"{site}.csv", ["a", "b"], [[i + 0.5, i % 7 + 0.5] for i in range(40)])
-    (found,) = [notice for notice in inspected(tmp_path).notices if notice.open]
+    (found,) = [notice for notice in inspect_folder(tmp_path).notices if notice.open]
     assert (found.found, found.proposal) == ("no column looks like a label", "name it: --label a, b")
 
 
 def test_a_label_can_be_named(tmp_path):
     FOLDERS["hospitals"](tmp_path)
-    look = inspected(tmp_path, label="patient_id")
+    look = inspect_folder(tmp_path, label="patient_id")
     assert look.notices[0].column == "patient_id"
-    assert "patient_id" not in combined(look.notices).get("data.drop", [])
-    wrong = inspected(tmp_path, label="diagnose")
+    assert "patient_id" not in combine(look.notices).get("data.drop", [])
+    wrong = inspect_folder(tmp_path, label="diagnose")
     (missing,) = [notice for notice in wrong.notices if notice.open]
     assert "did you mean 'diagnosis'?" in missing.proposal
 
@@ -210,20 +210,20 @@ def test_a_quantity_is_no_label(name, label, tmp_path):
             for i in range(100)
         ]
         write(tmp_path / f"{site}.csv", ["sex", "bmi", name], rows)
-    look = inspected(tmp_path, label)
+    look = inspect_folder(tmp_path, label)
     (told,) = [notice for notice in look.notices if notice.open]
     assert told.column == name
     assert told.found == "is a quantity from 25 to 345; protofed classifies"
     assert told.proposal == "make classes of it, or name another column: --label sex"
     with pytest.raises(DataError, match=rf"{tmp_path.name}: {name}: is a quantity from 25 to 345; protofed class"):
         look.recipe([])
-    assert combined(inspected(tmp_path, "sex").notices)["data.label_column"] == "sex"
+    assert combine(inspect_folder(tmp_path, "sex").notices)["data.label_column"] == "sex"
 
 
 def test_numbers_without_gaps_are_classes(tmp_path):
     for site in "ab":
         write(tmp_path / f"{site}.csv", ["x", "label"], [[i * 0.5, i % 40] for i in range(80)])
-    assert inspected(tmp_path, "label").notices[0].found.startswith("40 classes: ")
+    assert inspect_folder(tmp_path, "label").notices[0].found.startswith("40 classes: ")
 
 
 def _class_folders(path: Path, names: dict[str, tuple[str, str]]) -> None:
@@ -237,8 +237,8 @@ def _class_folders(path: Path, names: dict[str, tuple[str, str]]) -> None:
 
 def test_class_folders_get_the_proposals_that_tables_get(tmp_path, monkeypatch):
     _class_folders(tmp_path / "sites", {"a": ("One", "two"), "b": ("one", "two"), "c": ("one", "Two")})
-    look = inspected(tmp_path / "sites")
-    assert combined(look.notices)["data.labels"] == {"One": "one", "Two": "two"}
+    look = inspect_folder(tmp_path / "sites")
+    assert combine(look.notices)["data.labels"] == {"One": "one", "Two": "two"}
     assert "2 classes: two (36), one (36)" in {notice.found for notice in look.notices}
     monkeypatch.chdir(tmp_path)
     assert "Written" in run("init", "sites", "--yes")
@@ -248,10 +248,10 @@ def test_class_folders_get_the_proposals_that_tables_get(tmp_path, monkeypatch):
 def test_class_folders_of_another_language_are_asked_about_and_settled_in_one_go(tmp_path, monkeypatch):
     _class_folders(tmp_path / "sites", {"a": ("one", "two"), "b": ("One", "two"), "c": ("eins", "zwei")})
     monkeypatch.chdir(tmp_path)
-    first = inspected(tmp_path / "sites").notices[0]
+    first = inspect_folder(tmp_path / "sites").notices[0]
     assert (first.site, first.found, first.open) == ("c", "'eins', 'zwei', elsewhere 'one', 'two'", True)
     assert "c: 'eins', 'zwei'" in str(CliRunner().invoke(app, ["init", "sites", "--yes"]).exception)
-    monkeypatch.setattr("protofed.sites.cli._agreed", lambda notice: pytest.fail("asked before it is settled"))
+    monkeypatch.setattr("protofed.sites.cli._ask_consent", lambda notice: pytest.fail("asked before it is settled"))
     monkeypatch.setattr("protofed.cli.common._Console.is_terminal", True)
     assert "c: 'eins', 'zwei'" in str(CliRunner().invoke(app, ["init", "sites"]).exception)
     run("init", "sites", "data.labels.eins=one", "data.labels.zwei=two", "training.lr=0.2", "--yes")
@@ -282,7 +282,7 @@ def _in_german(path: Path) -> None:
 
 def test_what_one_site_alone_spells_otherwise_is_asked_about_at_the_top(tmp_path):
     _in_german(tmp_path)
-    look = inspected(tmp_path)
+    look = inspect_folder(tmp_path)
     top = [(n.site, n.column, n.found) for n in look.notices if n.asks]
     assert top == [(n.site, n.column, n.found) for n in look.notices[: len(top)]]
     assert sorted(top) == [
@@ -291,15 +291,15 @@ def test_what_one_site_alone_spells_otherwise_is_asked_about_at_the_top(tmp_path
         ("west", "smoker", "'Ja', 'Nein', elsewhere 'No', 'Yes'"),
         ("west", "ward", "'k.A.' here alone"),
     ]
-    assert combined(look.notices)["data.nothing"] == ["k.A."]
+    assert combine(look.notices)["data.na_values"] == ["k.A."]
     same = {"Ja": "Yes", "Nein": "No"}
     settled = {"data.labels": same, "data.categories.smoker": same, "data.rename.Alter": "age"}
-    again = inspected(tmp_path, overrides=settled)
+    again = inspect_folder(tmp_path, overrides=settled)
     assert [n.column for n in again.notices if n.asks] == ["ward"]
     data = load_data(resolve(parse_toml(again.recipe(again.notices))))
     assert data.class_names == ("No", "Yes")
     assert [column.name for column in data.table.columns] == ["size", "smoker", "age", "ward"]
-    own = inspected(tmp_path, overrides={"data.labels.Ja": "Ja"})
+    own = inspect_folder(tmp_path, overrides={"data.labels.Ja": "Ja"})
     assert not [n for n in own.notices if n.open]  # west has classes of its own
 
 
@@ -310,19 +310,19 @@ def test_sites_with_different_classes_are_asked_nothing(tmp_path):
             ["x", "label"],
             [[i * 0.5, f"kind {names[i % len(names)]}"] for i in range(90)],
         )
-    assert not [n for n in inspected(tmp_path).notices if n.asks]
+    assert not [n for n in inspect_folder(tmp_path).notices if n.asks]
 
 
 def test_options_keep_a_recipe_s_comments_and_win_over_proposals(tmp_path):
     FOLDERS["hospitals"](tmp_path)
-    look = inspected(tmp_path, overrides={"data.missing": "mean", "data.drop": ["mean_area"]})
+    look = inspect_folder(tmp_path, overrides={"data.missing": "mean", "data.drop": ["mean_area"]})
     text = look.recipe(look.notices)
     assert "# scores on the test samples of all sites" in text
     data = parse_toml(text)["data"]
     assert (data["missing"], sorted(data["drop"])) == ("mean", ["mean_area", "patient_id"])
     assert "mean_area" not in {notice.column for notice in look.notices}
     with pytest.raises(ConfigError, match="did you mean 'drop'"):
-        inspected(tmp_path, overrides={"data.dropp": ["a"]})
+        inspect_folder(tmp_path, overrides={"data.dropp": ["a"]})
 
 
 @pytest.mark.parametrize(("suffix", "told"), [("csv", "a: holds no table of its own"), ("npz", "a: holds no .npz")])
@@ -335,7 +335,7 @@ def test_a_file_for_each_sample_is_told_in_one_line(suffix, told, tmp_path):
         else:
             np.savez(path, x=np.zeros((3, 4), "float32"), y=np.zeros(3, "int64"))
     with pytest.raises(DataError, match=rf"{told}.* put samples into one table .*, or series into one \.npz file"):
-        inspected(tmp_path)
+        inspect_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -354,13 +354,13 @@ def test_a_file_for_each_sample_is_told_in_one_line(suffix, told, tmp_path):
 def test_what_is_no_data_is_refused_in_one_line(prepare, error, tmp_path):
     prepare(tmp_path / "data")
     with pytest.raises(DataError, match=error):
-        inspected(tmp_path / "data")
+        inspect_folder(tmp_path / "data")
 
 
 def test_a_damaged_file_is_told_beside_the_others(tmp_path):
     FOLDERS["units"](tmp_path)
     (tmp_path / "lab1.csv").write_text("a,b\n1,2,3\n")
-    damaged = [notice for notice in inspected(tmp_path).notices if notice.open]
+    damaged = [notice for notice in inspect_folder(tmp_path).notices if notice.open]
     assert [(notice.site, notice.found) for notice in damaged] == [("lab1", "line 2: expected 2 columns, got 3")]
 
 
@@ -371,9 +371,9 @@ def test_files_of_old_spreadsheets_are_read(encoding, tmp_path):
         write(tmp_path / f"{site}.csv", ["Farbe", "Größe", "outcome"], rows, ";", comma=True)
     path = tmp_path / "nord.csv"
     path.write_bytes(path.read_text(encoding="utf-8").encode(encoding))
-    look = inspected(tmp_path)
+    look = inspect_folder(tmp_path)
     taken = [notice for notice in look.notices if notice.options]
-    assert combined(taken).get("data.encoding", "") == ("cp1252" if encoding == "cp1252" else "")
+    assert combine(taken).get("data.encoding", "") == ("cp1252" if encoding == "cp1252" else "")
     data = load_data(resolve(parse_toml(look.recipe(taken))))
     assert data.table.inputs == ("Farbe=grün", "Farbe=weiß", "Größe")
     if encoding == "cp1252":
@@ -405,7 +405,7 @@ def test_options_of_findings_come_together():
         ),
     ]
     together = {"sex": {"f": "female", "m": "male"}, "k": {"x": "y"}}
-    assert combined(found) == {"data.drop": ["a", "b"], "data.categories": together}
+    assert combine(found) == {"data.drop": ["a", "b"], "data.categories": together}
 
 
 def test_a_proposal_that_is_refused_is_a_comment(tmp_path):
@@ -428,7 +428,7 @@ def test_no_text_of_a_file_becomes_a_line_of_a_recipe_or_of_a_terminal(tmp_path)
     rows = [[i + 0.5, evil if i % 2 else "no", f"{evil}{i % 3}"] for i in range(60)]
     for site in "ab":
         write(tmp_path / f"{site}.csv", ["size", "outcome", "kind"], rows)
-    look = inspected(tmp_path)
+    look = inspect_folder(tmp_path)
     assert look.notices
     for notice in look.notices:
         assert all(text.isprintable() for text in (notice.site, notice.column, notice.found, notice.proposal))
@@ -439,6 +439,6 @@ def test_no_text_of_a_file_becomes_a_line_of_a_recipe_or_of_a_terminal(tmp_path)
 
 def test_samples_without_sites_are_divided_and_it_is_said(tmp_path):
     FOLDERS["pictures"](tmp_path)
-    look = inspected(tmp_path / "a")
+    look = inspect_folder(tmp_path / "a")
     assert "nothing names a site" in {notice.found for notice in look.notices}
     assert load_data(resolve(parse_toml(look.recipe(look.notices)))).clients[5].name == "client-05"

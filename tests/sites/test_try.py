@@ -17,8 +17,8 @@ from network import write_folders
 from protofed.config.schema import resolve
 from protofed.errors import DataError
 from protofed.samples import ClientData
-from protofed.sites.looking import inspected
-from protofed.sites.notice import combined
+from protofed.sites.looking import inspect_folder
+from protofed.sites.notice import combine
 from protofed.sites.results import Arm, Evidence, SiteAnswer, TryResult, difference
 from protofed.sites.trying import _logistic, _numbers, _on_split, _units, closed_form, learnt, opened
 from protofed.trained.folds import divide_all
@@ -195,8 +195,8 @@ def test_nobody_is_compared_with_a_straw_man(name, tmp_path):
 def test_pooled_samples_of_hospitals_with_other_shares_of_classes_are_worth_what_they_are(tmp_path):
     """Standardised by site, they lost what tells patients apart: 82 % in place of 97."""
     skewed(tmp_path)
-    look = inspected(tmp_path)
-    assert combined(look.notices)["data.standardise"] == "federated"
+    look = inspect_folder(tmp_path)
+    assert combine(look.notices)["data.standardise"] == "federated"
     _, tree = opened(tmp_path)
     plain = resolve({**tree, "encoder": {}}, method="local")
     sites = divide_all(_numbers(_units(plain, True)[0]), 0, given=False)

@@ -13,7 +13,7 @@ from protofed.data.tables import Column, Table
 from protofed.runs.spent import Spent
 from protofed.text import percent
 from protofed.trained.cards import LONGEST, data_card, model_card
-from protofed.trained.exporting import described, values_meant
+from protofed.trained.exporting import describe_model, values_meant
 from support import SMALL_RUN
 
 yaml = pytest.importorskip("yaml")
@@ -46,7 +46,7 @@ def card_of(run, rule="global", **changed):
     opened = run.client(run.names[0])
     run = replace(run, **changed)
     trained = replace(opened, name=run.names[0])
-    facts = described(trained, rule) | {"class_names": '["' + '", "'.join(run.class_names) + '"]'}
+    facts = describe_model(trained, rule) | {"class_names": '["' + '", "'.join(run.class_names) + '"]'}
     return model_card(run, trained, "m.onnx", facts, "equal to predict")
 
 

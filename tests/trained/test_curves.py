@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from protofed.methods.fedlda import FedLDAOptions
 from protofed.samples import ClientData, Samples
-from protofed.trained.curves import FAR, Curves, curves, fitted, missed, multiple, needed
+from protofed.trained.curves import (
+    FAR,
+    Curves,
+    curves,
+    extrapolation_error,
+    fit_power_law,
+    multiple,
+    solve_multiple,
+)
 from protofed.trained.folds import SHARES, _order, divide, judge
 
 K, D = 3, 4
@@ -58,8 +66,8 @@ def test_curves_are_discriminants_of_nested_subsamples():
 def test_a_gain_is_told_as_a_multiple_of_samples_only_where_the_curve_tells():
     law = tuple(1 - 0.12 * share**-0.5 for share in SHARES)
     steep, level = (Curves(line, (0.9,) * 4) for line in ((0.3, 0.4, 0.6, 0.8), law))
-    assert np.isnan(needed(steep)), "through half of the samples it misses the rest by far"
-    assert needed(level) == pytest.approx(1.44)
+    assert np.isnan(solve_multiple(steep)), "through half of the samples it misses the rest by far"
+    assert solve_multiple(level) == pytest.approx(1.44)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -71,8 +79,8 @@ def test_a_gain_is_told_as_a_multiple_of_samples_only_where_the_curve_tells():
 )
 def test_a_power_law_is_found_and_extended(a, b, c, times):
     values = [a - b * share**-c for share in SHARES]
-    assert fitted(SHARES, values) == pytest.approx((a, b, c), abs=1e-6)
-    assert missed(SHARES, values) == pytest.approx(0, abs=1e-6)
+    assert fit_power_law(SHARES, values) == pytest.approx((a, b, c), abs=1e-6)
+    assert extrapolation_error(SHARES, values) == pytest.approx(0, abs=1e-6)
     assert multiple(values, a - b * times**-c) == pytest.approx(times, rel=1e-3)
     assert multiple(values, a + 0.01) == float("inf")
 
@@ -80,7 +88,7 @@ def test_a_power_law_is_found_and_extended(a, b, c, times):
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.floats(0, 1), min_size=4, max_size=4), st.floats(0, 1))
 def test_any_curve_gives_a_multiple_of_at_least_one(values, target):
-    a, b, _ = fitted(SHARES, values)
+    a, b, _ = fit_power_law(SHARES, values)
     assert a <= 1
     assert b >= 0
     assert 1 <= multiple(values, target) <= FAR or multiple(values, target) == float("inf")

@@ -258,8 +258,8 @@ def test_embeddings_without_effect_are_refused(wards, tmp_path):
 
 
 @pytest.mark.slow
-@few("format", ["onnx", "torch_export", "safetensors"], 1)
-def test_exported_models_of_tables_prepare_them(format, wards, tmp_path):
+@few("form", ["onnx", "torch_export", "safetensors"], 1)
+def test_exported_models_of_tables_prepare_them(form, wards, tmp_path):
     """Raw columns, categories by number, NaN for missing: the probabilities of ``run.predict`` on this table."""
     import pandas as pd
 
@@ -268,12 +268,12 @@ def test_exported_models_of_tables_prepare_them(format, wards, tmp_path):
     run, _, root = wards
     table = pd.concat([pd.read_csv(f) for f in (root / "data" / "clients").glob("*/*.csv")])
     expected = run.predict("Köln", table, "head").probabilities
-    kind = {"onnx": ".onnx", "torch_export": ".pt2", "safetensors": ".safetensors"}[format]
+    kind = {"onnx": ".onnx", "torch_export": ".pt2", "safetensors": ".safetensors"}[form]
     path = run.export("Köln", tmp_path / f"model{kind}", rule="head")
-    if format == "onnx":
+    if form == "onnx":
         onnxruntime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
         facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    elif format == "torch_export":
+    elif form == "torch_export":
         extra = {"protofed.json": ""}
         module = torch.export.load(path, extra_files=extra).module()
         facts = json.loads(extra["protofed.json"])
@@ -292,9 +292,9 @@ def test_exported_models_of_tables_prepare_them(format, wards, tmp_path):
         np.float64,
     )
     assert np.isnan(raw).any()
-    if format == "onnx":
+    if form == "onnx":
         found = onnxruntime.InferenceSession(path).run(["probabilities"], {"samples": raw})[0]
-    elif format == "torch_export":
+    elif form == "torch_export":
         found = module(torch.from_numpy(raw))[1].detach().numpy()
     else:
         model = run.model("Köln", "head")
@@ -526,23 +526,23 @@ def test_code_that_a_run_names_is_imported_only_on_request(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "torch_export", "safetensors"])
-def test_exported_models_equal_the_original(format, run, data, tmp_path):
+@pytest.mark.parametrize("form", ["onnx", "torch_export", "safetensors"])
+def test_exported_models_equal_the_original(form, run, data, tmp_path):
     """On 200 real samples, to 1e-5, for every architecture of the group; with preprocessing and class names."""
-    if format == "onnx":
+    if form == "onnx":
         pytest.importorskip("onnx")
-    suffix = {"onnx": ".onnx", "torch_export": ".pt2", "safetensors": ".safetensors"}[format]
+    suffix = {"onnx": ".onnx", "torch_export": ".pt2", "safetensors": ".safetensors"}[form]
     everything = torch.cat([c.test.x for c in data.clients] + [c.train.x for c in data.clients])[:200]
     assert len(everything) == 200
     for client in data.clients:
         path = run.export(client.name, tmp_path / f"{client.name}{suffix}")
         expected = run.predict(client.name, everything).probabilities
-        if format == "onnx":
+        if form == "onnx":
             runtime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
             session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
             found = session.run(["probabilities"], {"samples": everything.numpy()})[0]
             facts = {entry.key: entry.value for entry in onnx.load(str(path)).metadata_props}
-        elif format == "torch_export":
+        elif form == "torch_export":
             kept = {"protofed.json": ""}
             program = torch.export.load(path, extra_files=kept)
             found = program.module()(everything)[1].numpy()

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load
 
 from protofed.errors import CheckpointError
-from protofed.storage.snapshots import Snapshot, joined
+from protofed.storage.snapshots import Snapshot, join_snapshot
 from protofed.visits.roster import PAGE, Files, Memory, Store
 
 
@@ -76,8 +76,8 @@ def test_places_are_used_again_once_no_client_needs_them(tmp_path):
 
 def test_what_all_clients_receive_is_kept_once(store, tmp_path_factory):
     path = tmp_path_factory.mktemp("frozen") / "clients"
-    for round in range(3):
-        broadcast = {"w": torch.full((70_000,), float(round))}
+    for round_number in range(3):
+        broadcast = {"w": torch.full((70_000,), float(round_number))}
         for name in ("ann", "bob", "cid"):
             store.write(name, snapshot(1.0)._replace(received=broadcast))
         frozen = store.freeze()
@@ -135,7 +135,7 @@ def test_frozen_clients_stay_as_they_were(store, tmp_path_factory):
     data = path.read_bytes()
     for number in range(5):
         records = (load(data[start : start + length]) for start, length in index[str(number)])
-        assert same(joined(*records), snapshot(number))
+        assert same(join_snapshot(*records), snapshot(number))
         assert same(store.read(str(number)), snapshot(9.0))
     if isinstance(store, Files):
         before = places(store)

@@ -125,9 +125,9 @@ def test_kept_states_are_those_of_one_optimiser_for_all_rounds(executor, keep):
         kept = federation.executor.clients.snapshot(name).optimizer
         assert bool(kept) is keep
         if keep:
-            assert float(kept["0/0/LocalTraining.loss/head.bias/step"]) == 6
+            assert float(kept["0/0/PrivateHead.loss/head.bias/step"]) == 6
             torch.testing.assert_close(
-                kept["0/0/LocalTraining.loss/head.weight/exp_avg"], optimizer.state[model.head.weight]["exp_avg"]
+                kept["0/0/PrivateHead.loss/head.weight/exp_avg"], optimizer.state[model.head.weight]["exp_avg"]
             )
 
 
@@ -330,7 +330,7 @@ def test_defaults_ask_for_nothing():
     plan = LocalPlan()
     assert plan.at(7, 10) is plan
     phase = Phase(())
-    assert plan.clipped(phase) is phase
+    assert plan.clip_phase(phase) is phase
     federation = assemble(experiment("local", **EXACT), ordinary())[0]
     next(federation.run())
     assert all(model.scale is None for model in federation.executor.clients.models.values())

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import FakeGrid, nodes_of, over, wanted
 from protofed.errors import ConfigError
 from protofed_flower.allow import SENT, Allowed

@@ -9,9 +9,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.clientapp import ClientApp

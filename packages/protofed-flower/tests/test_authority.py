@@ -13,16 +13,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from flwr.cli.supernode.register import try_load_public_key
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from network import FakeGrid, contents, nodes_of, over, wanted
 from protofed.errors import CheckpointError, ConfigError, OutputError

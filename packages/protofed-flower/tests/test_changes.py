@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
@@ -81,10 +78,10 @@ def changing(root: Path, at: dict[int, Callable[[np.ndarray], np.ndarray]]) -> C
 
     def tamper(node: int, message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "evaluate" and node == 103 and round_of(message) in at:
-            round = round_of(message)
-            if round not in done:
-                done.add(round)
-                rewrite(root, "bob", at[round])
+            round_number = round_of(message)
+            if round_number not in done:
+                done.add(round_number)
+                rewrite(root, "bob", at[round_number])
         return reply
 
     return tamper

@@ -17,8 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import FakeGrid, forget, job_of, nodes_of, over, wanted
 from protofed import methods
 from protofed.config.remote import KINDS, check_plan, plan_of, read_plan, settable
@@ -392,6 +390,15 @@ def test_secure_sums_of_unlike_clients_are_refused(root, tmp_path):
 def test_what_changes_data_is_for_simulations(root, tmp_path):
     with pytest.raises(ConfigError, match="shift changes data of simulations, and clients here have their own"):
         over(FakeGrid(nodes_of(root, tmp_path / "s")), wanted("fedproto", root, shift__gain=1.0), tmp_path / "run")
+
+
+def test_nodes_score_their_own_samples_whatever_a_recipe_asks(root, tmp_path):
+    """As `quickstart` does, which simulations score on everybody's; nothing else is on a node."""
+    nodes = nodes_of(root, tmp_path / "s")
+    run = over(FakeGrid(nodes), wanted("fedproto", root, evaluation__on="union", rounds=1), tmp_path / "run")
+    assert run.config["evaluation"]["on"] == "own"
+    assert run.rounds[-1].accuracy
+    assert not run.rounds[-1].union
 
 
 # Refusals.

@@ -8,14 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from support import few
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import FakeGrid, elsewhere, enrolled, forget, locally, nodes_of, numbers, over, wanted
 from protofed.experiments.builder import Builder
 from protofed.stages.privacy.samples import multiplier
 from protofed_flower import node
+from support import few
 
 ENCODED = {"encoder__name": "random", "encoder__dim": 6, "model__name": "identity", "model__options": {}}
 CASES = {

@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-
-from support import few
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.app import ConfigRecord, Message, RecordDict
+from safetensors.torch import load_file
 
 from network import FakeGrid, apart, dying, elsewhere, locally, nodes_of, over, wanted, write_folders
 from protofed.cli.main import main
 from protofed.errors import ConfigError, FederationError
 from protofed_flower.grid import RECORD
+from support import few
 
 CLIENTS = ("ann", "bob", "cid")
 SHARES = {101 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
@@ -134,8 +130,8 @@ def test_a_simulation_without_any_machine_left_ends(root, tmp_path):
 
 
 def test_a_refused_simulation_leaves_no_folder(root, tmp_path):
-    chosen, refused = (wanted("fedproto", root, rounds=1, evaluation__on=on) for on in ("own", "union"))
-    with pytest.raises(ConfigError, match="use --engine local"):
+    chosen, refused = (wanted("fedtgp", root, rounds=1, participation__after=k) for k in (0, 2))
+    with pytest.raises(ConfigError, match="a late upload cannot be mixed"):
         over(FakeGrid(SHARES), refused, tmp_path / "run", simulated=True)
     assert not (tmp_path / "run").exists()
     over(FakeGrid(SHARES), chosen, tmp_path / "run", simulated=True)

@@ -6,9 +6,6 @@ import json
 
 import pytest
 import torch
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 import protofed
 from conftest import REPOSITORY
 from deployment import Programs, free_port, rounds_of, until

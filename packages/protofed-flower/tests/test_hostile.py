@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.app import Error, Message
 
 import protofed

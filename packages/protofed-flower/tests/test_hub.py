@@ -14,7 +14,6 @@ from itertools import product
 
 import pytest
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
 pytest.importorskip("yaml")
 
 import psutil
@@ -52,8 +51,8 @@ def test_flower_builds_it(app):
     config, warnings = load_and_validate(HUB / app / "pyproject.toml")
     assert not warnings
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(HUB / app))) as bundle:
-        license = {"LICENSE"} if app == APPS[0] else set()
-        assert set(bundle.namelist()) == {"pyproject.toml", "README.md", ".info/CONTENT", *license}
+        licence = {"LICENSE"} if app == APPS[0] else set()
+        assert set(bundle.namelist()) == {"pyproject.toml", "README.md", ".info/CONTENT", *licence}
     assert len(config["project"]["description"]) < 200
 
 
@@ -102,7 +101,7 @@ def test_the_baseline_describes_itself():
 
 def test_the_table_of_the_baseline_is_the_committed_results():
     """Made anew by the tool; and by a naive look at the CSV some three runs of three seeds give every number."""
-    tool = script(REPOSITORY / "tools/reproduction_pages.py")
+    tool = script(REPOSITORY / "papers/tools/reproduction_pages.py")
     paper = tool.papers()["fedproto"]
     page = (HUB / APPS[1] / "README.md").read_text()
     assert tool.replaced(page, "baseline", "\n".join(tool.baseline(paper))) == page

@@ -8,9 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given

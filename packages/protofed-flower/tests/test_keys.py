@@ -144,15 +144,6 @@ def test_a_host_is_a_name_or_an_address(host, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("keys", "k", "--nodes", "1"), ("check", "--key", "k")])
-def test_without_cryptography_the_commands_name_the_extra(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    assert protofed(monkeypatch, "deploy", *command) == 2
-    error = capsys.readouterr().err
-    assert error == "error: the package cryptography is missing: pip install protofed-flower\n"
-
-
 # Flower itself, on loopback.
 
 

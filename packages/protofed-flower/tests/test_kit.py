@@ -13,9 +13,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 

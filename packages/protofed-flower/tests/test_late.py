@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import FakeGrid, dying, forget, locally, nodes_of, numbers, over, round_of, training, wanted
 from protofed.errors import ConfigError
 
@@ -98,7 +96,7 @@ def test_without_late_answers_nothing_differs(root, tmp_path):
 
 def test_a_client_that_never_answers_is_asked_once_and_the_others_go_on(root, tmp_path, caplog):
     chosen = late("fedproto", root, participation__deadline_s=0.5)
-    never = {(SLOW, round): None for round in range(1, 5)}
+    never = {(SLOW, round_number): None for round_number in range(1, 5)}
     grid = SlowGrid(nodes_of(root, tmp_path / "state"), never)
     run = over(grid, chosen, tmp_path / "out")
     assert answers(run) == [{"ann": r, "bob": r} for r in (1, 2, 3, 4)]
@@ -152,7 +150,11 @@ def test_a_resumed_run_asks_again_for_what_was_open(root, tmp_path, at):
         ("fedtgp", {}, "a late upload cannot be mixed with a later broadcast of fedtgp"),
         ("fedproto", {"method__classes": "own"}, "a later broadcast of fedproto, which is not a mean"),
         ("fedproto", {"participation__min_clients": 3}, "participation.after=2 ends a round before the 3 answers"),
-        ("fedproto", {"secure__aggregation": True}, "secure.aggregation needs all answers of a round together"),
+        (
+            "fedproto",
+            {"secure__aggregation": True},
+            "participation.after=2 does not go with secure.aggregation=true",
+        ),
         ("fedproto", {"participation__after": 0, "participation__trace": "x"}, "participation.after: set it"),
     ],
 )

@@ -7,9 +7,6 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from hypothesis import given
 from hypothesis import strategies as st
 from typer import Exit

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.app import Message
 
 from network import (
@@ -352,10 +349,12 @@ def test_a_node_killed_at_any_change(stride, root, tmp_path):
     (summary, *_) = client_summaries(chosen, FederationSummary.of(chosen, ordinary()))
     job = Job("run", "ann", 1, plan_text(chosen), summary)
 
-    def visits(state: Path, round: int, after: str, message: bytes | None, order: int) -> tuple[str, bytes | None]:
+    def visits(
+        state: Path, round_number: int, after: str, message: bytes | None, order: int
+    ) -> tuple[str, bytes | None]:
         """Let ann train and be scored; FedProto's uploads have the form of a broadcast of the same classes."""
         node = Node(Folder(root / "clients" / "ann", "ann"), state)
-        asked = replace(job, round=round, order=order, after=after, saved=after, message=message)
+        asked = replace(job, round=round_number, order=order, after=after, saved=after, message=message)
         result, left = node.train(asked)
         delivered = replace(asked, order=order + 1, after=left.generation, message=result.message)
         return node.evaluate(delivered)[1].generation, result.message

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from deployment import write_trial
 from protofed.config.architectures import FederationSummary
 from protofed.config.schema import apply_overrides, load_recipe, resolve

@@ -14,8 +14,6 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import forget, job_of, train, wanted
 from protofed.config.architectures import FederationSummary
 from protofed.data.federation import load_client
@@ -129,8 +127,8 @@ def test_a_travelling_client_that_is_none_is_refused(state, root):
 def test_a_server_that_lost_its_checkpoints_begins_again_and_old_requests_are_refused(root, tmp_path):
     node, job = node_of(root, tmp_path), replace(job_of(root), order=1)
     first = train(node, job)
-    for round in (2, 3):
-        train(node, replace(job, round=round, order=round))
+    for round_number in (2, 3):
+        train(node, replace(job, round=round_number, order=round_number))
     again = train(node, replace(job, order=4))  # round 1 once more
     assert again.message == first.message
     with pytest.raises(CheckpointError, match="a later request of the server has been carried out already"):
@@ -145,8 +143,8 @@ def test_what_the_server_may_go_back_to_is_kept(root, tmp_path):
     node, job = node_of(root, tmp_path), job_of(root)
     saved = after = node.train(job)[1].generation
     messages = []
-    for order, round in enumerate((2, 3, 4), 1):
-        result, left = node.train(replace(job, round=round, order=order, after=after, saved=saved))
+    for order, round_number in enumerate((2, 3, 4), 1):
+        result, left = node.train(replace(job, round=round_number, order=order, after=after, saved=saved))
         messages.append(result.message)
         after = left.generation
     assert len(list((tmp_path / "ann" / "run" / "generations").iterdir())) == 3, (

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
 pytest.importorskip("nbclient", reason="nbclient is not installed: pip install 'protofed[docs]'")
 
 import nbformat

@@ -9,18 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import contents, forget, job_of, killed, train
 from protofed.config.schema import resolve
 from protofed.errors import CheckpointError, ConfigError, DataError, PayloadError
 from protofed.models import SplitModel
-from protofed.visits.rare import LEAST_SAMPLES
 from protofed.wire.codec import get_codec
 from protofed_flower.messages import Job
 from protofed_flower.node import Node
 from protofed_flower.pins import check_weights
-from protofed_flower.sources import Folder, source_of
+from protofed_flower.sources import LEAST_SAMPLES, Folder, source_of
 from support import few
 
 

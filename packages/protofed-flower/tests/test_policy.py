@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
 from network import FakeGrid, contents, enrolled, job_of, nodes_of, over, wanted

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from support import few
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
 from network import FakeGrid, apart, dying, forget, locally, nodes_of, numbers, over, wanted

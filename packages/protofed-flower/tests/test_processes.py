@@ -16,8 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from conftest import REPOSITORY
 from deployment import BIN, Deployment, rounds_of, until
 from network import contents, own_run, write_folders

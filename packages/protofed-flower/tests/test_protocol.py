@@ -69,17 +69,17 @@ class Round:
 def test_the_sum_is_right_or_the_round_fails(clients, extra, silent):
     threshold = min(clients, clients // 2 + 1 + extra)
     silent = {n: s for n, s in silent.items() if n in NAMES[:clients]}
-    round = Round(clients, threshold, silent)
+    session = Round(clients, threshold, silent)
     # A vector counts if its sender is there for the first three stages.
-    counted = [n for n in round.vectors if silent.get(n) in (None, "survivors", "unmask")]
-    answering = [n for n in round.vectors if n not in silent]
+    counted = [n for n in session.vectors if silent.get(n) in (None, "survivors", "unmask")]
+    answering = [n for n in session.vectors if n not in silent]
     if len(answering) < threshold:
         with pytest.raises(SecureAggregationError, match=r"secure\.threshold"):
-            round.run()
+            session.run()
         return
-    total = sum((round.vectors[n] for n in counted), np.zeros(6, dtype=np.uint64))
-    assert np.array_equal(round.run(), total)
-    assert round.server.arrived == counted
+    total = sum((session.vectors[n] for n in counted), np.zeros(6, dtype=np.uint64))
+    assert np.array_equal(session.run(), total)
+    assert session.server.arrived == counted
 
 
 def test_a_masked_vector_looks_like_noise():
@@ -87,10 +87,10 @@ def test_a_masked_vector_looks_like_noise():
     length = 4096
     found = []
     for _ in range(2):
-        round = Round(3, 2, length=length)
-        round.clients["ann"] = SecureClient("ann", np.zeros(length, dtype=np.uint64))
-        round.run()
-        found.append(round.server.answers["masked"]["ann"]["masked"])
+        session = Round(3, 2, length=length)
+        session.clients["ann"] = SecureClient("ann", np.zeros(length, dtype=np.uint64))
+        session.run()
+        found.append(session.server.answers["masked"]["ann"]["masked"])
     for sample in (found[0], found[0] - found[1]):
         seen = np.bincount(np.frombuffer(sample.tobytes(), dtype=np.uint8), minlength=256)
         expected = 8 * length / 256
@@ -100,23 +100,23 @@ def test_a_masked_vector_looks_like_noise():
 
 def test_no_message_holds_an_unmasked_vector():
     """Nor its mask seed or a private key, though all that the server sees is put together."""
-    round = Round(4, 3, {"dan": "masked"})
+    session = Round(4, 3, {"dan": "masked"})
     secrets = {}
-    requests = round.to("masked")
-    for name, client in round.clients.items():
+    requests = session.to("masked")
+    for name, client in session.clients.items():
         secrets[name] = [client.state["vector"], client.state["seed"], client.state["pairwise_private"]]
         secrets[name].append(client.state["sealing_private"])
     for stage in STAGES[2:]:
-        for name, answer in round.ask(stage, requests if stage == "masked" else round.server.requests(stage)):
+        for name, answer in session.ask(stage, requests if stage == "masked" else session.server.requests(stage)):
             if answer == "fell silent":
-                round.server.lose(name, answer)
+                session.server.lose(name, answer)
             else:
-                round.server.take(stage, name, answer)
-        round.server.close(stage)
-    round.server.total()
+                session.server.take(stage, name, answer)
+        session.server.close(stage)
+    session.server.total()
     content = b"".join(
         item if isinstance(item, bytes) else str(item).encode()
-        for _, _, values in round.sent
+        for _, _, values in session.sent
         for value in values.values()
         for item in (value if isinstance(value, list) else [value])
     )
@@ -139,16 +139,16 @@ def test_masks_are_the_key_stream_of_aes():
 # What clients refuse.
 
 
-def refused(round: Round, stage: str, change, match: str, name: str = "ann") -> None:
-    request = dict(round.to(stage)[name])
+def refused(session: Round, stage: str, change, match: str, name: str = "ann") -> None:
+    request = dict(session.to(stage)[name])
     change(request)
     with pytest.raises(PayloadError, match=match):
-        round.clients[name].answer(stage, request)
+        session.clients[name].answer(stage, request)
 
 
 def test_refuses_to_reveal_both_secrets_of_a_client():
-    round = Round(4, 3)
-    refused(round, "survivors", lambda r: r["lost"].append("bob"), "bob is listed as arrived and as lost")
+    session = Round(4, 3)
+    refused(session, "survivors", lambda r: r["lost"].append("bob"), "bob is listed as arrived and as lost")
 
 
 @few(
@@ -175,24 +175,24 @@ def test_refuses_dishonest_requests(stage, change, match):
 
 
 def test_a_stage_is_answered_once_and_in_order():
-    round = Round(4, 3)
-    requests = round.to("unmask")
-    round.clients["ann"].answer("unmask", requests["ann"])
-    other = {"session": round.server.session, "arrived": ["ann", "cid", "dan"], "lost": ["bob"]}
+    session = Round(4, 3)
+    requests = session.to("unmask")
+    session.clients["ann"].answer("unmask", requests["ann"])
+    other = {"session": session.server.session, "arrived": ["ann", "cid", "dan"], "lost": ["bob"]}
     for stage in ("survivors", "unmask"):
         with pytest.raises(PayloadError, match="has been answered in this round"):
-            round.clients["ann"].answer(stage, other)
+            session.clients["ann"].answer(stage, other)
     with pytest.raises(PayloadError, match="out of order"):
         SecureClient("ann", vectors(1)["ann"]).answer("masked", requests["ann"])
 
 
 def test_refuses_a_threshold_that_lets_the_server_ask_two_groups():
-    round = Round(4, 3)
-    requests = round.server.requests("keys")
+    session = Round(4, 3)
+    requests = session.server.requests("keys")
     for name, request in requests.items():
-        round.server.take("keys", name, round.clients[name].answer("keys", {**request, "threshold": 2}))
+        session.server.take("keys", name, session.clients[name].answer("keys", {**request, "threshold": 2}))
     with pytest.raises(PayloadError, match="must be more than half"):
-        round.clients["ann"].answer("shares", round.server.requests("shares")["ann"])
+        session.clients["ann"].answer("shares", session.server.requests("shares")["ann"])
 
 
 # What the server refuses.
@@ -228,33 +228,33 @@ def test_shares_of_another_round_are_refused_by_everybody():
     5,
 )
 def test_the_server_refuses_bad_answers(stage, change, match):
-    round = Round(4, 3)
-    answer = round.clients["ann"].answer(stage, round.to(stage)["ann"])
+    session = Round(4, 3)
+    answer = session.clients["ann"].answer(stage, session.to(stage)["ann"])
     change(answer)
     with pytest.raises(PayloadError, match=match):
-        round.server.take(stage, "ann", answer)
+        session.server.take(stage, "ann", answer)
 
 
 def test_a_key_that_the_clients_would_refuse_loses_its_sender_alone():
     """PEM lets text stand before a key; all others would have been lost over it."""
-    round = Round(5, 4)
+    session = Round(5, 4)
 
     def ask(stage, requests):
-        for name, answer in round.ask(stage, requests):
+        for name, answer in session.ask(stage, requests):
             longer = b"x" * 1500 + b"\n" + answer["pairwise"] if (stage, name) == ("keys", "eve") else b""
             yield name, {**answer, "pairwise": longer} if longer else answer
 
-    total = sum((v for n, v in round.vectors.items() if n != "eve"), np.zeros(6, dtype=np.uint64))
-    assert np.array_equal(conduct(round.server, ask), total)
-    assert round.server.lost == {"eve": "keys: one cannot be read (expected a key and nothing else)"}
+    total = sum((v for n, v in session.vectors.items() if n != "eve"), np.zeros(6, dtype=np.uint64))
+    assert np.array_equal(conduct(session.server, ask), total)
+    assert session.server.lost == {"eve": "keys: one cannot be read (expected a key and nothing else)"}
 
 
 @few("which", ["seeds", "keys"], 1)
 def test_wrong_shares_fail_the_round(which):
-    round = Round(4, 3, {"dan": "masked"})
+    session = Round(4, 3, {"dan": "masked"})
 
     def ask(stage, requests):
-        for name, answer in round.ask(stage, requests):
+        for name, answer in session.ask(stage, requests):
             if stage == "unmask" and name == "bob":
                 answer = {**answer, which: [s[:-1] + bytes([s[-1] ^ 1]) for s in answer[which]]}
             yield name, answer
@@ -262,24 +262,26 @@ def test_wrong_shares_fail_the_round(which):
     with pytest.raises(
         SecureAggregationError, match=r"do not fit: \w+, or one of those who sent them \(ann, bob, cid\)"
     ):
-        conduct(round.server, ask)
+        conduct(session.server, ask)
 
 
 @few(("which", "culprit"), [(w, c) for w in ("seeds", "keys") for c in ("ann", "bob", "eve")], 2)
 @few("damage", [lambda s: s[:-1] + bytes([s[-1] ^ 1]), lambda s: b"", lambda s: bytes(len(s))], 1)
 def test_wrong_shares_of_one_client_cost_no_round_and_name_it(which, culprit, damage):
-    round = Round(5, 3, {"dan": "masked"})
+    session = Round(5, 3, {"dan": "masked"})
 
     def ask(stage, requests):
-        for name, answer in round.ask(stage, requests):
+        for name, answer in session.ask(stage, requests):
             if stage == "unmask" and name == culprit:
                 answer = {**answer, which: [damage(s) for s in answer[which]]}
             yield name, answer
 
-    total = sum((v for n, v in round.vectors.items() if n != "dan"), np.zeros(6, dtype=np.uint64))
-    assert np.array_equal(conduct(round.server, ask), total)
+    total = sum((v for n, v in session.vectors.items() if n != "dan"), np.zeros(6, dtype=np.uint64))
+    assert np.array_equal(conduct(session.server, ask), total)
     if culprit != "eve":  # whose shares are not needed
-        assert "'s " + ("mask seed" if which == "seeds" else "key") + " does not fit" in round.server.lost[culprit]
+        assert (
+            "'s " + ("mask seed" if which == "seeds" else "key") + " does not fit" in session.server.lost[culprit]
+        )
 
 
 def test_too_few_clients_are_refused():
@@ -290,15 +292,15 @@ def test_too_few_clients_are_refused():
 
 
 def test_a_client_goes_on_in_another_process():
-    round = Round(3, 2)
+    session = Round(3, 2)
 
     def ask(stage, requests):
         for name, request in requests.items():
-            client = SecureClient.of(round.clients[name].state, TRUSTING)
+            client = SecureClient.of(session.clients[name].state, TRUSTING)
             yield name, client.answer(stage, request)
-            round.clients[name] = SecureClient.of(dict(client.state), TRUSTING)
+            session.clients[name] = SecureClient.of(dict(client.state), TRUSTING)
 
-    assert np.array_equal(conduct(round.server, ask), sum(round.vectors.values(), np.zeros(6, dtype=np.uint64)))
+    assert np.array_equal(conduct(session.server, ask), sum(session.vectors.values(), np.zeros(6, dtype=np.uint64)))
 
 
 def test_size_counts_what_is_sent():
@@ -310,27 +312,27 @@ def test_size_counts_what_is_sent():
 
 def noisy(silent: dict[str, str]) -> tuple[Round, dict[str, OwnNoise]]:
     """Return a round of five clients, three of them needed and one colluding, and the noise of each."""
-    round, noises = Round(5, 3, silent), {n: OwnNoise(1e6, 1, seed) for seed, n in enumerate(NAMES)}
-    round.clients = {n: SecureClient(n, vector, noises[n]) for n, vector in round.vectors.items()}
-    return round, noises
+    session, noises = Round(5, 3, silent), {n: OwnNoise(1e6, 1, seed) for seed, n in enumerate(NAMES)}
+    session.clients = {n: SecureClient(n, vector, noises[n]) for n, vector in session.vectors.items()}
+    return session, noises
 
 
 @pytest.mark.parametrize("silent", [{}, {"bob": "keys", "eve": "masked"}, {"ann": "shares", "bob": "unmask"}])
 def test_a_sum_has_the_noise_of_all_who_are_in_it(silent):
-    round, noises = noisy(silent)
-    total = round.run()
+    session, noises = noisy(silent)
+    total = session.run()
     there = [n for n in NAMES if silent.get(n, "unmask") == "unmask"]
-    assert round.server.arrived == there
-    expected = sum((round.vectors[n] + noises[n].draw(3, 6) for n in there), np.zeros(6, dtype=np.uint64))
+    assert session.server.arrived == there
+    expected = sum((session.vectors[n] + noises[n].draw(3, 6) for n in there), np.zeros(6, dtype=np.uint64))
     assert np.array_equal(total, expected)
     # The noise of those that are sure not to collude has the variance σ² at least.
     assert (len(there) - 1) * noises["ann"].share(3) ** 2 >= 1e12 * (1 - 1e-9)
 
 
 def test_fewer_clients_than_the_noise_counts_on_end_the_round():
-    round, _ = noisy(dict.fromkeys(("ann", "bob", "cid"), "masked"))
+    session, _ = noisy(dict.fromkeys(("ann", "bob", "cid"), "masked"))
     with pytest.raises(SecureAggregationError, match="2 of the 3 clients needed sent vectors"):
-        round.run()
+        session.run()
 
 
 @pytest.mark.parametrize("noise", [OwnNoise(1e6, 3), OwnNoise(FINEST, 1), OwnNoise(COARSEST * 2, 1)])

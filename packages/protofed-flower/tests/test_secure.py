@@ -199,9 +199,9 @@ def test_a_node_offers_its_upload_once(tmp_path):
     for one in (job, other, replace(job, round=1)):
         assert held.keep(state, one, OFFER, "mlp") == b""
         add_up(state, tmp_path)
-    for one, round in ((job, 2), (job, 1), (other, 3), (other, 2)):
-        with pytest.raises(PayloadError, match=f"the upload of round {round} has been added up, and is not"):
-            held.check(tmp_path, replace(one, round=round))
+    for one, round_number in ((job, 2), (job, 1), (other, 3), (other, 2)):
+        with pytest.raises(PayloadError, match=f"the upload of round {round_number} has been added up, and is not"):
+            held.check(tmp_path, replace(one, round=round_number))
     held.check(tmp_path, replace(job, round=3))
     held.check(tmp_path, replace(other, round=4))
     held.check(tmp_path, replace(job, client="bob"))

@@ -8,11 +8,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from safetensors.torch import load_file
 
 from network import (
     FakeGrid,

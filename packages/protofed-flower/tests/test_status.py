@@ -11,15 +11,12 @@ import urllib.request
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from prometheus_client.parser import text_string_to_metric_families
 from typer import Exit
 
 from network import FakeGrid, nodes_of, over, wanted, write_folders
 from protofed.errors import ConfigError
-from protofed.experiments.rundir import RunDirectory, in_use
+from protofed.experiments.rundir import RunDirectory
 from protofed_flower import cli
 from protofed_flower.ledger import NAME, NodeLedger
 from protofed_flower.logs import VARIABLE, JsonLine, format_as_asked
@@ -93,13 +90,13 @@ def test_a_run_that_is_silent_for_long_is_not_healthy_unless_it_has_finished(fin
 
 def interrupted(folder):
     with _interrupted_first(), RunDirectory(folder).alone():
-        assert in_use(folder)
+        assert RunDirectory(folder).in_use
         signal.raise_signal(signal.SIGINT)
 
 
 def test_an_interrupt_frees_the_run_directory_before_flower_handles_it(tmp_path, monkeypatch):
     handled = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(in_use(tmp_path)))
+    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(RunDirectory(tmp_path).in_use))
     try:
         with pytest.raises(KeyboardInterrupt):
             interrupted(tmp_path)
@@ -168,13 +165,3 @@ def test_log_lines_are_json_if_the_environment_says_so(monkeypatch, capsys):
 
         record = logging.LogRecord("protofed", 40, "", 1, "failed", None, sys.exc_info())
     assert "inside" in json.loads(JsonLine().format(record))["error"]
-
-
-def test_a_missing_package_is_named_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Exit) as end:
-        cli.status(tmp_path)
-    assert end.value.exit_code == 2
-    assert capsys.readouterr().err == (
-        "error: the package prometheus_client is missing: pip install protofed-flower\n"
-    )

@@ -11,8 +11,6 @@ import pandas as pd
 import pytest
 import torch
 
-pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-
 from network import FakeGrid, locally, nodes_of, numbers, over, own_run, wanted
 from notes import write_notes
 from protofed import load_run

@@ -16,10 +16,10 @@ from protofed.cli.common import (
     Seeds,
     console,
     overrides_of,
-    reported,
+    report_progress,
     seeds_of,
 )
-from protofed.compute.imports import uncollected
+from protofed.compute.imports import pause_collection
 from protofed.errors import ConfigError, unknown_name
 
 
@@ -56,7 +56,7 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
-    with uncollected():
+    with pause_collection():
         from protofed.experiments.batch import seconds
         from protofed_papers import running, showing
         from protofed_papers.output import FORMATS
@@ -74,7 +74,7 @@ def reproduce(
     cells = showing.only(only or [])
     place = overrides_of([], device, data_dir)
     request = running.Reproduction(target, scope, out, jobs, seconds(budget), run, cells, place)
-    with reported(quiet=quiet or not run, resume=False) as progress:
+    with report_progress(quiet=quiet or not run, resume=False) as progress:
         found = running.reproduce(request, progress)
     showing.show(
         found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)

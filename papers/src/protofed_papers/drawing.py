@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures import draw_figure, figures
 from protofed.analysis.figures.base import (
+    apply_theme,
     colour_bar,
     counting_axis,
     legend_below,
     name_ticks,
     panels,
     percent_axis,
-    themed,
     write_title,
 )
 from protofed.analysis.figures.classes import class_styles
-from protofed.analysis.figures.lines import band, recorded
+from protofed.analysis.figures.lines import band, read_numbers
 from protofed.analysis.style import GREY, PALETTE, method_styles
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
 from protofed.runs.labels import flat
-from protofed.runs.run import Run, by_label, settled
+from protofed.runs.run import Run, by_label, select_finished
 from protofed.trained.paired import interval
 from protofed_papers.cells import combinations, scaled
 from protofed_papers.layout import Find, Scope, Sheet
@@ -62,7 +62,7 @@ def draw(
     return _OF_RUNS[figure.draw](runs, **figure.options)
 
 
-@themed
+@apply_theme
 def cost() -> Drawing:
     """TinyProto Figure 1: parameters that a client of FedAvg and of prototype methods sends, for ShuffleNet v2."""
     from matplotlib.ticker import FuncFormatter
@@ -92,7 +92,7 @@ def cost() -> Drawing:
     return fig
 
 
-@themed
+@apply_theme
 def gfpl_cost() -> Drawing:
     """GFPL Figure 7: parameters of a client in a round that exchanges, nothing fused, against n, m and w; d = 50.
 
@@ -117,7 +117,7 @@ def gfpl_cost() -> Drawing:
 _WITHOUT_RUNS: dict[str, Callable[[], Drawing]] = {"cost": cost, "gfpl_cost": gfpl_cost}
 
 
-@themed
+@apply_theme
 def spiral_data(experiment: Experiment) -> Drawing:
     """ProtoNorm Figure 1a: the samples of the spiral."""
     import torch
@@ -141,7 +141,7 @@ def spiral_data(experiment: Experiment) -> Drawing:
     return fig
 
 
-@themed
+@apply_theme
 def splits(given: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment]) -> Drawing:
     """ProtoNorm Figures 7 and 8: samples of every client and class, one panel per split."""
     from matplotlib.colors import PowerNorm
@@ -160,7 +160,7 @@ def splits(given: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment]
     return fig
 
 
-@themed
+@apply_theme
 def error_bars(sheet: Sheet, over: Mapping[str, Sequence[str]]) -> Drawing:
     """GFPL Figure 5: accuracy of every method with its interval over seeds, one panel per setting."""
     places: dict[str, list[tuple[str, tuple[float, ...], str]]] = {}
@@ -191,7 +191,7 @@ def error_bars(sheet: Sheet, over: Mapping[str, Sequence[str]]) -> Drawing:
     return fig
 
 
-@themed
+@apply_theme
 def response(runs: list[Run], option: str, recorded: str) -> Drawing:
     """FedProto Figure 3: accuracy and the distance to the prototypes against an option.
 
@@ -200,7 +200,7 @@ def response(runs: list[Run], option: str, recorded: str) -> Drawing:
     """
     part, _, name = recorded.partition(".")
     points: dict[float, list[tuple[float, float | None]]] = {}
-    for run in settled(runs):
+    for run in select_finished(runs):
         value = float(flat(run.config)[option])
         last = getattr(run.rounds[-1], part).get(name)
         apart = last / value if value and last is not None else None
@@ -221,11 +221,11 @@ def response(runs: list[Run], option: str, recorded: str) -> Drawing:
     return fig
 
 
-@themed
+@apply_theme
 def equal_traffic(runs: list[Run]) -> Drawing:
     """TinyProto Figure 6: accuracy against the numbers sent per class, with and without sparsification."""
     lines: dict[str, dict[int, list[float]]] = {}
-    for run in settled(runs):
+    for run in select_finished(runs):
         options = flat(run.config)
         sparse = bool(options["method.cps"])
         name = "CPS: s entries of d = " + str(options["model.d"]) if sparse else "features of d dimensions"
@@ -246,16 +246,21 @@ def equal_traffic(runs: list[Run]) -> Drawing:
     return fig
 
 
-@themed
+@apply_theme
 def alignment_accuracy(runs: list[Run]) -> Drawing:
     """ProtoNorm Figure 3: alignment iterations and test accuracy in each round."""
-    groups = {label: settled(group) for label, group in by_label(runs).items()}
+    groups = {label: select_finished(group) for label, group in by_label(runs).items()}
     styles = method_styles(groups)
     fig, axes = panels(2, 4.4, 3.3)
     shown: list[float] = []
     for label, group in groups.items():
         line = styles[label].line()
-        band(axes[0], [c for r in group if (c := recorded(r, "diagnostics", "alignment_iterations"))], line, label)
+        band(
+            axes[0],
+            [c for r in group if (c := read_numbers(r, "diagnostics", "alignment_iterations"))],
+            line,
+            label,
+        )
         curves = [{t: 100 * a for t, a in run.accuracy(run.main_rule).items()} for run in group]
         shown += band(axes[1], curves, line, label)
     axes[0].set_ylabel("Alignment iterations")

@@ -182,9 +182,8 @@ def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float
         return 100.0 * ended if metric == "accuracy" and ended is not None else None
     if metric in (ACCURACY, "accuracy"):
         value, factor = values.get(paper.metric), 100.0
-    elif metric in ("traffic", "traffic_both_ways", "params_thousands", "params_millions"):
+    elif metric in ("traffic", "params_thousands", "params_millions"):
         names = ("up", "down") if paper.traffic == "both" else (paper.traffic,)
-        names = ("up_mean", "down_mean") if metric == "traffic_both_ways" else names
         value = sum(values[n] for n in names) if all(n in values for n in names) else None
         factor = METRICS.get(metric, ("", 1.0))[1]
     elif metric == "alignment_change":
@@ -443,7 +442,7 @@ class Formula(NamedTuple):
     def verdict(self) -> str:
         """Return whether what was counted is within half a percent of the formula."""
         if self.counted is None:
-            return NOT_RUN
+            return "not counted"
         if self.expected is None:
             return "varies"
         return AGREES if abs(self.counted - self.expected) <= 0.005 * self.expected else "differs"
@@ -456,11 +455,11 @@ def formula_runs(paper: Paper, table: PaperTable, scope: Scope) -> dict[str, Exp
 
 
 def formulas(paper: Paper, table: PaperTable, scope: Scope, find: Find) -> list[Formula]:
-    """Return a table of formulas with what runs of its methods sent."""
-    found = []
-    for printed, experiment in zip(table.printed, formula_runs(paper, table, scope).values(), strict=True):
-        result = find(experiment.key)
-        values = result.values if result else {}
+    """Return a table of formulas with what runs of its methods sent, of this scope or else of a committed one."""
+    found, runs = [], [formula_runs(paper, table, own) for own in (scope, *committed_scopes().values())]
+    for printed in table.printed:
+        results = (find(own[printed.method].key) for own in runs)
+        values = next((result.values for result in results if result), {})
         counted = values["up"] + values["down"] if "up" in values and "down" in values else None
         found.append(Formula(printed.method, printed.value, values.get("formula"), counted))
     return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from protofed.analysis.report.facts import plural
 from protofed.analysis.table import TextCell, TextTable, tex
+from protofed.text import plural
 from protofed_papers.layout import Filled, Formula, Hyperparameter, Row, Scope, Sheet, hyperparameters
 from protofed_papers.papers import ACCURACY, Claim, Paper, PaperTable
 from protofed_papers.verdicts import NOT_RUN, Judgement
@@ -207,14 +207,19 @@ def table_of(sheet: Sheet, cell: Callable[[Filled | None], str | TextCell], *, k
     columns = sheet.layout.columns
     table = TextTable(["method", *(" ".join(heading(sheet, column)) for column in columns)], by="setting")
     last = ""
-    for row in sheet.layout.rows:
-        filled = [sheet.filled(row, column) for column in columns]
-        if known and not any(own.values for own in filled if own and own.entry.metric == ACCURACY):
-            continue
+    for row, filled in shown_rows(sheet, known=known):
         if (section := section_label(sheet, row)) != last:
             last = table.sections[len(table.rows)] = section
         table.add(" ".join(row_labels(sheet, row)), *map(cell, filled))
     return table
+
+
+def shown_rows(sheet: Sheet, *, known: bool) -> Iterator[tuple[Row, list[Filled | None]]]:
+    """Yield the rows of a table, if ``known`` those with any accuracy of ours."""
+    for row in sheet.layout.rows:
+        filled = [sheet.filled(row, column) for column in sheet.layout.columns]
+        if not known or any(own.values for own in filled if own and own.entry.metric == ACCURACY):
+            yield row, filled
 
 
 def as_markdown(sheet: Sheet, facts: Facts, *, known: bool = False) -> str:

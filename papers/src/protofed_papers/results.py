@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import hashlib
 import io
 import json
 import math
+import operator
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,11 +20,18 @@ from typing import Any
 
 from protofed.errors import CheckpointError, unknown_name
 from protofed.runs.run import Run
-from protofed.runs.trouble import diverged
+from protofed.runs.trouble import find_diverged
 from protofed.storage.files import write_text
 from protofed.untrusted import claims
 from protofed.untrusted.reading import read_text, reason
 from protofed_papers.cells import SCALES
+
+_OPERATIONS: dict[type, Any] = {
+    ast.Add: operator.add,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
 
 RESULTS_BYTES = 64 * 1024 * 1024
 FOLDER = Path(str(resources.files("protofed_papers") / "results"))
@@ -110,7 +120,7 @@ def result_of(run: Run, key: str, scale: str, method: str) -> Result:
     images = sum(sum(c.train) + sum(c.test) for c in run.clients)
     by_rule = {rule: _finite(_by_rule(run, rule)) for rule in run.outcome.accuracy}
     rule = run.main_rule
-    lost = diverged(run.rounds)
+    lost = find_diverged(run.rounds)
     state = f"failed: {len(lost)} of {len(run.clients)} clients diverged" if lost else "done"
     facts = (run.seed, run.last_round, images, split_hash(run), rule, state, _made(run))
     return Result(key, scale, run.recipe, method, *facts, by_rule.pop(rule) | _finite(known), by_rule)
@@ -153,7 +163,6 @@ def _moved(run: Run, rule: str) -> float | None:
 def _formula(run: Run) -> float | None:
     """Return the parameters per round, both ways together, that the method's formulas give for these clients."""
     from protofed.methods import methods
-    from protofed.methods.traits import numbers
     from protofed.options import build_options
 
     kind, config = methods().get(run.method), run.config.get("method", {})
@@ -166,10 +175,29 @@ def _formula(run: Run) -> float | None:
         weights = {"|w|": whole, "|φ|": head, "|θ|": whole - head, "|w_aux|": sum(client.extras.values())}
         sizes = {**given, "K_i": sum(1 for n in client.train if n), "K": K, "d": client.d, **weights}
         for formula in (traits.up, traits.down):
-            if (found := numbers(formula, sizes)) is None:
+            if (found := value_of(formula, sizes)) is None:
                 return None
             total += found
     return total
+
+
+def value_of(formula: str, sizes: Mapping[str, float]) -> float | None:
+    """Return the value of :attr:`~protofed.methods.Traits.up` or ``down``; None if a size that it names is missing.
+
+    Example:
+        >>> value_of("K_i·d + |φ|", {"K_i": 2, "K": 3, "d": 5, "|φ|": 18})
+        28.0
+    """
+    text = formula.replace("·", "*").replace("²", "**2")
+    for symbol in sorted(sizes, key=len, reverse=True):
+        text = text.replace(symbol, repr(sizes[symbol]))
+
+    def value(node: Any) -> Any:
+        if isinstance(node, ast.BinOp):
+            return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
+        return node.value
+
+    return float(value(ast.parse(text, mode="eval").body)) if re.fullmatch(r"[0-9.+*/() ]+", text) else None
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:

@@ -17,7 +17,7 @@ from protofed.runs.rules import KNOWN_RULES
 from protofed.storage.files import write_text
 from protofed_papers.cells import SCALES
 from protofed_papers.judging import judged
-from protofed_papers.layout import Scope, Sheet, formula_runs, formulas, hyperparameters
+from protofed_papers.layout import Scope, Sheet, formulas, hyperparameters
 from protofed_papers.output import (
     FORMATS,
     WIDTH,
@@ -57,8 +57,8 @@ def _state(paper: Any, table: Any, scope: Scope, find: Any) -> str:
         differ = sum(row.verdict != "agrees" for row in hyperparameters(paper.name, table.number))
         return f"{differ} differ" if differ else "agrees"
     if table.kind == "formulas":
-        ran = sum(find(e.key) is not None for e in formula_runs(paper, table, scope).values())
-        return f"{ran} of {len(table.printed)} runs" if ran else "not run"
+        own = formulas(paper, table, scope, find)
+        return f"{sum(f.counted is not None for f in own)} of {len(own)} counted"
     states = Counter(find(own) is not None for own in Sheet(paper, table, scope, find).all_keys())
     return "not run" if not states[True] else f"{states[True]} of {states.total()} runs"
 

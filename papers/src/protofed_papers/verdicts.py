@@ -1,4 +1,4 @@
-"""The rules by which numbers and claims are judged; ``docs/reproduction/README.md`` states them in words."""
+"""The rules by which numbers and claims are judged; ``papers/reproduction/README.md`` states them in words."""
 
 from __future__ import annotations
 
@@ -128,6 +128,13 @@ class Judgement(NamedTuple):
     verdict: str
     comparisons: tuple[Contrast, ...] = ()
     why: str = ""
+
+    @property
+    def part(self) -> str:
+        """The share of cells that were run, as ``12 of 36 cells``, of the contrast with the lowest; "" if all."""
+        counts = [(len(c.counted), len(c.cells)) for c in self.comparisons]
+        some, cells = min(counts, key=lambda own: own[0] / own[1] if own[1] else 1.0, default=(0, 0))
+        return f"{some} of {cells} cells" if some < cells else ""
 
     @property
     def tally(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from protofed.analysis.exchange import EXCHANGES, exchanges
 from protofed.analysis.metrics import overall_text
 from protofed.analysis.table import TextCell, TextTable
-from protofed.runs.run import Run, by_label, rule_of, settled
+from protofed.runs.run import Run, by_label, rule_of, select_finished
 from protofed.text import duration, size
 from protofed.trained.paired import Interval, Sampled, same_tests, two_level
 
@@ -68,7 +68,7 @@ class MethodResult:
     def traffic(self) -> str:
         """Its rounds and bytes in words."""
         rounds = max(run.last_round for run in self.runs)
-        return f"{size(self.sent)} in {rounds} round{'s' * (rounds > 1)}"
+        return f"{size(self.sent)} in {rounds} round{'s' if rounds > 1 else ''}"
 
     @property
     def unseen(self) -> float | None:
@@ -90,7 +90,7 @@ class MethodResult:
         """Return the same on the test samples of each client that has some, by name."""
         found: dict[str, list[Sampled]] = {}
         for pair in self._pairs(other):
-            for name, scores in _paired(*pair):
+            for name, scores in _pair_scores(*pair):
                 found.setdefault(name, []).append(_difference([scores]))
         same = same_tests(self.runs)
         return {name: two_level(values, level, same=same) for name, values in found.items()}
@@ -157,7 +157,7 @@ class Answer:
         said = helps[sure]
         if gain.sign > 0 and not sure:
             said = f"Federating may help, but the best of {self.tried} methods can be as good by chance"
-        drawn = _drawn(self.best, self.control)
+        drawn = _describe_draws(self.best, self.control)
         if sure > 0 and drawn:
             said = "Federating seems to help"
         told = (
@@ -198,7 +198,9 @@ def answer(runs: Sequence[Run]) -> Answer | None:
     """
     if any(run.values for run in runs) or len({run.recipe for run in runs}) > 1:
         return None
-    groups = {label: settled([r for r in group if r.evaluations]) for label, group in by_label(runs).items()}
+    groups = {
+        label: select_finished([r for r in group if r.evaluations]) for label, group in by_label(runs).items()
+    }
     results = [_result(label, group) for label, group in groups.items() if group]
     results.sort(key=lambda result: -result.accuracy.mean)
     silent = next((result for result in results if result.exchanges == EXCHANGES[0]), None)
@@ -260,13 +262,13 @@ def _own(run: Run, rule: str) -> Sampled | None:
     """Return the final accuracy in percent over test samples."""
     if not run.accuracy(rule):
         return None
-    n = sum(sum(client.test) for client in run.clients) if _told(run) else 0
+    n = sum(sum(client.test) for client in run.clients) if _is_clear(run) else 0
     return Sampled.share(run.accuracy(rule)[run.last_evaluation], n)
 
 
 def _apart(one: Run, rule: str, other: Run, theirs: str) -> Sampled | None:
     """Return the difference of two runs in points, and at most its variance over their common test samples."""
-    if pairs := [scores for _, scores in _paired(one, rule, other, theirs)]:
+    if pairs := [scores for _, scores in _pair_scores(one, rule, other, theirs)]:
         return _difference(pairs)
     if not (one.accuracy(rule) and other.accuracy(theirs)):
         return None
@@ -280,10 +282,12 @@ def _difference(pairs: Sequence[PairedScores]) -> Sampled:
     return Sampled.difference(n, sum(each.ours - each.theirs for each in pairs), sum(each.apart for each in pairs))
 
 
-def _paired(one: Run, rule: str, other: Run, theirs: str) -> Iterator[tuple[str, PairedScores]]:
+def _pair_scores(one: Run, rule: str, other: Run, theirs: str) -> Iterator[tuple[str, PairedScores]]:
     """Yield the scores of every client that was tested; none if not all say exactly on what."""
     tests = {client.name: sum(client.test) for client in one.clients}
-    if not (_told(one) and _told(other)) or tests != {client.name: sum(client.test) for client in other.clients}:
+    if not (_is_clear(one) and _is_clear(other)) or tests != {
+        client.name: sum(client.test) for client in other.clients
+    }:
         return
     if rule not in one.rules or theirs not in other.rules:
         return
@@ -307,7 +311,7 @@ def _hits(run: Run, rule: str, client: str, accuracy: float) -> NDArray[np.bool_
     return hits if hits is not None and abs(hits.mean() - accuracy) < 1e-6 else None
 
 
-def _told(run: Run) -> bool:
+def _is_clear(run: Run) -> bool:
     return all(client.counts == "exact" for client in run.clients)
 
 
@@ -339,8 +343,10 @@ def _alone(result: MethodResult) -> str:
     run, rule = result.runs[-1], result.rule
     others = [f"{name} {100 * run.outcome.accuracy[name].final:.1f}" for name in run.rules if name != rule]
     named = [(a, name) for name, a in zip(run.names, run.client_accuracies(rule), strict=True) if a is not None]
-    spread = f", from {100 * min(named)[0]:.1f} % at {min(named)[1]} to {100 * max(named)[0]:.1f} %" * (
-        len(named) > 1
+    spread = (
+        f", from {100 * min(named)[0]:.1f} % at {min(named)[1]} to {100 * max(named)[0]:.1f} %"
+        if len(named) > 1
+        else ""
     )
     more = f" Other rules: {', '.join(others)} %." if others else ""
     return (
@@ -355,7 +361,7 @@ def _doubt(results: Sequence[MethodResult]) -> list[str]:
     return ["One split: --seeds 0,1,2 shows how much it matters."]
 
 
-def _drawn(best: MethodResult, control: MethodResult) -> str:
+def _describe_draws(best: MethodResult, control: MethodResult) -> str:
     """Return that an interval leaves out the draw of a network's initial weights; "" unless one seed is all."""
     if len(best.runs) > 1 or not any(r.losses for each in (best, control) for r in each.runs[0].rounds[-1:]):
         return ""

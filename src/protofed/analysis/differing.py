@@ -84,17 +84,17 @@ def hyperparameters(runs: Sequence[Run]) -> str:
     options = {id(run): flat(run.config) for run in runs}
     found = {name: _groups(runs, partial(_value, name, options)) for name in _names(runs)}
     parts = [
-        f"{NAMES.get(name, name)} ({'; '.join(f'{value} for {_listed(names)}' for value, names in groups.items())})"
+        f"{NAMES.get(name, name)} ({'; '.join(f'{v} for {_list_items(names)}' for v, names in groups.items())})"
         for name, groups in found.items()
         if len(groups) > 1
     ]
-    return f"Methods differ in {_listed(parts)}." if parts else ""
+    return f"Methods differ in {_list_items(parts)}." if parts else ""
 
 
 def models(runs: Sequence[Run]) -> str:
     """Return in one line which models each method trains; "" if all train the same."""
     groups = _groups(runs, model_names)
-    parts = [f"{_listed(names)}: {value}" for value, names in groups.items()]
+    parts = [f"{_list_items(names)}: {value}" for value, names in groups.items()]
     return f"Models differ: {'; '.join(parts)}." if len(parts) > 1 else ""
 
 
@@ -103,7 +103,7 @@ def model_names(run: Run) -> str:
     kinds = dict.fromkeys((c.architecture, c.parameters) for c in run.clients)
     encoder = run.config.get("encoder", {}).get("name") or "none"
     features = "" if encoder == "none" else f" on fixed features (encoder.name={encoder})"
-    return _listed([f"{name} with {number(size)} parameters" for name, size in kinds]) + features
+    return _list_items([f"{name} with {number(size)} parameters" for name, size in kinds]) + features
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -141,7 +141,7 @@ def _value(name: str, options: Mapping[int, Mapping[str, Any]], run: Run) -> str
     return f"{value:g}" if isinstance(value, float) else str(value)[:LONGEST]
 
 
-def _listed(items: Sequence[str]) -> str:
+def _list_items(items: Sequence[str]) -> str:
     """Return items as a list in words, of which long ones are cut."""
     shown = [*items[:SHOWN], f"{len(items) - SHOWN} more"] if len(items) > SHOWN else items
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

@@ -6,7 +6,17 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from protofed.runs.metrics import Metrics
-from protofed.text import area, mean_std, percent
+from protofed.text import mean_std, percent
+
+
+def area(value: float | None) -> str:
+    """Return an area under a curve, by custom a fraction.
+
+    Example:
+        >>> area(0.98325), area(None)
+        ('0.983', '–')
+    """
+    return "–" if value is None else f"{value:.3f}"
 
 
 def writer(name: str) -> Callable[[float | None], str]:

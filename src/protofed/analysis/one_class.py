@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from protofed.runs.run import Run, by_label
-from protofed.text import mean_std, percent
+from protofed.text import few, mean_std, percent
 
 NAMED = 12
 """Most clients of one split, and most methods, that a sentence lists."""
@@ -23,7 +23,7 @@ def one_class(runs: Sequence[Run]) -> str:
     splits: dict[str, int] = {}
     for run in concerned:
         names = (f"{run.clients[i].name} ({run.class_names[label]})" for i, label in _lone(run).items())
-        splits.setdefault(_few([*names]), run.seed)
+        splits.setdefault(few([*names], NAMED), run.seed)
     told = (
         [*splits]
         if len(splits) == 1 and len(concerned) == len(runs)
@@ -31,7 +31,7 @@ def one_class(runs: Sequence[Run]) -> str:
     )
     several = len(splits) > 1 or len(_lone(concerned[0])) > 1
     whose, them = ("their", "them") if several else ("its", "it")
-    sentences = [f"Trained on one class alone: {_few(told, '; ', SPLITS)}."]
+    sentences = [f"Trained on one class alone: {few(told, SPLITS, '; ')}."]
     known = all(client.counts == "exact" for run in concerned for client in run.clients)
     if known:
         own, everyone = (_share(part for run in concerned for part in parts(run)) for parts in (_of_own, _of_all))
@@ -44,13 +44,13 @@ def one_class(runs: Sequence[Run]) -> str:
     groups = by_label(concerned)
     if len(groups) <= NAMED:
         without = {name: mean_std([_without(run) for run in group]) for name, group in groups.items()}
-        sentences += _listed(f"Final accuracy without {them}", without) if known else []
+        sentences += _list_figures(f"Final accuracy without {them}", without) if known else []
         union = {name: mean_std([_on_all(r, r.main_rule) for r in group]) for name, group in groups.items()}
-        sentences += _listed(f"On all clients’ test samples, {whose} final accuracy", union)
-    opened = {name: group[0] for name, group in groups.items() if _opened(group[0])}
-    for rule in dict.fromkeys(map(_opened, opened.values())):
-        by = [name for name, run in opened.items() if _opened(run) == rule]
-        which = f" of {_few(by)}" if len(groups) > 1 else ""
+        sentences += _list_figures(f"On all clients’ test samples, {whose} final accuracy", union)
+    opened = {name: group[0] for name, group in groups.items() if _open_rule(group[0])}
+    for rule in dict.fromkeys(map(_open_rule, opened.values())):
+        by = [name for name, run in opened.items() if _open_rule(run) == rule]
+        which = f" of {few(by, NAMED)}" if len(groups) > 1 else ""
         measured = mean_std([_on_all(run, rule) for name in by for run in groups[name]])
         right = f", right on {measured} of all clients’ test samples" if measured != NOTHING else ""
         sentences.append(f"Predictions{which} for {them} are by {rule}{right}.")
@@ -62,7 +62,7 @@ def _lone(run: Run) -> dict[int, int]:
     return {i: client.only_class for i, client in enumerate(run.clients) if client.only_class is not None}
 
 
-def _opened(run: Run) -> str:
+def _open_rule(run: Run) -> str:
     """Return the rule by which those clients answer, if it is another than the main rule; else ""."""
     rule = run.federation.open_rule
     return rule if rule != run.main_rule else ""
@@ -100,12 +100,7 @@ def _on_all(run: Run, rule: str) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _listed(what: str, by_name: Mapping[str, str]) -> list[str]:
+def _list_figures(what: str, by_name: Mapping[str, str]) -> list[str]:
     """Return a sentence with a figure per method, or for the only one; none without figures."""
     known = [text if len(by_name) == 1 else f"{name} {text}" for name, text in by_name.items() if text != NOTHING]
     return [f"{what}: {', '.join(known)}."] if known else []
-
-
-def _few(texts: Sequence[str], between: str = ", ", most: int = NAMED) -> str:
-    rest = len(texts) - most
-    return between.join(texts[:most]) + (f"{between}and {rest} more" if rest > 0 else "")

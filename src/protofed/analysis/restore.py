@@ -49,15 +49,15 @@ def restore_features(
     Raises:
         DataError: If the run has left no models, or its data are missing or not those it was run on.
     """
-    from protofed.experiments.ending import opened
+    from protofed.experiments.ending import open_run
 
     if not (run.directory / "clients").is_dir():
         raise DataError(f"{run.directory}: no models to take features from: the run has not finished")
-    with opened(run, trust_code) as experiment:
-        return _restored(run, experiment, clients, most, seed)
+    with open_run(run, trust_code) as experiment:
+        return _restore_features(run, experiment, clients, most, seed)
 
 
-def _restored(
+def _restore_features(
     run: Run, experiment: Experiment, clients: Sequence[str] | None, most: int | None, seed: int
 ) -> list[ClientFeatures]:
     from protofed.experiments.assemble import assemble
@@ -128,7 +128,7 @@ def _features(client: Member, model: SplitModel, most: int | None, seed: int) ->
     return ClientFeatures(client.name, torch.cat(parts) if parts else empty, samples.y)
 
 
-def used(run: Run, server: Prototypes | None) -> Prototypes | None:
+def restore_global(run: Run, server: Prototypes | None) -> Prototypes | None:
     """Return the global prototypes as clients use them: what the method makes of the server's broadcast.
 
     They differ from the ``server``'s by ProtoNorm's γ or TinyProto's masks, and FixedETF has them without any
@@ -162,7 +162,7 @@ def used(run: Run, server: Prototypes | None) -> Prototypes | None:
     return Prototypes.of(received)
 
 
-def sent(run: Run, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
+def restore_local(run: Run, own: Mapping[str, Prototypes]) -> dict[str, Prototypes]:
     """Return clients' prototypes by name, the entries that TinyProto does not send set to 0; others as they are."""
     from protofed.methods.parts.nearest import as_sent
 

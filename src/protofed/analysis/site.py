@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from protofed.analysis.answer import answer
 from protofed.analysis.exchange import EXCHANGES, exchanges
-from protofed.analysis.report.facts import plural
 from protofed.runs.run import Run
-from protofed.text import number, percent, size
+from protofed.text import few, number, percent, plural, size
 
 SHOWN = 12
 """Most classes that are named."""
@@ -39,7 +38,7 @@ def site_view(run: Run, name: str, others: Iterable[Run] = ()) -> SiteView:
     else:
         held = [f"{label}: {number(n)}" for label, n in zip(run.class_names, client.train, strict=True) if n]
         has = (
-            f"{number(sum(client.train))} training samples of {plural(len(held), 'class')} ({_few(held)}), "
+            f"{number(sum(client.train))} training samples of {plural(len(held), 'class')} ({few(held, SHOWN)}), "
             f"{number(sum(client.test))} test samples; {client.architecture} "
             f"with {number(client.parameters)} parameters."
         )
@@ -50,7 +49,7 @@ def site_view(run: Run, name: str, others: Iterable[Run] = ()) -> SiteView:
             if n and not own
         ]
         lacks = (
-            f"{plural(len(absent), 'class')} that others have ({_few(absent)})."
+            f"{plural(len(absent), 'class')} that others have ({few(absent, SHOWN)})."
             if absent
             else "No class that others have."
         )
@@ -84,7 +83,3 @@ def _reveals(run: Run, place: int) -> str:
     near = f"; {few} of its classes have {NEARLY} samples or fewer, whose means are nearly samples" if few else ""
     cost = next((r.privacy for r in reversed(run.rounds) if r.privacy and r.privacy.noise), None)
     return f"It sends {told}{near if kind == EXCHANGES[1] else ''}{f'; ε = {cost.epsilon:.3g}' if cost else ''}."
-
-
-def _few(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:SHOWN]) + (f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else "")

@@ -108,12 +108,12 @@ class TextTable:
             if heading:
                 table.add_section()
                 table.add_row(f"[dim]{escape(heading)}[/]")
-            table.add_row(*map(_shown, row))
+            table.add_row(*map(_format_value, row))
         above = [Text(self.title, "italic")] if self.title else []
         return Group(*above, table, *([Text(self.caption, "dim italic")] if self.caption else []))
 
 
-def _shown(cell: TextCell) -> str:
+def _format_value(cell: TextCell) -> str:
     from rich.markup import escape
 
     text = f"[red]{escape(cell.text)}[/]" if cell.strong else escape(cell.text)
@@ -156,16 +156,16 @@ def tex(text: str) -> str:
 FORMATS = ("csv", "markdown", "latex")
 
 
-def known_format(form: str) -> str:
+def check_format(form: str) -> str:
     """Return the name of a format, if it is one of :data:`FORMATS`."""
     if form not in FORMATS:
         raise ConfigError(unknown_name("format", form, FORMATS))
     return form
 
 
-def written(frame: DataFrame, form: str) -> str:
+def format_table(frame: DataFrame, form: str) -> str:
     """Return the frame of a comparison as text in one of :data:`FORMATS`: as it is, or a :func:`paper_table`."""
-    if known_format(form) == "csv":
+    if check_format(form) == "csv":
         return str(frame.to_csv(index=False))
     if form == "latex":
         return paper_table(frame).latex()
@@ -174,7 +174,7 @@ def written(frame: DataFrame, form: str) -> str:
     words = [not is_numeric_dtype(kind) for kind in frame.dtypes]
     table = TextTable(list(map(str, frame.columns)), text_columns=[*words, False].index(False))
     for row in frame.itertuples(index=False):
-        table.add(*map(_written, row))
+        table.add(*map(_format_frame, row))
     return table.markdown()
 
 
@@ -209,7 +209,7 @@ def paper_table(frame: DataFrame) -> TextTable:
     return table
 
 
-def _written(value: object) -> str:
+def _format_frame(value: object) -> str:
     if value is None or value != value:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

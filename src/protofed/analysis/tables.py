@@ -11,7 +11,7 @@ from protofed.analysis.metrics import overall_text, spread_text
 from protofed.analysis.table import TextTable
 from protofed.runs.metrics import HEADLINES
 from protofed.runs.records import WAYS
-from protofed.runs.rules import Rule, known
+from protofed.runs.rules import Rule, find_rule
 from protofed.runs.run import Run, by_label
 from protofed.runs.summary import TOLERANCE, Summary, Traffic
 from protofed.text import mean_std, number, size
@@ -69,7 +69,7 @@ def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -
     outcomes = [outcome for group in groups.values() for s in group for outcome in s.outcome.accuracy.values()]
     lines = [line for line in LINES if line.always or any(getattr(o, line.figure) is not None for o in outcomes)]
     names = dict.fromkeys(r for group in groups.values() for s in group for r in s.outcome.accuracy)
-    rules = {name: (described or {}).get(name) or known(name) for name in names}
+    rules = {name: (described or {}).get(name) or find_rule(name) for name in names}
     rounds = max(s.outcome.rounds for group in groups.values() for s in group)
     seeds = max(len(group) for group in groups.values())
     over = f", mean ± std over {seeds} seeds" if seeds > 1 else ""
@@ -100,7 +100,7 @@ def traffic_table(groups: Groups) -> TextTable:
     for name, group in groups.items():
         traffic = [s.outcome.communication for s in group]
         seconds = f"{statistics.fmean(s.outcome.seconds['total'] for s in group):.0f} s"
-        table.add(name, *(cell for way in WAYS for cell in _sent(traffic, way)), seconds)
+        table.add(name, *(cell for way in WAYS for cell in _format_traffic(traffic, way)), seconds)
     return table
 
 
@@ -165,7 +165,7 @@ def _accuracy(group: Sequence[Summary], rule: str, line: _Line) -> str:
     return mean_std(values).replace("%", "").replace(" ± ", "±")
 
 
-def _sent(traffic: Sequence[Traffic], way: str) -> tuple[str, str]:
+def _format_traffic(traffic: Sequence[Traffic], way: str) -> tuple[str, str]:
     """Return bytes, and parameters per sending round / over all rounds; a dash where an older file lacks them."""
     overall = [t.parameters_over_all_rounds for t in traffic]
     known = [o[way] for o in overall if o is not None]

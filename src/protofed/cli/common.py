@@ -99,7 +99,7 @@ def seeds_of(text: str) -> list[int]:
 
 
 @contextmanager
-def reported(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
+def report_progress(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
     """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue."""
     from protofed.experiments.progress import KeptRuns, progress_bar
     from protofed.experiments.running import Several
@@ -112,10 +112,10 @@ def reported(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> I
         # A signal inside a C library may surface as one of the library's own exceptions.
         if not signals:
             raise
-        goes_on = "; repeat the command" + " with --resume" * resume + " to continue"
+        goes_on = "; repeat the command" + (" with --resume" if resume else "") + " to continue"
         if kept.running and resume:
             place = next(iter(kept.running.values()))[0]
             place = place.parent if (place.parent / "comparison.json").is_file() else place
-            goes_on += "" if "--out" in sys.argv else f", and --out {place}" * (len(kept.running) == 1)
-        errors.print(escape(kept.told()) + escape(goes_on), highlight=False, soft_wrap=True)
+            goes_on += "" if "--out" in sys.argv else (f", and --out {place}" if len(kept.running) == 1 else "")
+        errors.print(escape(kept.describe()) + escape(goes_on), highlight=False, soft_wrap=True)
         raise KeyboardInterrupt from None

@@ -29,13 +29,13 @@ from protofed.cli.common import (
     errors,
     names_of,
     overrides_of,
-    reported,
+    report_progress,
     seeds_of,
     signals,
 )
 from protofed.compute import numerics
-from protofed.compute.imports import uncollected
-from protofed.errors import CheckpointError, ConfigError, ProtofedError
+from protofed.compute.imports import pause_collection
+from protofed.errors import INSTEAD, CheckpointError, ConfigError, ProtofedError, unknown_name
 
 if TYPE_CHECKING:
     from protofed.runs.run import Run
@@ -44,8 +44,7 @@ ELSEWHERE = {
     "figure": "protofed figure is gone: protofed report RUN --figure NAME draws one",
     "sweep": "protofed sweep is gone: protofed compare takes several values of an option, e.g. method.s=50,150",
     "worth": "protofed worth is gone: protofed try FOLDER or RECIPE has what it told",
-    "deploy": "deploy is a command of protofed-flower: pip install protofed-flower",
-    "ledger": "ledger is a command of protofed-flower: pip install protofed-flower",
+    **{name: unknown_name(kind, name, ()) for kind, name in INSTEAD if kind == "command"},
     "reproduce": "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce",
 }
 """What to do in place of commands that are gone, or that belong to a distribution that is not installed."""
@@ -78,9 +77,9 @@ def _version(wanted: bool) -> None:
 
 def _format(form: str) -> str:
     """Refuse an unknown format before anything runs."""
-    from protofed.analysis.table import known_format
+    from protofed.analysis.table import check_format
 
-    return form and known_format(form)
+    return form and check_format(form)
 
 
 Format = Annotated[
@@ -129,14 +128,14 @@ def run(
     full: Full = False,
 ) -> None:
     """Run a recipe: train, evaluate, and write a run directory with a report."""
-    with uncollected():
+    with pause_collection():
         from protofed import api
 
     recipe, items = _split_recipe(arguments or [])
     overrides = overrides_of(items, device, data_dir)
     if start is not None:
         overrides["model.start"] = str(start.resolve())
-    with reported(quiet=quiet, log_format=_lines(log_format, full)) as progress:
+    with report_progress(quiet=quiet, log_format=_lines(log_format, full)) as progress:
         result = api.run(
             recipe,
             overrides,
@@ -177,14 +176,14 @@ def compare(
     full: Full = False,
 ) -> None:
     """Run several methods, or values of options, on the same federation; compare them in one table and report."""
-    with uncollected():
+    with pause_collection():
         from protofed import api
-        from protofed.analysis.table import written
+        from protofed.analysis.table import format_table
         from protofed.experiments.batch import seconds
 
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
-    with reported(quiet=quiet or bool(form), log_format=_lines(log_format, full)) as progress:
+    with report_progress(quiet=quiet or bool(form), log_format=_lines(log_format, full)) as progress:
         result = api.compare(
             recipe,
             names_of(methods),
@@ -199,7 +198,7 @@ def compare(
             track=names_of(track),
         )
     if form and any(result.runs.values()):
-        typer.echo(written(result.to_frame(), form), nl=False)
+        typer.echo(format_table(result.to_frame(), form), nl=False)
     _show(result, table=log_format != "json" and not form, full=full)
 
 
@@ -227,13 +226,13 @@ def tune(
     quiet: Quiet = False,
 ) -> None:
     """Search for good values of options by accuracy on validation samples, never on test samples."""
-    with uncollected():
+    with pause_collection():
         from protofed import api
         from protofed.analysis.tables import trials_table
         from protofed.experiments.batch import seconds
 
     limit = seconds(budget)
-    with reported(quiet=quiet, resume=False) as progress:
+    with report_progress(quiet=quiet, resume=False) as progress:
         result = api.tune(
             recipe,
             items,
@@ -276,7 +275,7 @@ def list_(
     ] = False,
 ) -> None:
     """List the names that can be used in a recipe, with options and their defaults."""
-    with uncollected():
+    with pause_collection():
         from protofed.cli.catalogue import KINDS, entries
 
     if not kind:
@@ -307,7 +306,7 @@ def inspect(
     data_dir: DataDir = None,
 ) -> None:
     """Print and draw how a recipe divides its data (client × class), without training."""
-    with uncollected():
+    with pause_collection():
         from protofed.analysis.split import inspect_split
 
     tables, drawn = inspect_split(recipe, overrides_of(overrides or [], "auto", data_dir), out, console.width)
@@ -334,7 +333,7 @@ def report(
     ] = None,
 ) -> None:
     """Rebuild the report of one run, compare several runs side by side, or draw a figure of them."""
-    with uncollected():
+    with pause_collection():
         from protofed.analysis.figures import draw_figure, figures, save_figure
         from protofed.analysis.report import write_report
         from protofed.config.schema import parse_overrides

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli.common import Directory, TrustCode, console
-from protofed.compute.imports import uncollected
+from protofed.compute.imports import pause_collection
 from protofed.errors import printable
 
 Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
@@ -41,7 +41,7 @@ def metrics(
 
     They are written to metrics.json of each run, whose data must be at hand, and shown in its report.
     """
-    with uncollected():
+    with pause_collection():
         from protofed.analysis.report import write_report
         from protofed.analysis.tables import metrics_table
         from protofed.errors import CheckpointError
@@ -79,7 +79,7 @@ def predict(
     trust_code: TrustCode = False,
 ) -> None:
     """Classify images or tables with a trained client, as CSV: the class, and the probability of every class."""
-    with uncollected():
+    with pause_collection():
         import numpy as np
 
         from protofed.api import load_run
@@ -115,7 +115,7 @@ def predict(
 def export(
     directory: Directory,
     client: Client,
-    format: Annotated[str, typer.Option(help="onnx, torch_export or safetensors.")] = "onnx",
+    form: Annotated[str, typer.Option(help="onnx, torch_export or safetensors.")] = "onnx",
     out: Annotated[
         Path | None, typer.Option(help="Output file (default: CLIENT with the format's suffix).")
     ] = None,
@@ -131,13 +131,13 @@ def export(
     trust_code: TrustCode = False,
 ) -> None:
     """Write a client's model with preprocessing, a rule, class names and a card; check it against predict."""
-    with uncollected():
+    with pause_collection():
         from protofed.api import load_run
         from protofed.trained import exporting
 
-    suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == format), "")
+    suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == form), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
-    written = exporting.export(run, run.client(client), path, format, rule, samples or (), trust_code)
+    written = exporting.export(run, run.client(client), path, form, rule, samples or (), trust_code)
     cards = " and ".join(map(str, written.cards))
     typer.echo(printable(f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Cards: {cards}"))
 
@@ -149,7 +149,7 @@ def forget(
     trust_code: TrustCode = False,
 ) -> None:
     """Take a client's sums out of a finished run of a closed form, which is then as if it had not taken part."""
-    with uncollected():
+    with pause_collection():
         from protofed import api
         from protofed.analysis.report.facts import again
         from protofed.runs.loading import load_run

@@ -26,7 +26,7 @@ _OWN = "protofed_user_"
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Import without looking for garbage: imports leave hardly any, and the search takes a third of their time.
 
     What is there afterwards stays to the end of the process, so later searches, and the last one, leave it out, and
@@ -104,14 +104,14 @@ class _Source(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def packed(value: object) -> Packed:
+def pack(value: object) -> Packed:
     """Pickle a value for another process, with the paths of the users' files whose classes it contains."""
     content = pickle.dumps(value)
     own = {n: str(m.__file__) for n, m in sys.modules.items() if n.startswith(_OWN) and n.encode() in content}
     return own, content
 
 
-def unpacked(value: Packed) -> Any:
+def unpack(value: Packed) -> Any:
     """Return a value from another process of this program."""
     own, content = value
     for name, path in own.items():

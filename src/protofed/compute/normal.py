@@ -32,7 +32,7 @@ AT_ONCE = 2**16
 """Pairs that are drawn at a time."""
 
 
-def rounded_normal(n: int, deviation: float) -> torch.Tensor:
+def draw_rounded_normal(n: int, deviation: float) -> torch.Tensor:
     """Return ``n`` whole numbers ``round(σ·Z)``, ``(n,)`` int64, that nobody can repeat.
 
     Args:
@@ -87,8 +87,8 @@ def exactly(digits: list[int], deviation: float) -> list[int] | None:
                 return None
             if least > 0 and most <= 1:
                 factors = [_factor(s, deviation) for s in (most, least)]
-                lows = [_rounded(x * factors[0] * (1 - tiny)) for x in low]
-                if lows == [_rounded(x * factors[1] * (1 + tiny)) for x in high]:
+                lows = [_round_half_even(x * factors[0] * (1 - tiny)) for x in low]
+                if lows == [_round_half_even(x * factors[1] * (1 + tiny)) for x in high]:
                     return lows
         more = int.from_bytes(os.urandom(2 * DIGITS), "little")  # 2·8·DIGITS bits, of which 2·DIGITS are used
         digits = [digits[0] << DIGITS | more % 2**DIGITS, digits[1] << DIGITS | (more >> DIGITS) % 2**DIGITS]
@@ -100,5 +100,5 @@ def _factor(s: decimal.Decimal, deviation: float) -> decimal.Decimal:
     return decimal.Decimal(deviation) * (-2 * s.ln() / s).sqrt()
 
 
-def _rounded(x: decimal.Decimal) -> int:
+def _round_half_even(x: decimal.Decimal) -> int:
     return math.floor(x + decimal.Decimal("0.5"))

@@ -62,7 +62,7 @@ def depends_on_addresses() -> bool:
         sizes = ((rows, inner), (columns, inner), (columns,))
         operands = [torch.randn(size, generator=generator) for size in sizes]
         products = [
-            torch.nn.functional.linear(*(_moved(x, i * offset % 16) for i, x in enumerate(operands, 1)))
+            torch.nn.functional.linear(*(_copy_unaligned(x, i * offset % 16) for i, x in enumerate(operands, 1)))
             for offset in range(16)
         ]
         if not all(torch.equal(product, products[0]) for product in products):
@@ -82,7 +82,7 @@ def warn_if_unrepeatable() -> None:
         )
 
 
-def _moved(x: Tensor, offset: int) -> Tensor:
+def _copy_unaligned(x: Tensor, offset: int) -> Tensor:
     """Return a copy of ``x`` that begins ``offset`` elements after a multiple of 64 bytes."""
     import torch
 

@@ -29,7 +29,7 @@ def eager(kind: type[Optimizer]) -> type[Any]:
     return type(kind.__name__, (kind,), {"step": step, "add_param_group": add, "__doc__": kind.__doc__})
 
 
-def kept_state(optimizer: Optimizer, parameters: Mapping[str, Tensor], scope: str) -> dict[str, Tensor]:
+def state_of(optimizer: Optimizer, parameters: Mapping[str, Tensor], scope: str) -> dict[str, Tensor]:
     """Return the state of an optimiser as flat tensors ``SCOPE/PARAMETER/NAME``."""
     return {
         f"{scope}/{name}/{key}": value.detach()

@@ -17,7 +17,7 @@ from protofed.errors import ConfigError, refusal, unknown_name
 from protofed.options import build_options, option_fields
 from protofed.runs.description import ArchitectureName
 from protofed.samples import ClientData, Encoding, FederatedData
-from protofed.stages.robust.believed import believed
+from protofed.stages.robust.believed import limit_counts
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side, within
 
@@ -44,9 +44,9 @@ class Architecture:
     d: Side
 
     def __str__(self) -> str:
-        return self._written(_SHOWN)
+        return self._write(_SHOWN)
 
-    def _written(self, most: int | None = None) -> str:
+    def _write(self, most: int | None = None) -> str:
         """Return name and options, of long lists only the first values."""
         shown = {k: _first(v, most) if isinstance(v, (list, tuple)) else v for k, v in self.options.items()}
         options = ", ".join(f"{k}={v}" for k, v in shown.items())
@@ -55,7 +55,7 @@ class Architecture:
     @property
     def kind(self) -> str:
         """The kind of model: architectures of one kind have the same modules and shapes."""
-        return f"{self._written()}, d={self.d}"
+        return f"{self._write()}, d={self.d}"
 
 
 def _first(values: Sequence[object], most: int | None) -> object:
@@ -95,7 +95,7 @@ class FederationSummary:
         _check_same(experiment, federated, architectures)
         stated = {c.name: c.train.counts(federated.num_classes).cpu() for c in federated.clients}
         withheld = [c.name for c in federated.clients if not c.train.exact]
-        counts = torch.stack([*believed(stated, experiment.robust, withheld).values()]).sum(0)
+        counts = torch.stack([*limit_counts(stated, experiment.robust, withheld).values()]).sum(0)
         present = counts[counts > 0]
         # The mean over classes that are present tells which are: noise could not hide it.
         hidden = experiment.privacy.mode == "client" or not len(present)
@@ -222,7 +222,7 @@ def architecture_of(
     elif chosen:
         check_trusted(experiment, client.name, chosen)
         own = Architecture(*models.assign(chosen, 1)[0], 0)
-        architecture = fitted(experiment, own, federated.table)
+        architecture = fit_to_columns(experiment, own, federated.table)
     width = own_width(experiment, architecture.name, federated.input_shape)
     return replace(architecture, d=client.settings.get("d", width))
 
@@ -272,12 +272,26 @@ def counts_needed(experiment: Experiment) -> str:
     return ""
 
 
+def why_rounds_matter(experiment: Experiment) -> str:
+    """Return why the planned number of rounds affects every round of an experiment; "" if it does not."""
+    if experiment.training.schedule == "cosine":
+        return "training.schedule=cosine spreads over all rounds"
+    if experiment.participation.newcomers:
+        return "participation.newcomers join in the last rounds"
+    if experiment.participation.after:
+        return "with participation.after, the last round waits for all"
+    if experiment.privacy.mode != "none" and experiment.privacy.noise is None:
+        return "the noise that privacy.epsilon needs depends on their number"
+    kind = methods.get(experiment.method)
+    return kind.traits(experiment.method_options).ends
+
+
 def _embedding(experiment: Experiment, table: Table | None) -> list[Architecture]:
     """Return architectures of the recipe with embeddings of categories, if it asks for them."""
     model = experiment.model
     shared = _all_shared(experiment)
     chosen = f"model.shared={model.shared}" if shared else "" if model.members else f"model.name={model.name}"
-    found = [fitted(experiment, architecture, table, chosen) for architecture in turns(experiment)]
+    found = [fit_to_columns(experiment, architecture, table, chosen) for architecture in turns(experiment)]
     if experiment.model.categories == "embedding" and not any("categories" in a.options for a in found):
         if table is None or not table.blocks:
             raise ConfigError("model.categories=embedding: the data have no columns of categories")
@@ -285,7 +299,7 @@ def _embedding(experiment: Experiment, table: Table | None) -> list[Architecture
     return found
 
 
-def fitted(
+def fit_to_columns(
     experiment: Experiment, architecture: Architecture, table: Table | None, chosen: str = ""
 ) -> Architecture:
     """Return an architecture with what the columns of a table tell it: its inputs of categories, and its tokens.

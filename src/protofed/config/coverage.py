@@ -21,11 +21,9 @@ def check_steps(experiment: Experiment, columns: Sequence[RawColumn]) -> None:
     mode = experiment.privacy.mode
     if mode == "none":
         return
-    reason = _options(experiment, mode) or next(
-        (reason for column in columns if (reason := _column(experiment, mode, column))), ""
-    )
-    if reason:
-        raise ConfigError(f"privacy.mode={mode} does not cover {reason}")
+    for column in columns:
+        if reason := _column(experiment, mode, column):
+            raise ConfigError(f"privacy.mode={mode} does not cover {reason}")
 
 
 def check_classes(experiment: Experiment, declared: bool, client: str) -> None:
@@ -61,27 +59,13 @@ def check_method(experiment: Experiment, method: Method) -> None:
 def keeps_unprotected(method: Method) -> bool:
     """Return whether what a client keeps, and so its scores, depends on its samples without noise."""
     rounds = range(1, method.task.rounds + 1)
-    stays = any(phase.local_only for round in rounds for phase in method.round(round).phases)
+    stays = any(phase.local_only for round_number in rounds for phase in method.round(round_number).phases)
     return stays or bool(method.protection.local_only)
 
 
 def withholds_scores(experiment: Experiment, method: Method) -> bool:
     """Return whether scores stay at the nodes for good."""
     return experiment.privacy.mode == "sample" and keeps_unprotected(method)
-
-
-def _options(experiment: Experiment, mode: str) -> str:
-    data = experiment.data
-    if experiment.model.start:
-        return "model.start, whose run has an ε of its own: begin with initial weights"
-    if mode == "sample" and data.validation_fraction:
-        return (
-            "data.validation_fraction, since one sample changes which others are held out: give clients validation "
-            "samples of their own (validation.csv, .parquet or .npz)"
-        )
-    if mode == "sample" and data.train_samples:
-        return "data.train_samples, since one sample changes which others are chosen: choose them beforehand"
-    return ""
 
 
 def _column(experiment: Experiment, mode: str, column: RawColumn) -> str:
@@ -93,7 +77,7 @@ def _column(experiment: Experiment, mode: str, column: RawColumn) -> str:
         return _indicator(data.missing, name, "choose data.missing=mean")
     if column.kind == "text" or range_of(column, data.ranges) is not None:
         return ""
-    standardised, needs = data.standardised(table=True), f"data.ranges.{name}=[least, largest]"
+    standardised, needs = data.standardise_by(table=True), f"data.ranges.{name}=[least, largest]"
     if mode == "client":
         if standardised == "federated":
             return f"data.standardise=federated: column {name!r} needs {needs}, or choose data.standardise=site"

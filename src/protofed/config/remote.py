@@ -66,7 +66,7 @@ def check_plan(plan: Mapping[str, Any], permits: Permits) -> None:
         elif name in SCALARS:
             _check_value(value, name, permits, "", limits.SEED)
         else:
-            raise _closed(_name(name))
+            raise _refuse_option(_name(name))
 
 
 def read_plan(plan: Mapping[str, Any], data: DataOptions, permits: Permits) -> Experiment:
@@ -81,7 +81,7 @@ def read_plan(plan: Mapping[str, Any], data: DataOptions, permits: Permits) -> E
         raise refusal("plan", text=str(error)) from None
 
 
-def named_values(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
+def list_names(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
     """Yield what an experiment names, with the option and the kind, save clients' architectures, chosen later."""
     yield "method.name", "methods", experiment.method
     records = {"method": experiment.method_options, **{name: getattr(experiment, name) for name in _sections()}}
@@ -108,7 +108,7 @@ def _sections() -> dict[str, type[Options]]:
 def _check_method(table: Mapping[str, Any], permits: Permits) -> None:
     name = table.get("name")
     if not isinstance(name, str) or not (name in methods.methods() or permits("methods", name)):
-        raise _unlisted("method.name")
+        raise _refuse_name("method.name")
     fields = option_fields(methods.get(name).Options)
     _check_section({n: v for n, v in table.items() if n != "name"}, fields, "method", permits)
 
@@ -119,9 +119,9 @@ def _check_section(
     for name, value in table.items():
         option = _name(f"{where}.{name}")
         if name not in fields or not settable(fields[name]):
-            raise _closed(option)
-        kind, range = fields[name].metadata.get("of", ""), fields[name].metadata["range"]
-        _check_value(value, option, permits, kind, range.most or limits.OPTION)
+            raise _refuse_option(option)
+        kind, bounds = fields[name].metadata.get("of", ""), fields[name].metadata["range"]
+        _check_value(value, option, permits, kind, bounds.most or limits.OPTION)
 
 
 def _check_value(value: Any, option: str, permits: Permits, kind: str, most: float, depth: int = 0) -> None:
@@ -133,7 +133,7 @@ def _check_value(value: Any, option: str, permits: Permits, kind: str, most: flo
     """
     if isinstance(value, str):
         if value and not _WORD.fullmatch(value) and not permits(kind, value):
-            raise _unlisted(option)
+            raise _refuse_name(option)
     elif isinstance(value, Mapping) and depth < 3:
         _check_table(value, option, permits, kind, depth)
     elif isinstance(value, (list, tuple)) and len(value) <= LONGEST and depth < 3:
@@ -141,9 +141,9 @@ def _check_value(value: Any, option: str, permits: Permits, kind: str, most: flo
             _check_value(item, option, permits, kind, most, depth + 1)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise _closed(option)
+            raise _refuse_option(option)
     elif not (value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) <= most)):
-        raise _closed(option)
+        raise _refuse_option(option)
 
 
 def _check_table(value: Mapping[str, Any], option: str, permits: Permits, kind: str, depth: int) -> None:
@@ -151,10 +151,10 @@ def _check_table(value: Mapping[str, Any], option: str, permits: Permits, kind: 
     for name, own in value.items():
         where = _name(f"{option}.{name}")
         if not _WORD.fullmatch(name) and not permits(kind, name):
-            raise _closed(where)
+            raise _refuse_option(where)
         fields = [field for known in _component_options(kind) if (field := option_fields(known).get(name))]
         if any(not settable(field) for field in fields):
-            raise _closed(where)
+            raise _refuse_option(where)
         kinds = {field.metadata.get("of", "") for field in fields} or {kind if name == "name" else ""}
         most = max(
             (field.metadata["range"].most or limits.INPUT_SIDE for field in fields), default=limits.INPUT_SIDE
@@ -172,15 +172,15 @@ def _component_options(kind: str) -> list[type[Options]]:
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise _closed(where)
+        raise _refuse_option(where)
     return value
 
 
-def _closed(option: str) -> RefusalError:
+def _refuse_option(option: str) -> RefusalError:
     return refusal("closed", option, f"{option} is not for a server to set: only the node's own file may")
 
 
-def _unlisted(option: str) -> RefusalError:
+def _refuse_name(option: str) -> RefusalError:
     told = f"{option} names what is neither built in nor listed in [allow] of node.toml: code, a path, or a method"
     return refusal("not allowed", option, told)
 

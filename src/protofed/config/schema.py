@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from protofed import data, methods
+from protofed.config.fitting import check_fit
 from protofed.data import DataOptions, ShiftOptions, TransformOptions
 from protofed.errors import ConfigError, unknown_name
 from protofed.models.encoders import EncoderOptions
@@ -271,19 +272,6 @@ OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
 }
 """Default of each option that names a component, and the keys that belong to it; None: the rest of its section."""
 
-GONE: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
-    "encoder": {
-        "beside": ((False,), "own networks gained nothing beside a closed form; use method.name=beacon for one"),
-        "members": (((), []), "sums per encoder gained nothing: set encoder.name, one encoder for all clients"),
-    },
-    "fedlda": {
-        "expert": (("none",), "an own network gained nothing beside the closed form; use method.name=beacon"),
-        "message": (("moment",), "the second moment is always sent as a triangle: leave it out"),
-        "kappa": (("auto",), "clients mix for themselves: leave it out, or set personal=false for κ = 1"),
-    },
-}
-"""Options of version 0.2 by section or method: values without effect, which are ignored, and what to do instead."""
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -475,9 +463,9 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
     method_name, method_options = _method(tree, method)
     traits = methods.get(method_name).traits(method_options)
-    tree = _encoded(tree, traits)
+    tree = _choose_encoder(tree, traits)
     sections: Tree = {
-        n: build_options(cls, _kept(_table(tree, n), n, n), n) for n, cls in SECTIONS.items() if n != "compare"
+        n: build_options(cls, _drop_gone(_table(tree, n), n, n), n) for n, cls in SECTIONS.items() if n != "compare"
     }
     encoder, named = sections["encoder"], {"name", "members"} & _table(tree, "model").keys()
     if encoder.name and not named:
@@ -496,7 +484,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     partition = _table(tree, "partition")
     partition_name = _name(partition, "partition", PARTITION)
     kind = data.partitions.get(partition_name)
-    return Experiment(
+    experiment = Experiment(
         **scalars,
         **sections,
         method=method_name,
@@ -504,9 +492,12 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
         partition=partition_name,
         partition_options=build_options(kind.Options, partition, "partition"),
     )
+    if traits.exchanges != "nothing":
+        check_fit(experiment)
+    return experiment
 
 
-def _encoded(tree: Mapping[str, Any], traits: methods.Traits) -> Mapping[str, Any]:
+def _choose_encoder(tree: Mapping[str, Any], traits: methods.Traits) -> Mapping[str, Any]:
     """Return a recipe with the encoder that a closed form has unless the recipe names one, or :data:`NO_ENCODER`.
 
     Model and transforms of the recipe, which are for its samples as they are, are then left out.
@@ -590,7 +581,7 @@ def check_names(tree: Mapping[str, Any]) -> None:
             raise ConfigError(unknown_name("option", name, valid))
     for name, options in _table(tree, "methods").items():
         where = f"methods.{name}"
-        build_options(methods.get(name).Options, _kept(_as_table(options, where), name, where), where)
+        build_options(methods.get(name).Options, _drop_gone(_as_table(options, where), name, where), where)
     for name, own in _table(tree, "variants").items():
         where, parts = f"variants.{name}", ["rounds", *SECTIONS, *COMPONENTS]
         for part in _as_table(own, where):
@@ -611,16 +602,23 @@ def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
         common = {n: v for n, v in common.items() if n in known}
         name = chosen
     specific = _as_table(_table(tree, "methods").get(name, {}), f"methods.{name}")
-    return name, build_options(methods.get(name).Options, _kept({**specific, **common}, name, "method"), "method")
+    return name, build_options(
+        methods.get(name).Options, _drop_gone({**specific, **common}, name, "method"), "method"
+    )
 
 
-def _kept(options: Tree, of: str, where: str) -> Tree:
-    """Return options less those of :data:`GONE` that had no effect; refuse others of these in one line."""
-    gone = GONE.get(of, {})
+@cache
+def _gone() -> Tree:
+    """Return the options that earlier versions had, by section or method."""
+    return read_toml(Path(__file__).with_name("gone.toml"))
+
+
+def _drop_gone(options: Tree, of: str, where: str) -> Tree:
+    """Drop options that are gone where they had no effect; raise ConfigError with what to do instead elsewhere."""
+    gone = _gone().get(of, {})
     for name in options.keys() & gone.keys():
-        harmless, instead = gone[name]
-        if options[name] not in harmless:
-            raise ConfigError(f"{where}.{name} is no more: {instead}")
+        if options[name] not in gone[name]["without_effect"]:
+            raise ConfigError(f"{where}.{name} is no more: {gone[name]['instead']}")
     return {name: value for name, value in options.items() if name not in gone}
 
 

@@ -19,6 +19,7 @@ from protofed.data.images import decode
 from protofed.data.pool import Listing
 from protofed.data.typed import read_columns
 from protofed.errors import DataError, unknown_name
+from protofed.text import few
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import parse_json
@@ -88,8 +89,10 @@ def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
     classes = hub.get(label, {}).get("names")
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise DataError(f"{where}: class names in the metadata of {label!r} are not a list of names")
-    id = columns.id if columns.labelled else ""
-    return ChosenColumns(label, id, features, encoded, listed, check_names(classes, where) if classes else None)
+    identifier = columns.id if columns.labelled else ""
+    return ChosenColumns(
+        label, identifier, features, encoded, listed, check_names(classes, where) if classes else None
+    )
 
 
 def from_arrow(
@@ -110,7 +113,7 @@ def from_arrow(
     labels, ids = np.zeros(len(table), np.int64), None
     rows = torch.arange(len(table))  # that are used
     if chosen.label:
-        found = _named(table[chosen.label])
+        found = _read_labels(table[chosen.label])
         if columns.unlabelled and found.null_count:
             rows = torch.from_numpy(np.flatnonzero(found.is_valid().to_numpy()))
             found = found.drop_null()
@@ -128,7 +131,7 @@ def from_arrow(
     return replace(shared, read=lambda wanted: raw[rows[wanted]], columns=kinds)
 
 
-def _named(labels: Any) -> Any:
+def _read_labels(labels: Any) -> Any:
     """Return a column of labels in which blank texts are missing, as they are in a CSV file."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -334,5 +337,4 @@ _SHOWN = 40
 
 
 def _list(names: list[str]) -> str:
-    shown = ", ".join(name[: limits.CLASS_NAME] for name in names[:_SHOWN]) or "none"
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+    return few([name[: limits.CLASS_NAME] for name in names], _SHOWN) or "none"

@@ -83,7 +83,7 @@ def authors(request: Request, options: AuthorsOptions) -> list[Share]:
         divide = _dirichlet if options.skew == "dirichlet" else _pathological
         pairs = [_split(rows, draw) for rows in divide(labels, request, options, draw)]
     return [
-        Share(name, *(_kept(rows, request, options, f"{name}/{part}") for part, rows in enumerate(pair)))
+        Share(name, *(_keep_share(rows, request, options, f"{name}/{part}") for part, rows in enumerate(pair)))
         for name, pair in zip(names(request.clients), pairs, strict=True)
     ]
 
@@ -188,7 +188,7 @@ def _split(rows: np.ndarray, draw: np.random.RandomState) -> _Pair:
     return rows[order[test:]], rows[order[:test]]
 
 
-def _kept(rows: np.ndarray, request: Request, options: AuthorsOptions, scope: str) -> torch.Tensor:
+def _keep_share(rows: np.ndarray, request: Request, options: AuthorsOptions, scope: str) -> torch.Tensor:
     """Return the share of some positions that is kept, in their order."""
     positions = torch.from_numpy(rows)
     if options.share == 1 or not len(rows):

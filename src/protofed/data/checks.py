@@ -41,12 +41,12 @@ def as_labels(values: np.ndarray, where: str, budget: Budget) -> np.ndarray:
     """Return ``(n,)`` labels as int64 or as strings."""
     if values.ndim == 1:
         if values.dtype.kind in "iub" or (values.dtype.kind == "f" and _whole(values, where)):
-            return _numbered(values, where)
+            return _number_classes(values, where)
         if values.dtype.kind in "US":
-            return _named([_text(value, where).strip() for value in values.tolist()], where, budget)
+            return _name_classes([_text(value, where).strip() for value in values.tolist()], where, budget)
         if values.dtype.kind == "O" and all(isinstance(v, str) for v in values):
             names = [value.strip() for value in values]
-            return _named(names, where, budget) if names else np.zeros(0, dtype=np.int64)
+            return _name_classes(names, where, budget) if names else np.zeros(0, dtype=np.int64)
     raise DataError(
         f"{where}: labels are {values.dtype} of shape {values.shape}: expected whole numbers or names, "
         "one per sample"
@@ -60,7 +60,7 @@ def _whole(values: np.ndarray, where: str) -> bool:
     return True
 
 
-def _numbered(values: np.ndarray, where: str) -> np.ndarray:
+def _number_classes(values: np.ndarray, where: str) -> np.ndarray:
     # Compare before converting: numbers beyond the range of int64 would turn negative.
     bad = np.flatnonzero((values >= limits.CLASSES) | (values <= -limits.CLASSES))
     if len(bad):
@@ -71,7 +71,7 @@ def _numbered(values: np.ndarray, where: str) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def _named(names: list[str], where: str, budget: Budget) -> np.ndarray:
+def _name_classes(names: list[str], where: str, budget: Budget) -> np.ndarray:
     check_names(set(names), where)
     budget.take(4 * len(names) * max(map(len, names), default=0), where)
     return np.array(names, dtype=str)
@@ -116,7 +116,7 @@ def encode(
         data: ``data.classes`` is ``K``; 0 derives it from ``names``, the names stored with the data, or the
             largest label.
     """
-    listings = [renamed(item, data.labels) for item in listings]
+    listings = [rename_classes(item, data.labels) for item in listings]
     check([_site(item) for item in listings if item.columns is not None or len(item)], data, names)
     named = [item for item in listings if item.labels.dtype.kind in "US"]
     if named and any(len(item) and item.labels.dtype.kind not in "US" for item in listings):
@@ -154,11 +154,11 @@ def check_classes(listings: Sequence[Listing], labels: Sequence[Tensor]) -> None
         )
 
 
-def renamed(listing: Listing, names: Mapping[str, str]) -> Listing:
+def rename_classes(listing: Listing, names: Mapping[str, str]) -> Listing:
     """Return a listing with class names in place of those in the data, which may be numbers."""
     if not names:
         return listing
-    old, inverse = given_names(listing)
+    old, inverse = find_names(listing)
     if not listing.class_names and names.keys().isdisjoint(old):
         return listing
     return replace(listing, labels=np.array([names.get(n, n) for n in old])[inverse], class_names=None)
@@ -173,11 +173,11 @@ def absent(kind: str, asked: Iterable[str], found: Iterable[str]) -> tuple[str, 
 
 def absent_labels(listings: Sequence[Listing], data: DataOptions) -> tuple[str, ...]:
     """Return a note on classes to rename that no sample has."""
-    found = [name for item in listings for name in given_names(item)[0]] if data.labels else ()
+    found = [name for item in listings for name in find_names(item)[0]] if data.labels else ()
     return absent("data.labels, these classes", data.labels, found)
 
 
-def given_names(listing: Listing) -> tuple[list[str], np.ndarray]:
+def find_names(listing: Listing) -> tuple[list[str], np.ndarray]:
     """Return the names of the classes that occur, as in the data, and the place among them of every sample's."""
     values, inverse = np.unique(listing.labels, return_inverse=True)
     known = dict(enumerate(listing.class_names or ()))
@@ -246,7 +246,7 @@ def same_shape(parts: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
     return [x if len(x) else like.new_zeros((0, *like.shape[1:])) for _, x in parts]
 
 
-def coloured(x: Tensor, channels: int) -> Tensor:
+def add_channels(x: Tensor, channels: int) -> Tensor:
     """Return images ``(n, C, H, W)`` in colour if they are grey and ``channels`` is 3; else ``x``."""
     if x.dtype == torch.uint8 and x.dim() == 4 and x.shape[1] == 1 and channels == 3:
         return x.expand(-1, 3, -1, -1).contiguous()
@@ -257,7 +257,7 @@ def same_mode(parts: Sequence[tuple[str, Tensor]]) -> tuple[list[tuple[str, Tens
     """Return parts with all images in colour if some are, and the names of those that were grey."""
     images = [x for _, x in parts if x.dtype == torch.uint8 and x.dim() == 4]
     channels = max((x.shape[1] for x in images), default=0)
-    converted = [(where, coloured(x, channels)) for where, x in parts]
+    converted = [(where, add_channels(x, channels)) for where, x in parts]
     return converted, [where for (where, old), (_, new) in zip(parts, converted, strict=True) if old is not new]
 
 

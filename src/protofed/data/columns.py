@@ -37,7 +37,7 @@ class Columns:
     month_first: bool = False
     unlabelled: bool = False
     rename: Mapping[str, str] = field(default_factory=dict)
-    nothing: tuple[str, ...] = ()
+    na_values: tuple[str, ...] = ()
     anywhere: bool = False
     encoding: str = ""
 
@@ -56,11 +56,11 @@ class Columns:
         return [self.rename.get(name, name) for name in names]
 
     @classmethod
-    def of(cls, data: DataOptions, id: str = "", resize: int = 0) -> Columns:
+    def of(cls, data: DataOptions, identifier: str = "", resize: int = 0) -> Columns:
         """Return the columns that the options ask for."""
-        alike = ("drop", "keep", "text", "form", "dates", "month_first", "rename", "nothing", "encoding")
+        alike = ("drop", "keep", "text", "form", "dates", "month_first", "rename", "na_values", "encoding")
         return cls(
-            *(data.image_column, data.label_column, id),
+            *(data.image_column, data.label_column, identifier),
             resize=resize,
             categories=data.renamed,
             missing=data.missing != "refuse",

@@ -18,6 +18,7 @@ from typing import TypeVar
 from protofed.data.options import DataOptions
 from protofed.data.tables import TEXTS, Kind, RawColumn
 from protofed.errors import DataError, unknown_name
+from protofed.text import few
 from protofed.untrusted import claims, limits
 
 T = TypeVar("T", bound=Hashable)
@@ -71,10 +72,10 @@ class Mismatch:
 def check(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> None:
     """Refuse sites whose data probably do not mean the same."""
     if findings := compare(sites, data, classes):
-        raise DataError(told(findings))
+        raise DataError(describe(findings))
 
 
-def told(findings: Sequence[Mismatch], named: bool = True) -> str:
+def describe(findings: Sequence[Mismatch], named: bool = True) -> str:
     """Return findings and their remedies in one line."""
     groups: dict[str, list[str]] = {}
     remedies: dict[str, None] = {}
@@ -85,17 +86,13 @@ def told(findings: Sequence[Mismatch], named: bool = True) -> str:
         if f.advice:
             remedies[f.advice] = None
     if columns := dict.fromkeys(claims.clean(f.column, 80) for f in findings if f.identifier):
-        few = ",".join(list(columns)[:_SHOWN])
-        remedies[f"set data.drop={few} to leave identifiers out, or data.keep={few} to use them"] = None
+        chosen = ",".join(list(columns)[:_SHOWN])
+        remedies[f"set data.drop={chosen} to leave identifiers out, or data.keep={chosen} to use them"] = None
     for option, names in renames.items():
-        few = ", ".join(f"{_key(odd)} = {_quoted(usual)}" for odd, usual in list(names.items())[: 2 * _SHOWN])
-        remedies |= {f"set {option}={{{few}}}": None} if names else {}
-    parts = [
-        (f"{sites[0]}{f' and {len(sites) - 1} more' * (len(sites) > 1)}: " if named else "") + problem
-        for problem, sites in groups.items()
-    ]
-    more = f"; and {len(parts) - _SHOWN} more" * (len(parts) > _SHOWN)
-    return f"{'; '.join(parts[:_SHOWN])}{more}: {'; '.join(list(remedies)[:_SHOWN])}"
+        pairs = ", ".join(f"{_key(odd)} = {_quote(usual)}" for odd, usual in list(names.items())[: 2 * _SHOWN])
+        remedies |= {f"set {option}={{{pairs}}}": None} if names else {}
+    parts = [(f"{few(sites, 1)}: " if named else "") + problem for problem, sites in groups.items()]
+    return f"{few(parts, _SHOWN, '; ')}: {'; '.join(list(remedies)[:_SHOWN])}"
 
 
 def compare(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = ()) -> list[Mismatch]:
@@ -146,7 +143,7 @@ def _other_columns(site: Site, own: frozenset[str] | None, usual: frozenset[str]
         return Mismatch(site.name, "", (), what, "use one form for all clients")
     odd = sorted(usual - own or own - usual)
     has = ("lacks", "has") if usual - own else ("has", "lacks")
-    what = f"{has[0]} the column {_listed(odd)}, which {home} {has[1]}"
+    what = f"{has[0]} the column {_list_values(odd)}, which {home} {has[1]}"
     text = any(column.kind in TEXTS for column in site.columns or ())
     vectors, tokens = (text and f" [{how} " in odd[0] for how in ("wordllama", "tokenizer"))
     advice = "install the version of wordllama that the others have" if vectors else ""
@@ -162,7 +159,7 @@ def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[M
     if kinds.keys() <= {"number"}:
         return []
     name, usual = sites[0][1].name, max(kinds, key=lambda kind: kinds[kind])
-    where, option = f"column {_shown(name)}", _option(name)
+    where, option = f"column {_format_value(name)}", _option(name)
     found, known, rest = [], set[str](), []
     declared = data.declared.get(name, ())
     for site, column in sites:
@@ -209,10 +206,10 @@ def alike(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str,
     rest = {name: places for name, places in holders.items() if name not in odd}
     forms = _abbreviations(rest, lists, number)
     odd = {name: forms.get(usual, usual) for name, usual in odd.items()} | forms
-    what, found = f"column {_shown(column)} has" if column else "has the classes", []
+    what, found = f"column {_format_value(column)} has" if column else "has the classes", []
     for site, names in open_names:
         if own := {name: odd[name] for name in names if name in odd}:
-            problem = f"{what} {_listed(list(own))} beside {_listed(sorted(set(own.values())))}"
+            problem = f"{what} {_list_values(list(own))} beside {_list_values(sorted(set(own.values())))}"
             found.append(Mismatch(site, column, tuple(own), problem, renames=own))
     digits = {names: {name.isdecimal() for name in names} for names in votes}
     if found or any(len(kinds) > 1 for kinds in digits.values()) or len(set().union(*digits.values())) < 2:
@@ -221,7 +218,9 @@ def alike(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str,
     home = next(names for names in votes if usual in digits[names])
     advice = f'name them alike, as by {_option(column)}={{0 = "no"}}'
     return [
-        Mismatch(site, column, names, f"{what} {_listed(names)} where others have {_listed(home)}", advice)
+        Mismatch(
+            site, column, names, f"{what} {_list_values(names)} where others have {_list_values(home)}", advice
+        )
         for site, names in open_names
         if names and usual not in digits[names]
     ]
@@ -233,7 +232,7 @@ def _spellings(
     """Return the usual spelling for every other one; the arguments are those of :func:`_abbreviations`."""
     same: dict[str, list[str]] = {}
     for name in holders:
-        same.setdefault(_folded(name), []).append(name)
+        same.setdefault(_fold(name), []).append(name)
     odd: dict[str, str] = {}
     for names in same.values():
         usual = max(names, key=lambda name: number[name])
@@ -243,7 +242,7 @@ def _spellings(
     return odd
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     """Return a form that names share if they differ only in case, spaces or punctuation."""
     text = unicodedata.normalize("NFKC", name).casefold().strip()
     return _EMPTY.sub("", text) or text
@@ -277,7 +276,7 @@ def _abbreviations(
 
 def _pairs(names: Sequence[str]) -> dict[str, str]:
     """Return the only other name that each name abbreviates: as its initial, its beginning, or by its initials."""
-    forms = {_folded(name): name for name in names}
+    forms = {_fold(name): name for name in names}
     ordered = sorted(forms)
     initials: dict[str, set[str]] = {}
     for name in names:
@@ -303,7 +302,7 @@ def _telling(pairs: Mapping[str, str]) -> bool:
 # Agreement.
 
 
-def merged(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
+def merge_columns(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
     """Return the columns of sites without findings, in the order of the first site.
 
     Args:
@@ -322,22 +321,22 @@ def merged(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
 
 def _option(column: str) -> str:
     """Return the option for the names of a column, as it is typed."""
-    shown = claims.clean(column, 80) if set(column).isdisjoint(".=") else _quoted(column)
+    shown = claims.clean(column, 80) if set(column).isdisjoint(".=") else _quote(column)
     return f"data.categories.{shown}" if column else "data.labels"
 
 
 def _key(name: str) -> str:
     """Return a name as a key of TOML."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quote(name)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return json.dumps(claims.clean(name, 80), ensure_ascii=False)
 
 
-def _shown(name: str) -> str:
+def _format_value(name: str) -> str:
     return repr(claims.clean(name))
 
 
-def _listed(values: Sequence[str]) -> str:
-    return ", ".join(_shown(value) for value in values[:_SHOWN]) + ", …" * (len(values) > _SHOWN)
+def _list_values(values: Sequence[str]) -> str:
+    return few([_format_value(value) for value in values], _SHOWN)

@@ -48,7 +48,7 @@ def day(text: str, month_first: bool = False) -> float | None:
     return at.toordinal() - START + (3600 * hour + 60 * minute + second) / 86_400
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value of a table as text: a date as ISO 8601 has it, and a whole number without decimals.
 
     Whole numbers beside a missing value are floats in a data frame.
@@ -72,7 +72,7 @@ def days(values: Sequence[Any], at: Callable[[int], str], month_first: bool = Fa
     for row, value in enumerate(values):
         if value is None or value != value or value == "":
             continue
-        number = day(written(value), month_first)
+        number = day(format_value(value), month_first)
         if number is None:
             hint = "" if month_first else "; for 5/31/2024 set data.month_first=true"
             raise DataError(f"{at(row)}: {str(value)[:40]!r} is no date: write 2024-05-31 or 31.5.2024{hint}")
@@ -80,7 +80,7 @@ def days(values: Sequence[Any], at: Callable[[int], str], month_first: bool = Fa
     return found
 
 
-def converted(
+def convert_dates(
     table: Mapping[str, Sequence[Any]],
     dates: Mapping[str, str],
     at: Callable[[str, int], str],

@@ -41,7 +41,7 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
 
     tables, _ = read_each(files, read)
     sources = [(str(file), len(table)) for file, table in zip(files, tables, strict=True)]
-    return from_arrow(_typed(pa.concat_tables(tables), columns.as_texts), columns, where, budget, sources)
+    return from_arrow(_convert_columns(pa.concat_tables(tables), columns.as_texts), columns, where, budget, sources)
 
 
 def read_each(files: Sequence[Path], read: Callable[[Path], tuple[Any, list[str]]]) -> tuple[list[Any], list[str]]:
@@ -68,12 +68,12 @@ def parse_csv(path: Path, columns: Columns, texts: Collection[str], budget: Budg
     Args:
         texts: Further columns that stay text.
     """
-    return _typed(read_texts(path, columns, budget), {*columns.as_texts, *texts})
+    return _convert_columns(read_texts(path, columns, budget), {*columns.as_texts, *texts})
 
 
 def read_texts(path: Path, columns: Columns, budget: Budget) -> Any:
     """Return all columns of a file as texts, with decimal points, in a ``pyarrow.Table``."""
-    missing = (*MISSING, *columns.nothing)
+    missing = (*MISSING, *columns.na_values)
     if path.suffix.lower() == ".xlsx":
         if find_spec("python_calamine") is None:
             raise ConfigError(f"{path}: Excel files need python-calamine: pip install 'protofed[excel]'")
@@ -123,10 +123,10 @@ def _without(missing: Sequence[str], table: Any) -> Any:
     """Return a table of texts with null in place of some."""
     import pyarrow as pa
 
-    return pa.table([_trimmed(column, missing) for column in table.columns], names=table.column_names)
+    return pa.table([_trim(column, missing) for column in table.columns], names=table.column_names)
 
 
-def _trimmed(column: Any, missing: Sequence[str]) -> Any:
+def _trim(column: Any, missing: Sequence[str]) -> Any:
     """Return texts without white space around them, and null for those that stand for a missing value."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -143,40 +143,40 @@ def _with_points(column: Any) -> Any:
 
 
 def with_nothing(table: Any, columns: Columns, texts: Collection[str] = ()) -> Any:
-    """Return a table read as a CSV file is, if some of its texts stand for a missing value (``data.nothing``)."""
-    return as_texts(table, {*columns.as_texts, *texts}, columns.nothing) if columns.nothing else table
+    """Return a table read as a CSV file is, if some of its texts stand for a missing value (``data.na_values``)."""
+    return as_texts(table, {*columns.as_texts, *texts}, columns.na_values) if columns.na_values else table
 
 
-def as_texts(table: Any, texts: Collection[str], nothing: Collection[str] = ()) -> Any:
+def as_texts(table: Any, texts: Collection[str], na_values: Collection[str] = ()) -> Any:
     """Return a table whose columns of texts have the values and types that they would have in a CSV file.
 
     As in one with semicolons, a comma between digits is a decimal comma.
 
     Args:
         texts: Columns that stay text.
-        nothing: Texts that stand for a missing value, beside :data:`MISSING`.
+        na_values: Texts that stand for a missing value, beside :data:`MISSING`.
     """
     import pyarrow as pa
 
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = _trimmed(column.cast(pa.string()), [*MISSING, *nothing])
-            column = column if name in texts else _typed_column(_with_points(column))
+            column = _trim(column.cast(pa.string()), [*MISSING, *na_values])
+            column = column if name in texts else _convert_column(_with_points(column))
         columns[name] = column
     return pa.table(columns, metadata=table.schema.metadata)
 
 
-def _typed(table: Any, texts: Collection[str]) -> Any:
+def _convert_columns(table: Any, texts: Collection[str]) -> Any:
     """Return a table of texts with a type for each column except those that stay text."""
     import pyarrow as pa
 
     names = table.column_names
-    typed = [c if n in texts else _typed_column(c) for n, c in zip(names, table.columns, strict=True)]
+    typed = [c if n in texts else _convert_column(c) for n, c in zip(names, table.columns, strict=True)]
     return pa.table(typed, names=names)
 
 
-def _typed_column(column: Any) -> Any:
+def _convert_column(column: Any) -> Any:
     """Return a text column as integers, numbers or truth values if all its values are, or else as it is."""
     import pyarrow as pa
 

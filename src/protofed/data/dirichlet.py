@@ -46,7 +46,7 @@ def dirichlet(request: Request, options: DirichletOptions) -> list[Share]:
     )
     require_clients(request)
     if options.self_balancing:
-        return _balanced(request, options)
+        return _draw_balanced(request, options)
     for restart in range(_RESTARTS):
         scope = ("partition", restart) if restart else ("partition",)
         rng = np.random.default_rng(derive(request.seed, *scope) % 2**32)
@@ -82,11 +82,11 @@ def _independent(request: Request, alpha: float, rng: np.random.Generator) -> np
     return counts
 
 
-def _balanced(request: Request, options: DirichletOptions) -> list[Share]:
+def _draw_balanced(request: Request, options: DirichletOptions) -> list[Share]:
     """Return shares of which none grows beyond ``N/M`` by a further class."""
     classes, sizes = request.y.unique(return_counts=True)
     rng = np.random.default_rng(derive(request.seed, "partition"))
-    counts = _drawn(sizes.numpy(), request.clients, options, rng)
+    counts = _draw_counts(sizes.numpy(), request.clients, options, rng)
     members = [(request.y == c).nonzero().flatten() for c in classes]
     orders = [
         torch.randperm(len(own), generator=generator(request.seed, "partition", c))
@@ -95,7 +95,7 @@ def _balanced(request: Request, options: DirichletOptions) -> list[Share]:
     return _shares(counts, [own[order] for own, order in zip(members, orders, strict=True)])
 
 
-def _drawn(
+def _draw_counts(
     sizes: np.ndarray[Any, Any], clients: int, options: DirichletOptions, rng: np.random.Generator
 ) -> np.ndarray[Any, Any]:
     """Return ``(M, K)`` samples per client and class: the first draw in which every client has ``min_size``.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protofed.compute.seeding import derive, generator
-from protofed.data.given import called
+from protofed.data.given import name_clients
 from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
 from protofed.errors import ConfigError, require
 from protofed.options import Options, build_options, option
@@ -42,7 +42,7 @@ def domain(request: Request, options: DomainOptions) -> list[Share]:
     D = options.domains or len(natural)
     other = "lower partition.domains" if options.domains else "use partition=natural, or set partition.domains"
     require(D <= M, f"partition 'domain': {D} domains for {M} clients: raise data.clients, or {other}")
-    parts = natural or _drawn(request, D)
+    parts = natural or _draw_domains(request, D)
     shares = []
     for number, (name, rows) in enumerate(parts.items()):
         asked = replace(
@@ -74,11 +74,11 @@ def _natural(request: Request) -> dict[str, Tensor]:
     ids = request.ids.unique()
     return {
         name: (request.ids == i).nonzero().flatten()
-        for name, i in zip(called([request.id_names[i] for i in ids]), ids.tolist(), strict=True)
+        for name, i in zip(name_clients([request.id_names[i] for i in ids]), ids.tolist(), strict=True)
     }
 
 
-def _drawn(request: Request, number: int) -> dict[str, Tensor]:
+def _draw_domains(request: Request, number: int) -> dict[str, Tensor]:
     """Return random samples for each domain, in proportion to its clients."""
     order = torch.randperm(len(request.y), generator=generator(request.seed, "partition", "domains"))
     clients, width = order.tensor_split(request.clients), len(str(number - 1))

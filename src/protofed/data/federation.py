@@ -23,11 +23,11 @@ from protofed.data.parquet import read_parquet
 from protofed.data.pool import Listing
 from protofed.data.preparing import Agreed, prepare_alone, raw_parts
 from protofed.data.saved import is_saved, read_saved
-from protofed.data.splits import apportion, hold_out, limited, subset
+from protofed.data.splits import apportion, hold_out, limit_training, subset
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.untrusted.decoding import Settings, decoded
+from protofed.untrusted.decoding import Settings, decode
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import read_toml, reason
 
@@ -140,7 +140,7 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
         if name not in own and (close := get_close_matches(name.casefold(), map(str.casefold, own), 1)):
             raise DataError(f"{folder}: unknown dropped column {name!r}: did you mean {close[0]!r}?")
     notes += checks.absent("data.drop, these columns", data.drop if own else (), own)
-    named = any(checks.renamed(item, data.labels).labels.dtype.kind in "US" for item in listings)
+    named = any(checks.rename_classes(item, data.labels).labels.dtype.kind in "US" for item in listings)
     federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
     declared = bool(classes) or (not named and bool(data.classes or any(i.class_names for i in listings)))
     return RawClient(federated, columns, named, declared)
@@ -252,7 +252,7 @@ def _client(name: str, folder: Path, samples: dict[str, Samples], data: DataOpti
     if validation is None and data.validation_fraction:
         kept, held = hold_out(train.y, data.validation_fraction, generator(seed, "validation", name))
         train, validation = train.at(kept), train.at(held)
-    rows = limited(train.y, data, seed, name)
+    rows = limit_training(train.y, data, seed, name)
     if len(rows) < len(train):
         train = train.at(rows)
     (name,) = checks.client_names([name], str(folder))
@@ -266,7 +266,7 @@ def client_settings(folder: Path) -> dict[str, Any]:
     """Return the settings in a client's ``client.toml``; empty if the file does not exist."""
     path = folder / "client.toml"
     try:
-        return dict(decoded(_toml(path), Settings, error=ValueError, exact=True))
+        return dict(decode(_toml(path), Settings, error=ValueError, exact=True))
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
 

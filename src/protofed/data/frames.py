@@ -64,16 +64,16 @@ def keep(frame: DataFrame) -> Path:
 
 
 @cache
-def _kept() -> TemporaryDirectory[str]:
+def _keep_files() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="protofed-")  # removed with this process
 
 
 def _folder() -> Path:
-    return Path(_kept().name)
+    return Path(_keep_files().name)
 
 
 def as_arrow(
-    frame: DataFrame, where: str = WHERE, texts: Collection[str] = (), nothing: Collection[str] = ()
+    frame: DataFrame, where: str = WHERE, texts: Collection[str] = (), na_values: Collection[str] = ()
 ) -> Any:
     """Return the columns of a frame, without its index, as a ``pyarrow.Table``.
 
@@ -82,7 +82,7 @@ def as_arrow(
 
     Args:
         texts: Columns of texts that stay text, whatever they hold.
-        nothing: Texts that stand for a missing value.
+        na_values: Texts that stand for a missing value.
 
     Raises:
         DataError: Names the column, and the row from 0, of what cannot be read.
@@ -99,7 +99,7 @@ def as_arrow(
         if number > 1:
             raise DataError(f"{where}: {number} columns are called {name!r}: give each its own name")
     columns = [_column(frame.iloc[:, place], name, where) for place, name in enumerate(names)]
-    return as_texts(pa.table(columns, names=names), texts, nothing)
+    return as_texts(pa.table(columns, names=names), texts, na_values)
 
 
 def _column(values: Series[Any], name: str, where: str) -> Any:

@@ -59,7 +59,7 @@ def natural(request: Request, options: NaturalOptions) -> list[Share]:
     )
     pick = torch.randperm(len(eligible), generator=generator(request.seed, "partition"))[:wanted]
     chosen = eligible[pick.sort().values]
-    titles = called([request.id_names[i] for i in ids[chosen]]) if options.names else names(wanted)
+    titles = name_clients([request.id_names[i] for i in ids[chosen]]) if options.names else names(wanted)
     # Sort all samples once instead of making one pass per id: there may be thousands of ids.
     by_id = member.argsort(stable=True)
     starts = count.cumsum(0) - count
@@ -69,7 +69,7 @@ def natural(request: Request, options: NaturalOptions) -> list[Share]:
     ]
 
 
-def called(ids: list[str]) -> list[str]:
+def name_clients(ids: list[str]) -> list[str]:
     """Return natural ids as names of clients, which lack most punctuation."""
     plain = [re.sub(r"[^\w -]+", "-", re.sub(r"[.,'’]", "", name)).strip(" -_") for name in ids]
     return checks.client_names(plain, "partition.names=true")

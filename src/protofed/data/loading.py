@@ -16,8 +16,8 @@ from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Request, Share, partitions
 from protofed.data.pool import Listing, Pool, open_dataset
 from protofed.data.preparing import prepare, raw_parts
-from protofed.data.shift import ShiftOptions, shifted
-from protofed.data.splits import hold_out, limited, subset
+from protofed.data.shift import ShiftOptions, shift_domains
+from protofed.data.splits import hold_out, limit_training, subset
 from protofed.data.tables import RawColumn, fit, moments, own
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.samples import ClientData, FederatedData, Samples
@@ -46,11 +46,11 @@ def load(
     if is_federation(data):
         federated, columns = read_federation(data, seed)
     else:
-        federated, columns, domains = _divided(data, partition_name, chosen, seed)
-    return prepare(shifted(federated, columns, shift, seed, domains), columns, data)
+        federated, columns, domains = _divide(data, partition_name, chosen, seed)
+    return prepare(shift_domains(federated, columns, shift, seed, domains), columns, data)
 
 
-def _divided(
+def _divide(
     data: DataOptions, partition_name: str, partition_options: Any, seed: int
 ) -> tuple[FederatedData, tuple[RawColumn, ...] | None, dict[str, str]]:
     """Return the raw samples of all clients, the columns of a table, and the domain of each client."""
@@ -81,12 +81,12 @@ def _divided(
     )
     for client in clients:
         checks.check_validation(client, client.name)
-    notes += _seen_elsewhere(shares)
+    notes += _note_shared_samples(shares)
     federated = FederatedData(clients, len(class_names), class_names, tuple(x.shape[1:]), notes=notes)
     return federated, columns, {s.name: s.domain for s in shares}
 
 
-def _seen_elsewhere(shares: Sequence[Share]) -> tuple[str, ...]:
+def _note_shared_samples(shares: Sequence[Share]) -> tuple[str, ...]:
     """Return a note if clients are tested on samples that others train on."""
     trained = torch.cat([share.train for share in shares])
     tests = torch.cat([share.test for share in shares if share.test is not None])
@@ -148,4 +148,6 @@ def _split(share: Share, y: Tensor, data: DataOptions, seed: int) -> Share:
     if validation is None and data.validation_fraction:
         kept, held = hold_out(y[train], data.validation_fraction, generator(seed, "validation", share.name))
         train, validation = train[kept], train[held]
-    return replace(share, train=train[limited(y[train], data, seed, share.name)], test=test, validation=validation)
+    return replace(
+        share, train=train[limit_training(y[train], data, seed, share.name)], test=test, validation=validation
+    )

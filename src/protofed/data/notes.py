@@ -28,6 +28,8 @@ less long many more most much near never new not now of often old on one or our 
 the then there they this time to today too two under until very was we week well were with without year you
 """
 """Words of any text."""
+LONGEST = 24
+"""Words of a note, at most; at least half as many."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,7 @@ class NotesOptions(Options):
 
     people: int = option(12, "authors; each knows half of every topic's words, and prefers some topics", least=1)
     notes: int = option(40, "notes per author", least=1)
-    words: int = option(24, "words of a note, at least half as many", least=2)
     share: float = option(0.25, "probability that a word is one of the topic", least=0, most=1)
-    alpha: float = option(1.0, "α of the Dirichlet distribution of an author's topics", above=0)
 
 
 def notes(data: DataOptions, options: NotesOptions, seed: int) -> Listing:
@@ -50,9 +50,9 @@ def notes(data: DataOptions, options: NotesOptions, seed: int) -> Listing:
     texts, labels, authors = [], [], []
     for author in range(options.people):
         known = [draw.permutation(words.split())[: len(words.split()) // 2] for words in TOPICS.values()]
-        shares = draw.dirichlet(np.full(len(topics), options.alpha))
+        shares = draw.dirichlet(np.ones(len(topics)))
         for label in draw.choice(len(topics), options.notes, p=shares):
-            length = draw.integers(options.words // 2, options.words + 1)
+            length = draw.integers(LONGEST // 2, LONGEST + 1)
             words = np.where(
                 draw.random(length) < options.share, draw.choice(known[label], length), draw.choice(others, length)
             )

@@ -81,7 +81,7 @@ class DataOptions(Options):
     )
     month_first: bool = option(False, "dates with slashes and the year last begin with the month, as in 5/31/2024")
     unlabelled: Literal["refuse", "drop"] = option("refuse", "rows of a table without a label: an error | left out")
-    nothing: tuple[str, ...] = option(
+    na_values: tuple[str, ...] = option(
         (), "texts that stand for a missing value, beside '', ?, NA, NaN, null of CSV and Excel files: unknown, -"
     )
     encoding: str = option("", "encoding of CSV files that are neither UTF-8 nor UTF-16, such as Excel's cp1252")
@@ -159,7 +159,7 @@ class DataOptions(Options):
     @property
     def reading(self) -> str:
         """A hash of what decides how columns become inputs, which all sites of a network must do alike."""
-        shaping = (self.missing, self.standardised(table=True), self.ranges, self.text_as, self.text_length)
+        shaping = (self.missing, self.standardise_by(table=True), self.ranges, self.text_as, self.text_length)
         text = json.dumps([*shaping, Path(self.tokenizer).name], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -186,7 +186,7 @@ class DataOptions(Options):
             return self
         return dataclasses.replace(self, tokenizer=str(Path(folder, Path(self.tokenizer).name)))
 
-    def standardised(self, table: bool) -> Standardise:
+    def standardise_by(self, table: bool) -> Standardise:
         """Return whose training samples standardise the data, given whether they are a table."""
         if self.standardise == "auto":
             return "site" if table or self.ranges else "none"

@@ -44,7 +44,7 @@ def pathological(request: Request, options: PathologicalOptions) -> list[Share]:
     given = None if options.assignment == "balanced" else _flower(request, options)
     if given is None or options.shares == "unequal":
         hands = _dealt(request, options.classes) if given is None else [request.y[s.train].unique() for s in given]
-        given = _divided(request, [hand.tolist() for hand in hands], options.shares)
+        given = _divide(request, [hand.tolist() for hand in hands], options.shares)
     unused = len(request.y) - sum(len(share.train) for share in given)
     require(
         unused == 0,
@@ -59,7 +59,7 @@ def _dealt(request: Request, classes: int) -> list[Tensor]:
     return [deck.deal(classes) for _ in range(request.clients)]
 
 
-def _divided(request: Request, hands: list[list[int]], shares: str) -> list[Share]:
+def _divide(request: Request, hands: list[list[int]], shares: str) -> list[Share]:
     parts: list[list[Tensor]] = [[] for _ in hands]
     for c in {c for hand in hands for c in hand}:
         holders = [i for i, hand in enumerate(hands) if c in hand]

@@ -12,12 +12,13 @@ from pathlib import Path
 from torch import Tensor
 
 from protofed.data import checks
-from protofed.data.comparing import Site, check, merged
+from protofed.data.comparing import Site, check, merge_columns
 from protofed.data.options import DataOptions
 from protofed.data.pool import Listing
 from protofed.data.tables import TEXTS, RawColumn, Table, fit, moments, own, recode
 from protofed.errors import ConfigError, DataError
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.text import few
 
 log = logging.getLogger(__name__)
 Columns = tuple[RawColumn, ...]
@@ -58,7 +59,7 @@ def raw_parts(
             where = listings[0].where
             raise ConfigError(f"data.text_as=tokens: {where} has no texts, which data.text names in a table")
     if any(item.columns is not None for item in listings):
-        agreed = merged([Site(item.where, columns=item.columns) for item in listings], data)
+        agreed = merge_columns([Site(item.where, columns=item.columns) for item in listings], data)
         _check_named(data, agreed, listings[0].where)
         recoded = [
             (where, recode(value, item.columns or (), agreed))
@@ -73,7 +74,7 @@ def raw_parts(
     named, grey = checks.same_mode(named)
     notes += colour_note([*(name for item in listings for name in item.converted), *grey])
     shaped = checks.same_shape(named)
-    if data.standardised(table=False) == "none":
+    if data.standardise_by(table=False) == "none":
         return shaped, None, notes
     if not shaped[0].is_floating_point():
         option = "data.ranges" if data.ranges else f"data.standardise={data.standardise}"
@@ -92,8 +93,8 @@ def _check_named(data: DataOptions, columns: Columns, where: str) -> None:
 
 def colour_note(grey: Sequence[str]) -> tuple[str, ...]:
     """Return a note on files or clients whose grey images were converted to colour, if there are any."""
-    few = ", ".join(grey[:_SHOWN]) + f" and {len(grey) - _SHOWN:,} more" * (len(grey) > _SHOWN)
-    return (f"Grey images were converted to colour, as the others are: {few}.",) if grey else ()
+    names = few(grey, _SHOWN)
+    return (f"Grey images were converted to colour, as the others are: {names}.",) if grey else ()
 
 
 def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions) -> FederatedData:
@@ -106,9 +107,9 @@ def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions
     if columns is None:
         return federated
     sums = [moments(client.train.x) for client in federated.clients]
-    table = fit(columns, sums, data.standardised(table=True), data.missing, data.ranges)
-    clients = tuple(_prepared(c, own(table, s)) for c, s in zip(federated.clients, sums, strict=True))
-    notes = federated.notes + _clamped(federated, table)
+    table = fit(columns, sums, data.standardise_by(table=True), data.missing, data.ranges)
+    clients = tuple(_prepare(c, own(table, s)) for c, s in zip(federated.clients, sums, strict=True))
+    notes = federated.notes + _note_clamped(federated, table)
     return replace(_with_table(federated, clients, table), notes=notes, tests=federated.test_hash())
 
 
@@ -124,35 +125,32 @@ def prepare_alone(
         return prepare(federated, columns, data)
     (client,), table = federated.clients, agreed.table
     if (table is None) != (columns is None):
-        raise DataError(f"{where}: the federation agreed on {'no ' * (table is None)}columns")
+        raise DataError(f"{where}: the federation agreed on {'no ' if table is None else ''}columns")
     if table is None or columns is None:
-        federated = federated.map(partial(_coloured, next(iter(agreed.input_shape), 0)))
+        federated = federated.map(partial(_add_channels, next(iter(agreed.input_shape), 0)))
         federated = replace(federated, input_shape=tuple(federated.clients[0].train.x.shape[1:]))
     else:
         sites = [Site("the federation", columns=table.raw), Site(str(where), columns=columns)]
         given = replace(data, categories={c.name: c.categories for c in table.columns if c.categories})
         check(sites, given)
-        common = merged(sites, given)
+        common = merge_columns(sites, given)
         federated = federated.map(lambda s: Samples(recode(s.x, columns, common), s.y))
         client = federated.clients[0]
-        for note in _clamped(federated, table):  # it stays at the node
+        for note in _note_clamped(federated, table):  # it stays at the node
             log.warning("%s: %s", client.name, note)
-        client = _prepared(client, own(table, moments(client.train.x)))
+        client = _prepare(client, own(table, moments(client.train.x)))
         federated = _with_table(federated, (client,), table)
     return federated
 
 
-def _clamped(federated: FederatedData, table: Table) -> tuple[str, ...]:
+def _note_clamped(federated: FederatedData, table: Table) -> tuple[str, ...]:
     """Return a note on values beyond declared ranges, if there are any."""
     found: Counter[str] = Counter()
     for client in federated.clients:
         for part in (client.train, client.test, client.validation):
             found.update({} if part is None else table.beyond(part.x))
-    shown = ", ".join(f"{number:,} of {name}" for name, number in found.most_common(_SHOWN))
-    more = ", …" * (len(found) > _SHOWN)
-    return (
-        (f"Values beyond their declared range were clamped to it (data.ranges): {shown}{more}.",) if found else ()
-    )
+    shown = few([f"{number:,} of {name}" for name, number in found.most_common()], _SHOWN)
+    return (f"Values beyond their declared range were clamped to it (data.ranges): {shown}.",) if found else ()
 
 
 def _with_table(federated: FederatedData, clients: tuple[ClientData, ...], table: Table) -> FederatedData:
@@ -160,9 +158,9 @@ def _with_table(federated: FederatedData, clients: tuple[ClientData, ...], table
     return replace(federated, clients=clients, table=table, input_shape=shape)
 
 
-def _prepared(client: ClientData, table: Table) -> ClientData:
+def _prepare(client: ClientData, table: Table) -> ClientData:
     return replace(client.map(lambda s: Samples(table.apply(s.x), s.y)), table=table)
 
 
-def _coloured(channels: int, samples: Samples) -> Samples:
-    return Samples(checks.coloured(samples.x, channels), samples.y)
+def _add_channels(channels: int, samples: Samples) -> Samples:
+    return Samples(checks.add_channels(samples.x, channels), samples.y)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,13 +18,9 @@ from protofed.options import Options, option
 class QuantityOptions(Options):
     """Random shares whose sizes are drawn."""
 
-    sizes: Literal["dirichlet", "lognormal"] = option(
-        "dirichlet", "shares of the samples: from Dir(alpha) | proportional to exp(sigma·z) with z standard normal"
-    )
     alpha: float = option(
         0.5, "concentration of Dir(alpha); small = a few clients have nearly all", above=0, most=10**6
     )
-    sigma: float = option(1.0, "standard deviation of the logarithm of sizes", least=0, most=10)
     min_size: int = option(10, "samples that every client gets before the others are shared", least=0)
 
 
@@ -39,10 +34,7 @@ def quantity(request: Request, options: QuantityOptions) -> list[Share]:
         "partition.min_size or data.clients",
     )
     rng = np.random.default_rng(derive(request.seed, "partition"))
-    if options.sizes == "dirichlet":
-        weights = rng.dirichlet(np.full(M, options.alpha))
-    else:
-        weights = np.exp(options.sigma * rng.standard_normal(M))
+    weights = rng.dirichlet(np.full(M, options.alpha))
     rest = n - M * least
     quotas = torch.from_numpy(rest * weights / weights.sum())
     source = generator(request.seed, "partition", "order")

@@ -362,7 +362,7 @@ def _limit(memory: int, seconds: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (1024 * used + memory, resource.RLIM_INFINITY))
 
 
-def _found(form: str, payloads: list[bytes], asked: dict[str, Any]) -> _Frames:
+def _find_frames(form: str, payloads: list[bytes], asked: dict[str, Any]) -> _Frames:
     if form == "image":
         yield from _images(payloads, **asked)
     elif form == "headers":
@@ -390,7 +390,7 @@ def _answer(asked: dict[str, Any], questions: BinaryIO, answers: BinaryIO) -> No
     try:
         _limit(asked.pop("memory"), asked.pop("seconds"))
         payloads = [questions.read(length) for length in asked.pop("lengths")]
-        for kind, content in _found(form, payloads, asked):
+        for kind, content in _find_frames(form, payloads, asked):
             send(kind, content)
         send(b"Z")
     except MemoryError:

@@ -53,7 +53,7 @@ def parse_saved(folder: Path, columns: Columns, budget: Budget) -> Any:
     return renamed.replace_schema_metadata(table.schema.metadata)  # with the names of classes
 
 
-def saved_schema(folder: Path) -> Any:
+def read_schema(folder: Path) -> Any:
     """Return the ``pyarrow.Schema`` of a saved data set."""
     return apart.read_schema("Arrow", _files(folder)[0])
 
@@ -62,18 +62,18 @@ def _files(folder: Path) -> list[Path]:
     """Return the Arrow files of a saved data set, by its own list."""
     if not (folder / _SPLITS).exists():
         return _shards(folder)
-    places = [_inside(folder, name, folder / _SPLITS) for name in _listed(folder / _SPLITS, "splits")]
+    places = [_inside(folder, name, folder / _SPLITS) for name in _list_values(folder / _SPLITS, "splits")]
     return [file for place in places for file in _shards(place)]
 
 
 def _shards(folder: Path) -> list[Path]:
     path = folder / _STATE
-    entries = _listed(path, "_data_files")
+    entries = _list_values(path, "_data_files")
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
     return [_inside(folder, name, path) for name in names]
 
 
-def _listed(path: Path, key: str) -> Sequence[Any]:
+def _list_values(path: Path, key: str) -> Sequence[Any]:
     check_inside(path, path.parent)
     try:
         content = parse_json(read_text(path, limits.JSON_BYTES))

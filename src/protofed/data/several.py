@@ -38,7 +38,7 @@ def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
     for item in listings:
         if item.columns is not None:
             raise ConfigError(f"data.source=several is for images and vectors, and {item.where} is a table")
-    labels = [np.array(names)[places] for names, places in map(checks.given_names, listings)]
+    labels = [np.array(names)[places] for names, places in map(checks.find_names, listings)]
     rows = [
         subset(_codes(y), min(options.samples or len(y), len(y)), generator(seed, "subset", name))
         for name, y in zip(options.names, labels, strict=True)
@@ -46,7 +46,7 @@ def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
     size = (options.side, options.side) if options.side else _size(listings[0])
 
     def read(wanted: Tensor) -> Tensor:
-        return _joined(listings, rows, wanted, size)
+        return _join(listings, rows, wanted, size)
 
     counts = [len(r) for r in rows]
     y = np.concatenate([names[r.numpy()] for names, r in zip(labels, rows, strict=True)])
@@ -63,7 +63,7 @@ def _size(listing: Listing) -> tuple[int, ...]:
     return tuple(x.shape[2:]) if x.dim() == 4 else ()
 
 
-def _joined(listings: Sequence[Listing], rows: Sequence[Tensor], wanted: Tensor, size: tuple[int, ...]) -> Tensor:
+def _join(listings: Sequence[Listing], rows: Sequence[Tensor], wanted: Tensor, size: tuple[int, ...]) -> Tensor:
     """Return the features of some samples, images in one size and, if some are in colour, all in colour."""
     ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
     owner = torch.bucketize(wanted, ends[1:], right=True)
@@ -72,13 +72,13 @@ def _joined(listings: Sequence[Listing], rows: Sequence[Tensor], wanted: Tensor,
         at = (owner == number).nonzero().flatten()
         if len(at):
             x = checks.features(item, rows[number][wanted[at] - ends[number]])
-            parts.append((item.where, _resized(x, size)))
+            parts.append((item.where, _resize(x, size)))
             order.append(at)
     x = torch.cat(checks.same_shape(checks.same_mode(parts)[0]))
     return torch.empty_like(x).index_copy_(0, torch.cat(order), x)
 
 
-def _resized(x: Tensor, size: tuple[int, ...]) -> Tensor:
+def _resize(x: Tensor, size: tuple[int, ...]) -> Tensor:
     if x.dim() != 4 or x.dtype != torch.uint8 or not size or tuple(x.shape[2:]) == size:
         return x
     new = F.interpolate(x.float(), size, mode="bilinear", antialias=True)

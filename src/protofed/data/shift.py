@@ -20,6 +20,7 @@ from protofed.data.transforms import rotate
 from protofed.errors import ConfigError
 from protofed.options import Options, option
 from protofed.samples import ClientData, FederatedData, Samples
+from protofed.text import few
 
 _IMAGES = ("rotation", "blur", "tint", "invert")
 """Options for images alone."""
@@ -86,7 +87,7 @@ class ShiftOptions(Options):
                 )
 
 
-def shifted(
+def shift_domains(
     federated: FederatedData,
     columns: Sequence[RawColumn] | None,
     options: ShiftOptions,
@@ -108,9 +109,11 @@ def shifted(
     for client in clients:
         members.setdefault(domains.get(client.name) or client.name, []).append(client)
     draws = _Draws(options, seed, sorted(members), _Scale.of(clients, columns))
-    labels = {name: draws.labels(name, _held(own, federated.num_classes)) for name, own in members.items()}
+    labels = {name: draws.labels(name, _find_held(own, federated.num_classes)) for name, own in members.items()}
     found = {
-        client.name: _shifted(client, draws, name, labels[name]) for name, own in members.items() for client in own
+        client.name: _shift_client(client, draws, name, labels[name])
+        for name, own in members.items()
+        for client in own
     }
     swapped = [name for name, new in labels.items() if not torch.equal(new, torch.arange(len(new)))]
     notes = (*federated.notes, *_notes(options, len(members), swapped))
@@ -119,8 +122,8 @@ def shifted(
 
 def _notes(options: ShiftOptions, domains: int, swapped: Sequence[str]) -> tuple[str, ...]:
     given = ", ".join(f"shift.{name}={getattr(options, name):g}" for name in options.used)
-    few = ", ".join(swapped[:_SHOWN]) + ", …" * (len(swapped) > _SHOWN)
-    return (f"Samples are shifted in {domains} domains ({given}){f'; classes are swapped at {few}' * bool(few)}.",)
+    where = f"; classes are swapped at {few(swapped, _SHOWN)}" if swapped else ""
+    return (f"Samples are shifted in {domains} domains ({given}){where}.",)
 
 
 @dataclass(frozen=True)
@@ -250,7 +253,7 @@ def _smoother(side: int, deviation: float) -> Tensor:
     )
 
 
-def _held(clients: Sequence[ClientData], num_classes: int) -> Tensor:
+def _find_held(clients: Sequence[ClientData], num_classes: int) -> Tensor:
     """Return the classes of which some client has a training sample, ``(K,)`` bool."""
     counts: Tensor = sum(
         (c.train.counts(num_classes) for c in clients), torch.zeros(num_classes, dtype=torch.int64)
@@ -258,7 +261,7 @@ def _held(clients: Sequence[ClientData], num_classes: int) -> Tensor:
     return counts > 0
 
 
-def _shifted(client: ClientData, draws: _Draws, domain: str, labels: Tensor) -> ClientData:
+def _shift_client(client: ClientData, draws: _Draws, domain: str, labels: Tensor) -> ClientData:
     def part(split: str, given: Samples) -> Samples:
         return Samples(draws.features(given.x, domain, client.name, split), labels[given.y])
 

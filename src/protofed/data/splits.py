@@ -81,7 +81,7 @@ def subset(y: Tensor, size: int, generator: torch.Generator) -> Tensor:
     return choose(y, take, generator).nonzero().flatten()
 
 
-def limited(y: Tensor, data: DataOptions, seed: int, client: str) -> Tensor:
+def limit_training(y: Tensor, data: DataOptions, seed: int, client: str) -> Tensor:
     """Return the positions of the training samples that a client keeps, int64 ascending: ``data.train_samples``."""
     if not 0 < data.train_samples < len(y):
         return torch.arange(len(y))

@@ -20,8 +20,9 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from protofed.errors import DataError, unknown_name
+from protofed.text import few
 from protofed.untrusted import limits
-from protofed.untrusted.decoding import ClassName, decoded, within
+from protofed.untrusted.decoding import ClassName, decode, within
 
 Standardise = Literal["none", "site", "federated", "chosen"]
 Missing = Literal["refuse", "mean", "indicator"]
@@ -174,12 +175,12 @@ class Table:
             "each site",
         }
         names = list(dict.fromkeys(_text_of(c) if c.kind in TEXTS else c.name for c in self.columns))
-        few = ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
-        texts = "; those of texts are as they are" * any(column.kind in TEXTS for column in self.columns)
+        listed = few(names, _SHOWN)
+        texts = "; those of texts are as they are" if any(c.kind in TEXTS for c in self.columns) else ""
         within = sum(column.bounded for column in self.columns)
         ranged = f"; {within} are clamped to declared ranges and map these to [-1, 1]" if within else ""
         return (
-            f"Inputs: {len(self.inputs)} from {len(names)} columns or channels ({few}); "
+            f"Inputs: {len(self.inputs)} from {len(names)} columns or channels ({listed}); "
             f"{how[self.standardise]} (data.standardise={self.standardise}){ranged}{texts}."
         )
 
@@ -248,7 +249,7 @@ class Table:
             if column.name not in columns:
                 raise DataError(f"{where}: lacks the column {column.name!r}; it has {', '.join(map(str, columns))}")
         names = renamed or {}
-        found = [_encoded(c, list(columns[c.name]), where, unknown, names.get(c.name, {})) for c in self.columns]
+        found = [_encode(c, list(columns[c.name]), where, unknown, names.get(c.name, {})) for c in self.columns]
         return torch.from_numpy(np.column_stack(found))
 
     def to_dict(self) -> dict[str, Any]:
@@ -258,7 +259,7 @@ class Table:
     @classmethod
     def from_dict(cls, value: object) -> Table:
         """Return a table from plain values; the inverse of :meth:`to_dict`."""
-        return decoded(value, cls, error=ValueError, exact=True)
+        return decode(value, cls, error=ValueError, exact=True)
 
 
 def text_places(columns: Sequence[Column | RawColumn]) -> tuple[tuple[int, int], ...]:
@@ -329,9 +330,7 @@ def _check_categories(column: Column | SiteColumn) -> None:
         raise ValueError(f"categories: expected at most {limits.CATEGORIES} different names, of categories only")
 
 
-def _encoded(
-    column: Column, values: list[Any], where: str, unknown: bool, renamed: Mapping[str, str]
-) -> np.ndarray:
+def _encode(column: Column, values: list[Any], where: str, unknown: bool, renamed: Mapping[str, str]) -> np.ndarray:
     if column.kind in TEXTS:
         return np.array(values, dtype=np.float64)
     codes = {category(name): float(code) for code, name in enumerate(column.categories)}
@@ -403,7 +402,7 @@ class SiteColumn:
         return Moments(self.number, self.mean, self.squares, self.missing)
 
 
-def stated(
+def state_columns(
     columns: Sequence[RawColumn],
     sums: Sequence[Moments],
     standardise: Standardise,
@@ -474,7 +473,7 @@ def moments(raw: Tensor) -> tuple[Moments, ...]:
     return tuple(found)
 
 
-def pooled(sites: Sequence[Moments]) -> tuple[float, float]:
+def pool_moments(sites: Sequence[Moments]) -> tuple[float, float]:
     """Return mean and population standard deviation of a column over all sites; the latter is 1 for a constant.
 
     With ``n_i`` values of mean ``m_i`` and squared deviations ``q_i`` at site ``i``, the mean is
@@ -524,7 +523,7 @@ def fit(
             continue
         indicator = told and any(m.missing for m in own)
         made = Column(column.name, column.kind, categories=column.categories, indicator=indicator)
-        fitted.append(_scaled(made, own, standardise) if standardise in ("federated", "chosen") else made)
+        fitted.append(_scale(made, own, standardise) if standardise in ("federated", "chosen") else made)
     return Table(standardise, tuple(fitted))
 
 
@@ -533,14 +532,14 @@ def own(table: Table, site: Sequence[Moments]) -> Table:
     if table.standardise == "federated":
         return table
     pairs = zip(table.columns, site, strict=True)
-    scaled = tuple(_scaled(c, [m], table.standardise) for c, m in pairs)
+    scaled = tuple(_scale(c, [m], table.standardise) for c, m in pairs)
     return replace(table, beside=scaled) if table.standardise == "chosen" else replace(table, columns=scaled)
 
 
-def _scaled(column: Column, sites: Sequence[Moments], standardise: Standardise) -> Column:
+def _scale(column: Column, sites: Sequence[Moments], standardise: Standardise) -> Column:
     if column.kind != "number" or column.bounded:
         return column
-    mean, scale = pooled(sites)
+    mean, scale = pool_moments(sites)
     return (
         replace(column, fill=mean) if standardise == "none" else replace(column, mean=mean, scale=scale, fill=mean)
     )

@@ -82,7 +82,7 @@ def embed(
     """
     tokenizer, rows, _ = _static()
     vectors, first = torch.zeros(len(texts), WIDTH), torch.zeros(1, dtype=torch.int64)
-    for number, text, raw in _given(texts, at, WIDTH, empty):
+    for number, text, raw in _iterate_texts(texts, at, WIDTH, empty):
         key = blake2b(raw, digest_size=16).digest()
         if (vector := _known.get(key)) is None:
             tokens = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.int64)
@@ -114,13 +114,13 @@ def tokenize(
     """
     known = _tokenizer(tokenizer, length).tokenizer if tokenizer else None
     found = np.zeros((len(texts), length), dtype=np.float32)
-    for number, text, _ in _given(texts, at, length, empty):
+    for number, text, _ in _iterate_texts(texts, at, length, empty):
         own = list(islice(_words(text), length)) if known is None else known.encode(text).ids
         found[number, : len(own)] = own if known is None else np.array(own) + 1
     return torch.from_numpy(found)
 
 
-def _given(
+def _iterate_texts(
     texts: Sequence[str | None], at: Callable[[int], str], width: int, empty: bool
 ) -> Iterator[tuple[int, str, bytes]]:
     """Yield the number of each text that is there, the text, and its characters in UTF-8."""
@@ -205,7 +205,7 @@ class Form:
             return embed(texts, at, empty=empty)
         return tokenize(texts, self.length, at, tokenizer=self.tokenizer, empty=empty)
 
-    def replaced(
+    def replace_texts(
         self,
         table: Mapping[str, Sequence[Any]],
         names: Sequence[str],

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +37,6 @@ class TransformOptions(Options):
     rotation: float = remote(
         0.0, "training: largest angle in degrees, to either side, as RandomRotation", least=0, most=180
     )
-    interpolation: Literal["nearest", "bilinear"] = remote("nearest", "pixels of a rotated image")
     mean: tuple[float, ...] = remote(
         (), "mean of each channel, of 0 … 1 for 8-bit images, as Normalize (empty: 0.5)", least=-1e6, most=1e6
     )
@@ -54,7 +52,6 @@ class TransformOptions(Options):
     def check(self, shape: tuple[int, ...]) -> None:
         """Check that the transforms suit the samples."""
         used = [name for name, value in plain(self).items() if value != getattr(TransformOptions, name, ())]
-        used = [name for name in used if name != "interpolation"]
         if used and len(shape) != 3:
             raise ConfigError(
                 f"transforms.{used[0]} is for images of channels, rows and columns, and samples have the shape "
@@ -70,7 +67,7 @@ class TransformOptions(Options):
 
 def augmentation(options: TransformOptions) -> Callable[[Samples, torch.Generator], Samples] | None:
     """Return the augmentation of a client's training samples for a round, or None."""
-    return partial(_augmented, options) if options.augments else None
+    return partial(_augment, options) if options.augments else None
 
 
 def normalisation(options: TransformOptions) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -82,7 +79,7 @@ def normalisation(options: TransformOptions) -> tuple[tuple[float, ...], tuple[f
     return mean * (channels // len(mean)), std * (channels // len(std))
 
 
-def _augmented(options: TransformOptions, samples: Samples, source: torch.Generator) -> Samples:
+def _augment(options: TransformOptions, samples: Samples, source: torch.Generator) -> Samples:
     """Return the samples with crop, flip and rotation, in this order, drawn from ``source`` for each sample."""
     x, n = samples.x, len(samples)
     if options.crop or options.flip:
@@ -91,7 +88,7 @@ def _augmented(options: TransformOptions, samples: Samples, source: torch.Genera
         x = crop_and_flip(x, down, right, flips.to(x.device))
     if options.rotation:
         angles = (2 * torch.rand(n, generator=source, dtype=torch.float64) - 1) * options.rotation
-        x = rotate(x, angles.to(x.device), options.interpolation)
+        x = rotate(x, angles.to(x.device), "nearest")
     return Samples(x, samples.y)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protofed.data.columns import Columns
-from protofed.data.dates import converted
+from protofed.data.dates import convert_dates
 from protofed.data.tables import RawColumn, category, is_number
 from protofed.errors import DataError
 from protofed.untrusted import claims, limits
@@ -59,7 +59,7 @@ def read_columns(
     raw = np.empty((len(table), width))
     columns: list[RawColumn] = []
     given = {name: _strings(table[name], name, files) for name in asked.dates}
-    dates = converted(given, asked.dates, partial(_at, files), asked.month_first)
+    dates = convert_dates(given, asked.dates, partial(_at, files), asked.month_first)
     for name in names:
         try:
             claims.class_name(name)
@@ -181,7 +181,7 @@ def _categories(
     if not order:
         return np.full(len(column), np.nan), RawColumn(name, "unknown")
     # Texts of four words on average are hardly names.
-    free = f" (for free text, set data.text={name})" * (sum(n.count(" ") for n in order) >= 3 * len(order))
+    free = f" (for free text, set data.text={name})" if sum(n.count(" ") for n in order) >= 3 * len(order) else ""
     if renamed is None and not keep and identifies(name, np.array(named)[indices[~absent]]):
         if free:
             raise DataError(

@@ -24,7 +24,7 @@ from protofed.experiments.memory import tree_bytes
 from protofed.experiments.running import Measure, Progress, Several, run_experiment
 from protofed.runs.records import RoundRecord
 from protofed.runs.run import Run
-from protofed.storage.files import check_format, occupied, read_json, write_json
+from protofed.storage.files import check_format, is_occupied, read_json, write_json
 from protofed.untrusted import claims
 from protofed.visits.workers import end, process_context, stay_with_parent
 
@@ -61,7 +61,7 @@ def claim(directory: Path) -> None:
                 f"{protofed.__version__}: continue with that version, or choose another --out"
             )
         return
-    if occupied(directory):
+    if is_occupied(directory):
         raise ConfigError(f"{directory} is not empty and holds no runs of such a command: choose another --out")
     write_json(mark, {"format": FORMAT, "protofed": protofed.__version__})
 

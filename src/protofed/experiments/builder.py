@@ -15,14 +15,21 @@ import torch
 
 from protofed import data, methods, models
 from protofed.compute.seeding import derive, generator, seeded
-from protofed.config.architectures import Architecture, FederationSummary, common_architecture, fitted
+from protofed.config.architectures import (
+    Architecture,
+    FederationSummary,
+    common_architecture,
+    fit_to_columns,
+    is_code,
+)
 from protofed.config.coverage import check_method, check_steps
 from protofed.config.schema import Experiment
-from protofed.errors import ConfigError, ModelError
+from protofed.data.options import memory_gb
+from protofed.errors import ConfigError, ModelError, refusal
 from protofed.experiments.hardware import DTYPES, Hardware
 from protofed.methods import Method, Task
 from protofed.samples import FederatedData
-from protofed.stages.privacy import protected
+from protofed.stages.privacy import protect_plan
 from protofed.stages.privacy.samples import multiplier
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims
@@ -31,6 +38,11 @@ from protofed.visits.private import COUNTS, private_counts
 from protofed.visits.roster import Roster, Store
 from protofed.visits.visit import LocalTrainer
 from protofed.wire.codec import get_codec
+
+COPIES = 6
+"""Copies of a model while it is trained: first weights, weights, gradients, two of an optimiser, an upload."""
+SMALL = 1024
+"""Number among an architecture's options up to which its size is not looked at."""
 
 
 class Builder:
@@ -91,7 +103,7 @@ class Builder:
                     self.models[architecture.kind] = self._client_model(architecture, "shared", hardware.device)
                 if experiment.privacy.mode == "sample" and self.method.upload_schema is not None:
                     secure = experiment.secure.aggregation
-                    plan = protected(experiment.privacy, self.method, plan, len(client.train), secure=secure)
+                    plan = protect_plan(experiment.privacy, self.method, plan, len(client.train), secure=secure)
             except (ModelError, ConfigError) as error:
                 raise type(error)(f"{client.name}: {error}") from None
             self.members.append(Member(client, plan, str(architecture), architecture.kind))
@@ -167,13 +179,13 @@ class Builder:
         """Build a network that all parties share, from the configuration alone (see methods.Build)."""
         default = Architecture(name, {}, 0) if name else common_architecture(self.experiment)
         architecture = replace(default, options={**default.options, **options}, d=d or self.experiment.model.d)
-        architecture = fitted(self.experiment, architecture, self.federated.table)
+        architecture = fit_to_columns(self.experiment, architecture, self.federated.table)
         return self._model(architecture, "auxiliary")
 
     def _model(self, architecture: Architecture, scope: str) -> models.SplitModel:
         return build_model(self.experiment, self.federated, architecture, scope, pretrained=self.pretrained)
 
-    def _protected(self, name: str) -> bool:
+    def _is_protected(self, name: str) -> bool:
         """Return whether a weight of the clients' models is trained by DP-SGD in some round."""
         phases = (phase for r in range(1, self.experiment.rounds + 1) for phase in self.method.round(r).phases)
         return any(u.trainable(name) for phase in phases if not phase.local_only for u in phase.updates)
@@ -182,7 +194,7 @@ class Builder:
         """Return a model as clients train it: with the method's networks, on the device, in the right layout."""
         model = self._model(architecture, scope)
         if self.experiment.privacy.mode == "sample" and self.method.upload_schema is not None:
-            models.check_single_samples(model, self._protected)
+            models.check_single_samples(model, self._is_protected)
         with seeded(self.experiment.seed, "extend", scope):
             self.method.extend(model)
         layout = self.hardware.layout
@@ -211,7 +223,7 @@ def build_model(
         input_shape=federated.input_shape,
         num_classes=federated.num_classes,
         d=architecture.d,
-        map=experiment.model.map,
+        mapping=experiment.model.map,
         options=dict(architecture.options),
         seed=derive(experiment.seed, "model", scope),
         weights_dir=experiment.execution.weights_dir,
@@ -228,3 +240,20 @@ def build_model(
             )
         model.scale = models.Preparation(models.Normalisation(*given), centred=federated.eight_bit)
     return model.to(DTYPES[experiment.execution.precision])
+
+
+def check_memory(experiment: Experiment, federated: FederatedData, architecture: Architecture) -> None:
+    """Refuse a model that a server has made too large to be trained here, before any memory is taken."""
+    numbers = (number for value in architecture.options.values() for number in _numbers(value))
+    if is_code(architecture.name) or max(numbers, default=0) <= SMALL:
+        return
+    with torch.device("meta"):
+        size = models.parameter_bytes(build_model(experiment, federated, architecture, "shared", pretrained=False))
+    if COPIES * size > 1e9 * memory_gb():
+        told = f"{architecture.name}: a model of {size / 1e9:.3g} GB does not fit in memory {COPIES} times"
+        raise refusal("model", "model.options", told)
+
+
+def _numbers(value: Any) -> list[int]:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in items if isinstance(item, int)]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple
 
 from protofed.config.schema import apply_overrides, every_method, load_recipe, resolve
+from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Method
+from protofed.stages.privacy import PrivacyOptions
+from protofed.stages.privacy.clients import layout_of
+from protofed.stages.privacy.samples import check
+from protofed.stages.secure.sums import SumLayout
 from protofed.text import number, size
 
 ROUNDS = 2
@@ -53,25 +59,35 @@ def measure(name: str) -> tuple[Method, ClientTraffic | None]:
 
 def method_table() -> str:
     """Return a Markdown table of all methods, in ascending order of what they exchange."""
-    words = ["method", "exchanges", "different architectures", "different class sets", "sums suffice", "up", "down"]
+    protections = ["secure sums", "DP of clients", "DP of samples"]
+    words = ["method", "exchanges", "different architectures", "different class sets", *protections, "up", "down"]
     numbers = ["numbers up", "numbers down", "bytes up", "bytes down"]
     lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
     for name in every_method():
         method, traffic = measure(name)
-        lines.append([f"`{name}`", *_declared(method), *_measured(traffic)])
+        lines.append([f"`{name}`", *_format_traits(method), *_format_traffic(traffic)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _declared(method: Method) -> list[str]:
+def _format_traits(method: Method) -> list[str]:
     traits = method.declared
     architectures = "no" if traits.same_architecture else "yes, one d" if traits.same_feature_dim else "yes"
-    sums = "–" if traits.exchanges == "nothing" else "yes" if traits.sums_only else "no"
+    asked = (lambda: SumLayout(method, 24), lambda: layout_of(method, PrivacyOptions()), lambda: check(method))
+    allowed = ["–" if traits.exchanges == "nothing" else "yes" if _works(each) else "no" for each in asked]
     # A bar would end the table's cell.
     formulas = [formula.replace("|", "\\|") for formula in (traits.up, traits.down)]
-    return [traits.exchanges, architectures, traits.class_sets, sums, *formulas]
+    return [traits.exchanges, architectures, traits.class_sets, *allowed, *formulas]
 
 
-def _measured(traffic: ClientTraffic | None) -> list[str]:
+def _works(build: Callable[[], Any]) -> bool:
+    try:
+        build()
+    except ConfigError:
+        return False
+    return True
+
+
+def _format_traffic(traffic: ClientTraffic | None) -> list[str]:
     if traffic is None:
         return ["varies"] * 4
     return [

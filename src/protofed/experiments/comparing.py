@@ -34,7 +34,7 @@ from protofed.experiments.running import Measure, Progress, Report
 from protofed.runs.comparison import ComparisonFile, ListedRun
 from protofed.runs.files import read_comparison
 from protofed.runs.run import Run
-from protofed.storage.files import occupied, remove_partial, write_json, write_text
+from protofed.storage.files import is_occupied, remove_partial, write_json, write_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -270,11 +270,11 @@ class Plan:
                     f"{directory} holds a comparison with another configuration ({left[0]} is no run of this one): "
                     "choose another --out"
                 )
-        elif occupied(directory, but=RECIPE):
+        elif is_occupied(directory, but=RECIPE):
             raise ConfigError(f"{directory} is not empty and holds no comparison: choose another --out")
         for cell, task in tasks.items():
             if (task.directory / "config.toml").is_file():
-                RunDirectory(task.directory).changed(self.experiments[cell])
+                RunDirectory(task.directory).differs(self.experiments[cell])
 
     def _list(self, directory: Path, tasks: dict[Cell, RunTask]) -> None:
         """Write the recipe, and which folder holds which run."""
@@ -314,7 +314,7 @@ def _rows(run: Run, axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any
         }
 
 
-def kept_recipe(directory: Path) -> Tree:
+def read_recipe(directory: Path) -> Tree:
     """Return the recipe of the run or the comparison that a directory holds.
 
     Raises:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from protofed.data.options import memory_gb
 from protofed.errors import ConfigError, DataError, OutputError
-from protofed.models.encoders import Encoder, EncoderOptions, build_encoder, chosen_name
+from protofed.models.encoders import Encoder, EncoderOptions, build_encoder, choose_encoder
 from protofed.samples import Encoding, FederatedData, Samples
 from protofed.storage.files import write_bytes
 from protofed.text import duration, size
@@ -66,7 +66,7 @@ def encode(
     for where, part in parts:
         _check_finite(part.x, where)
     x, folder = [part.x for _, part in parts], cache_folder() if kept else None
-    name = chosen_name(options, federated.input_shape, texts)
+    name = choose_encoder(options, federated.input_shape, texts)
     features = iter(_features(encoder, x, name, folder))
     encoded = federated.map(lambda samples: Samples(next(features), samples.y))
     eight_bit = any(part.x.dtype == torch.uint8 for _, part in parts)

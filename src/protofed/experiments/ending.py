@@ -43,7 +43,7 @@ from protofed.storage.files import (
 )
 from protofed.storage.snapshots import Snapshot, flatten, unflatten
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import Shape, Side, decoded
+from protofed.untrusted.decoding import Shape, Side, decode
 from protofed.untrusted.reading import parse_json
 
 VERSION = 1
@@ -95,7 +95,7 @@ class ModelsDescription:
                 if isinstance(network, dict) and "run" in network
                 else f"{path}: does not describe the models (an older version ran them)"
             )
-        found = decoded(tree, _Described, f"{path}")
+        found = decode(tree, _Described, f"{path}")
         models = found.models
         told: Mapping[str, Any] = found.network or {}
         return cls(models.inputs == "uint8", found.input_shape, models.clients, told, found.encoder)
@@ -166,7 +166,7 @@ def restore_end(folder: Path, federation: Federation) -> bool:
     return True
 
 
-def ended_generations(folder: Path) -> dict[str, str]:
+def read_generations(folder: Path) -> dict[str, str]:
     """Return the names of the states with which the clients of a network ended a run; empty for those of others."""
     return StoredState.read(folder / END, VERSION).generations
 
@@ -186,7 +186,7 @@ def without(experiment: Experiment, gone: Collection[str]) -> Experiment:
     return replace(experiment, robust=replace(experiment.robust, admitted=admitted))
 
 
-def left_out(gone: Mapping[str, str]) -> list[dict[str, str]]:
+def list_left_out(gone: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the entries of ``federation.json`` for clients that were taken out, with the date for each."""
     return [{"client": name, "reason": f"forgotten on {date}"} for name, date in gone.items()]
 
@@ -235,7 +235,7 @@ def without_clients(tree: Tree, gone: Mapping[str, str]) -> Tree:
     }
     if isinstance(models := tree.get("models"), dict):
         kept["models"] = {**models, "clients": rest(models.get("clients"))}
-    told = left_out(gone)
+    told = list_left_out(gone)
     if isinstance(before := rest(tree.get("left_out", [])), dict):
         return {**kept, "left_out": before | {each["client"]: each["reason"] for each in told}}
     return {**kept, "left_out": before + told, "notes": []}  # notes may name clients; they are made anew
@@ -266,14 +266,14 @@ def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapsho
         with open_tensors(path) as file:
             same = parse_json((file.metadata() or {}).get(_FROM_SERVER, "[]"))
             snapshot = unflatten({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-            received = {name: server[name] for name in decoded(same, list[str], "from_server", ValueError)}
+            received = {name: server[name] for name in decode(same, list[str], "from_server", ValueError)}
     except KeyError as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from None
     return snapshot._replace(received=snapshot.received | received)
 
 
 @contextmanager
-def opened(run: Run, trust_code: bool) -> Iterator[Experiment]:
+def open_run(run: Run, trust_code: bool) -> Iterator[Experiment]:
     """Resolve the experiment of a run, which may be somebody else's, for all that is done with it in the block.
 
     Args:

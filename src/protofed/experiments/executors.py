@@ -22,7 +22,7 @@ from protofed.storage.files import check_room
 from protofed.visits.contract import Executor
 from protofed.visits.executor import Fused, Sequential
 from protofed.visits.roster import Files, Memory, Roster, Store
-from protofed.visits.workers import Workers, process_context, shared_folder
+from protofed.visits.workers import Workers, create_folder, process_context
 
 PRELOAD = "protofed.experiments.preload"
 """The module that imports what a process of an experiment needs."""
@@ -98,7 +98,7 @@ def resting_place(experiment: Experiment, size: int) -> Store:
 
 def _in_files(size: int) -> Store:
     check_room(Path(tempfile.gettempdir()), size, "clients", "let TMPDIR name a folder with more room")
-    return Files(shared_folder())
+    return Files(create_folder())
 
 
 def _process_executor(

@@ -43,7 +43,7 @@ class Hardware:
         device = torch.device(wanted if wanted != "auto" else "cuda" if visible else "cpu")
         devices = max(1, execution.devices)
         if device.type == "cuda":
-            seen = f"torch sees {visible} GPU{'s' * (visible > 1)}"
+            seen = f"torch sees {visible} GPU{'s' if visible > 1 else ''}"
             if execution.devices > visible:
                 raise ConfigError(f"execution.devices={execution.devices}, but {seen}")
             if device.index is not None:

@@ -21,7 +21,7 @@ from protofed.experiments.running import Progress
 from protofed.runs.files import read_config
 from protofed.runs.records import RoundRecord
 from protofed.runs.rules import main_rule
-from protofed.runs.run import Run, wanted_rule
+from protofed.runs.run import Run, read_rule
 from protofed.runs.trouble import trouble
 from protofed.text import duration, percent, size
 
@@ -81,7 +81,7 @@ class Shown(Progress):
         """Note the start of a run."""
         self.rounds[label], self.done[label] = rounds, done
         self._seconds[label] = []
-        self.wanted[label] = wanted_rule(read_config(directory / "config.toml"))
+        self.wanted[label] = read_rule(read_config(directory / "config.toml"))
 
     def round(self, label: str, record: RoundRecord) -> None:
         """Note the end of a round."""
@@ -326,7 +326,7 @@ class KeptRuns(Progress):
         self.running.pop(label, None)
         self.ended += 1
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Describe what was kept of the stopped runs."""
         stopped = "; ".join(
             f"{label} stopped after round {done} of {rounds}: {directory} holds {self._state(directory)}"

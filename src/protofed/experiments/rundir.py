@@ -14,7 +14,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from protofed import methods
+from protofed.config.architectures import why_rounds_matter
 from protofed.config.schema import Experiment, Tree, defaults, identity
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
 from protofed.experiments.ending import END, client_model, restore_end, wipe, write_end
@@ -31,51 +31,21 @@ from protofed.runs.summary import Summary
 from protofed.samples import Encoding, Samples
 from protofed.storage.files import (
     check_room,
+    is_occupied,
     json_text,
     lock,
-    occupied,
     read_json,
     remove_partial,
     write_json,
     write_tensors,
     write_text,
 )
-from protofed.untrusted.decoding import decoded
+from protofed.untrusted.decoding import decode
 from protofed.untrusted.reading import read_toml, reason
 from protofed.visits.batches import batches
 
 ENDS = ("rounds", "evaluation.patience")
 """Options that say when a run ends, which may change when it is resumed."""
-
-
-def why_rounds_matter(experiment: Experiment) -> str:
-    """Return why the planned number of rounds affects every round of an experiment; "" if it does not."""
-    if experiment.training.schedule == "cosine":
-        return "training.schedule=cosine spreads over all rounds"
-    if experiment.participation.newcomers:
-        return "participation.newcomers join in the last rounds"
-    if experiment.participation.after:
-        return "with participation.after, the last round waits for all"
-    if experiment.privacy.mode != "none" and experiment.privacy.noise is None:
-        return "the noise that privacy.epsilon needs depends on their number"
-    kind = methods.get(experiment.method)
-    return kind.traits(experiment.method_options).ends
-
-
-def in_use(folder: Path) -> bool:
-    """Return whether a process runs in a run directory; True where that cannot be told."""
-    if os.name == "nt":
-        return True
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return True
-    try:
-        return not lock(handle)
-    except OSError:  # a file system without locks
-        return True
-    finally:
-        os.close(handle)
 
 
 class RunDirectory:
@@ -109,11 +79,11 @@ class RunDirectory:
         """
         config = self.path / "config.toml"
         if config.is_file():
-            changed = self.changed(experiment)
+            changed = self.differs(experiment)
             if not resume:
                 state = "finished" if self.finished else "unfinished"
                 raise ConfigError(
-                    f"{self.path} holds a{'n' * (not self.finished)} {state} run of this configuration: "
+                    f"{self.path} holds a{'n' if not self.finished else ''} {state} run of this configuration: "
                     "pass --resume to continue it, or choose another --out"
                 )
             if changed and self.finished and not (self.path / END).is_file():
@@ -125,7 +95,7 @@ class RunDirectory:
                 self._write("config.toml", tomli_w.dumps(experiment.to_tree()))
             wipe(self.path)
             return
-        if occupied(self.path):
+        if is_occupied(self.path):
             raise ConfigError(f"{self.path} is not empty and holds no run: choose another --out")
         write_text(config, tomli_w.dumps(experiment.to_tree()))
 
@@ -149,7 +119,7 @@ class RunDirectory:
         self._planned = {}
 
     @contextmanager
-    def claimed(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
+    def claim(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
         """Open the directory, and keep other processes from running in it until the block ends.
 
         Blocks may be nested.
@@ -193,7 +163,21 @@ class RunDirectory:
             self._held = False
             os.close(folder)
 
-    def changed(self, experiment: Experiment) -> bool:
+    @property
+    def in_use(self) -> bool:
+        """Return whether a process runs in the directory; True where that cannot be told."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY)  # Windows does not open folders
+        except OSError:
+            return True
+        try:
+            return not lock(handle)
+        except OSError:  # a file system without locks
+            return True
+        finally:
+            os.close(handle)
+
+    def differs(self, experiment: Experiment) -> bool:
         """Return whether an experiment is that of this directory with more rounds, or another point to stop.
 
         Raises:
@@ -261,7 +245,7 @@ class RunDirectory:
         if not path.is_file():
             return
         kind: Any = Encoding | None
-        before, now = (decoded(t.get("encoder"), kind, f"{path}: encoder") for t in (read_json(path), description))
+        before, now = (decode(t.get("encoder"), kind, f"{path}: encoder") for t in (read_json(path), description))
         if (before and before.key) != (now and now.key):
             raise CheckpointError(
                 f"{self.path}: its encoder has other weights now than when the run began: restore them, or choose "
@@ -339,6 +323,14 @@ class RunDirectory:
     def write_federation(self, description: Tree) -> None:
         """Write the description of the federation."""
         self._write("federation.json", json_text(description))
+
+    def rewrite(self, experiment: Experiment, description: Tree, rounds: Sequence[RoundRecord]) -> None:
+        """Write all but models and summary at once, as a node does whose client was scored again."""
+        write_text(self.path / "config.toml", tomli_w.dumps(experiment.to_tree()))
+        write_text(self.path / "federation.json", json_text(description))
+        write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
+        with writing(self.path):
+            (self.path / METRICS).unlink(missing_ok=True)  # of the models before
 
     def finish(self, federation: Federation, summary: Summary) -> None:
         """Write models, prototypes, the server's state and finally the summary; remove the checkpoint."""
@@ -441,7 +433,7 @@ def _existing(base: Path) -> Sequence[Path]:
 
 def _resumable(path: Path, experiment: Experiment) -> bool:
     try:
-        RunDirectory(path).changed(experiment)
+        RunDirectory(path).differs(experiment)
     except ConfigError:
         return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +15,17 @@ from protofed.compute import numerics
 from protofed.config.schema import Experiment, Tree
 from protofed.experiments.assemble import assemble
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import describe_models, forgotten, left_out, without
+from protofed.experiments.ending import describe_models, forgotten, list_left_out, without
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.memory import PeakMemory
 from protofed.experiments.rundir import RunDirectory
+from protofed.methods import Method
 from protofed.rounds.loop import Federation
 from protofed.runs.loading import load_run
 from protofed.runs.metrics import Metrics
 from protofed.runs.records import RoundRecord
+from protofed.runs.rules import main_rule
 from protofed.runs.run import Run
 from protofed.runs.summary import Outcome, Summary
 
@@ -108,7 +110,7 @@ def run_experiment(
         data = load_data(experiment).without(gone)
         federation, federated = assemble(without(experiment, gone), data, files.bfloat16(), hardware)
         told = describe_clients(federation, federated) | {"models": describe_models(experiment, federated)}
-        return federation, told | ({"left_out": left_out(gone)} if gone else {})
+        return federation, told | ({"left_out": list_left_out(gone)} if gone else {})
 
     return run_federation(
         experiment, files, begin, resume=resume, progress=progress, label=label, report=report, measure=measure
@@ -136,25 +138,27 @@ def run_federation(
     """
     progress = progress or Progress()
     label = label or experiment.method
-    if not files.finished or (resume and files.changed(experiment)):
+    if not files.finished or (resume and files.differs(experiment)):
         hardware = Hardware.of(experiment.execution)
         numerics.warn_if_unrepeatable()
         memory = PeakMemory(hardware.device)
         federation, description = begin(hardware)
         with closing(federation.executor):
             files.check_room(federation, experiment.checkpoint.every)
-            with files.claimed(experiment, resume=resume), files.saving:
+            with files.claim(experiment, resume=resume), files.saving:
                 files.check_data(description)
                 rounds = files.restore(federation)
                 files.write_federation(description)
                 progress.started(label, experiment.rounds, federation.round, files.path)
                 remaining = federation.run()
-                while not federation.evaluation.stalled(rounds) and (record := next(remaining, None)):
+                while not federation.evaluation.has_stalled(rounds) and (record := next(remaining, None)):
                     rounds.append(record)
                     files.add_round(record, federation, experiment.checkpoint.every)
                     progress.round(label, record)
+                machine = {**_machine(hardware.device), **federation.executor.description()}
+                names, method = federation.names, federation.method
                 files.finish(
-                    federation, summary_of(experiment, hardware.device, rounds, federation, memory.bytes())
+                    federation, summary_of(experiment, method, rounds, len(names), machine, memory.bytes())
                 )
     else:
         files.open(experiment, resume=resume)
@@ -169,26 +173,34 @@ def run_federation(
 
 
 def summary_of(
-    experiment: Experiment, device: torch.device, rounds: Sequence[RoundRecord], federation: Federation, memory: int
+    experiment: Experiment,
+    method: Method,
+    rounds: Sequence[RoundRecord],
+    clients: int,
+    environment: Mapping[str, str | int],
+    memory: int | None = None,
 ) -> Summary:
     """Return the summary of a run after its last round, with its peak memory in bytes."""
     return Summary(
         protofed=protofed.__version__,
         recipe=experiment.recipe,
         method=experiment.method,
-        exchanges=federation.method.declared.exchanges,
+        exchanges=method.declared.exchanges,
         seed=experiment.seed,
-        clients=len(federation.names),
+        clients=clients,
         outcome=Outcome.of(rounds),
-        main_rule=federation.evaluation.main_rule,
+        main_rule=main_rule(method.rules, experiment.evaluation.rule),
         privacy=next((r.privacy for r in reversed(rounds) if r.privacy), None),
         peak_memory_bytes=memory,
-        environment={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "processor": platform.processor() or platform.machine(),
-            **numerics.facts(),
-            **federation.executor.description(),
-        },
+        environment={"python": platform.python_version(), **environment},
     )
+
+
+def _machine(device: torch.device) -> dict[str, str]:
+    """Return the facts about this machine on which results may depend."""
+    return {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processor": platform.processor() or platform.machine(),
+        **numerics.facts(),
+    }

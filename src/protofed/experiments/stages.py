@@ -6,7 +6,6 @@ import math
 
 from protofed.compute.imports import user_class
 from protofed.config.schema import Experiment
-from protofed.errors import ConfigError
 from protofed.rounds.late import Mixing
 from protofed.rounds.participation import Participation
 from protofed.rounds.stage import Receiving, Stage
@@ -37,7 +36,7 @@ def guard(experiment: Experiment, trainer: LocalTrainer, executor: Executor, hos
     training = {name: member.train for name, member in executor.clients.items()}
     K = trainer.method.task.num_classes
     counts = {name: samples.most(K).cpu() for name, samples in training.items()}
-    counts = counts if hostile is None else hostile.described(counts)
+    counts = counts if hostile is None else hostile.describe_counts(counts)
     withheld = {name for name, samples in training.items() if not samples.exact}
     return Guard(experiment.robust, trainer.method, counts, withheld)
 
@@ -56,35 +55,18 @@ def stages(
         conduct: Runs secure aggregation with clients that hold their own uploads; None for those of this process.
 
     Raises:
-        ConfigError: If stages do not suit the method, the clients or each other.
+        ConfigError: If stages do not suit the method or the clients.
     """
     method = trainer.method
     robust.check(participation.number_of(participation.able))
     hiding = _hiding(experiment, trainer, participation)
     merging = hiding if isinstance(hiding, ClientPrivacy) else None  # makes one upload of all
     secure = secure_stage(experiment, trainer, conduct, merging)
-    if secure is not None and experiment.robust.rule != "none" and method.upload_schema is not None:
-        raise ConfigError(
-            f"robust.rule={experiment.robust.rule} compares single uploads, which secure.aggregation hides: set "
-            "robust.rule=none or secure.aggregation=false"
-        )
     found: list[Stage] = [hostile] if hostile else []
     found.append(secure or Receiving(method, trainer.codec))
     if experiment.participation.after:
-        if secure is not None or merging is not None:
-            what = "secure.aggregation" if secure is not None else "privacy.mode=client"
-            raise ConfigError(f"participation.after: {what} needs all answers of a round together: leave it at 0")
-        if experiment.evaluation.patience:
-            raise ConfigError(
-                "participation.after needs to know the last round, which waits for all: set evaluation.patience=0"
-            )
         found.append(Mixing(method, experiment.participation))
     found += [user_class("stage", name, Stage, "protofed.rounds.Stage")() for name in experiment.stages]
-    if experiment.stages and merging is not None:
-        raise ConfigError(
-            f"stages: {experiment.stages[0]} might mix the uploads of several clients, which privacy.mode=client "
-            "does not allow: leave one of them out"
-        )
     if secure is None and merging is None:
         found.append(robust)
     return [*found, *([hiding] if hiding else [])]
@@ -101,24 +83,14 @@ def _hiding(
         members = {name: participation.executor.clients[name] for name in participation.trainable}
         return SamplePrivacy(options, method, members)
     o = participation.options
-    if experiment.robust.rule not in ("none", "clip"):
-        raise ConfigError(
-            f"robust.rule={experiment.robust.rule} lets one client change what others contribute, which the noise "
-            "of privacy.mode=client does not cover: choose none; privacy.clip limits every client"
-        )
-    if o.sampling == "samples":
-        raise ConfigError(
-            "participation.sampling=samples shows numbers of samples, which privacy.mode=client does not hide: "
-            "choose uniform or poisson"
-        )
     able, shared = participation.able, experiment.secure.aggregation
     rates, expected = [], []
-    for round in range(1, participation.rounds + 1):
-        drawn = o.sampling == "poisson" and not method.round(round).everyone
+    for round_number in range(1, participation.rounds + 1):
+        drawn = o.sampling == "poisson" and not method.round(round_number).everyone
         # With secure aggregation, the clients of a round are told who else takes part.
         coin = o.fraction if drawn and not shared else 1.0
-        rates.append(coin if participation.sends(round) else 0.0)
-        asked = len(able) if method.round(round).everyone else participation.number_of(able)
+        rates.append(coin if participation.sends(round_number) else 0.0)
+        asked = len(able) if method.round(round_number).everyone else participation.number_of(able)
         expected.append(len(able) * o.fraction if drawn else asked)
     source = from_system if participation.secret else from_seed(participation.seed, "privacy")
     return ClientPrivacy(options, method, rates, expected, source, shared)
@@ -137,7 +109,7 @@ def secure_stage(
     if experiment.privacy.mode == "client" and method.upload_schema is not None:
         # Clients of a round know each other's names, so no round is cheaper because some were drawn.
         o, rounds = experiment.participation, experiment.rounds
-        rates = [float(o.sends(method, round, rounds)) for round in range(1, rounds + 1)]
+        rates = [float(o.sends(method, round_number, rounds)) for round_number in range(1, rounds + 1)]
         noisy = NoisySums(experiment.privacy, method, rates, experiment.secure.fraction_bits)
     seed = None if trainer.secret else trainer.seed
     noise = NO_NOISE

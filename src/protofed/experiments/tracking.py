@@ -46,7 +46,7 @@ class Tracker(Progress, ABC):
         """
 
     @abstractmethod
-    def log(self, run: Any, round: int, values: Mapping[str, float]) -> None:
+    def log(self, run: Any, round_number: int, values: Mapping[str, float]) -> None:
         """Log the scalars of a round of a run, as :meth:`begin` returned it."""
 
     @abstractmethod
@@ -104,10 +104,10 @@ class TensorBoard(Tracker):
         writer.add_text("config", "\n".join(f"    {name} = {value!r}" for name, value in config.items()))
         return writer
 
-    def log(self, run: Any, round: int, values: Mapping[str, float]) -> None:
+    def log(self, run: Any, round_number: int, values: Mapping[str, float]) -> None:
         """Write the scalars of a round at once."""
         for name, value in values.items():
-            run.add_scalar(name, value, round)
+            run.add_scalar(name, value, round_number)
         run.flush()
 
     def end(self, run: Any, summary: Mapping[str, float]) -> None:
@@ -134,9 +134,9 @@ class WandB(Tracker):
             reinit="create_new",
         )
 
-    def log(self, run: Any, round: int, values: Mapping[str, float]) -> None:
+    def log(self, run: Any, round_number: int, values: Mapping[str, float]) -> None:
         """Log the scalars of a round."""
-        run.log(dict(values), step=round)
+        run.log(dict(values), step=round_number)
 
     def end(self, run: Any, summary: Mapping[str, float]) -> None:
         """End a run."""
@@ -163,11 +163,11 @@ class MLflow(Tracker):
             client.log_param(run, option, str(value)[:500])
         return client, run
 
-    def log(self, run: Any, round: int, values: Mapping[str, float]) -> None:
+    def log(self, run: Any, round_number: int, values: Mapping[str, float]) -> None:
         """Log the scalars of a round."""
         client, number = run
         for name, value in values.items():
-            client.log_metric(number, name, value, step=round)
+            client.log_metric(number, name, value, step=round_number)
 
     def end(self, run: Any, summary: Mapping[str, float]) -> None:
         """End a run."""
@@ -189,9 +189,9 @@ class Trackio(Tracker):
 
         return trackio.init(project="protofed", name=label, config=config, embed=False)
 
-    def log(self, run: Any, round: int, values: Mapping[str, float]) -> None:
+    def log(self, run: Any, round_number: int, values: Mapping[str, float]) -> None:
         """Log the scalars of a round."""
-        run.log(dict(values), step=round)
+        run.log(dict(values), step=round_number)
 
     def end(self, run: Any, summary: Mapping[str, float]) -> None:
         """End a run."""

@@ -20,7 +20,7 @@ from protofed.runs.records import RoundRecord
 from protofed.runs.rules import main_rule
 from protofed.runs.run import Run
 from protofed.storage.files import read_json, write_json
-from protofed.untrusted.decoding import decoded
+from protofed.untrusted.decoding import decode
 
 if TYPE_CHECKING:
     import optuna
@@ -73,7 +73,7 @@ class Trial:
     @classmethod
     def from_dict(cls, value: Any, space: Space, where: str) -> Trial:
         """Return a trial that was written."""
-        found = decoded(value, cls, where)
+        found = decode(value, cls, where)
         if found.values.keys() != space.keys() or (found.score is None) == (found.ended == "complete"):
             raise CheckpointError(f"{where}: holds a trial that is none of this search")
         return found

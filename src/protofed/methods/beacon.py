@@ -28,11 +28,11 @@ from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Tr
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.methods.given import Batch, Local, Task, Tensors
 from protofed.methods.parts.prior import cross_entropy, log_prior, over
-from protofed.methods.parts.weights import WeightedMean, copied, load_weights, shared_weights, with_samples
+from protofed.methods.parts.weights import WeightedMean, copy_tensors, load_weights, select_weights, with_samples
 from protofed.methods.traits import ALL_CLASSES, GLOBAL_MODEL, HEAD, Protection
 from protofed.models.tiny import tiny_width
 from protofed.options import Options, named, remote
-from protofed.prototypes.fusion import learned
+from protofed.prototypes.fusion import learn_weights
 from protofed.prototypes.inference import pull
 from protofed.prototypes.table import Prototypes
 from protofed.runs.rules import BEACON, EXPERT
@@ -148,7 +148,7 @@ class Beacon(Method[BeaconOptions]):
     @cached_property
     def initial(self) -> Tensors:
         """The θ that the server starts from."""
-        return copied(shared_weights(self.network, buffers=False))
+        return copy_tensors(select_weights(self.network, buffers=False))
 
     def notes(self) -> tuple[str, ...]:
         """Describe the size of the beacon, and warn if a client's model is smaller."""
@@ -212,7 +212,7 @@ class Beacon(Method[BeaconOptions]):
             with torch.no_grad():
                 answers = ((*self.outputs(local.model, b), b.y) for b in local.validation())
                 own, prior = local.state["own"], local.state["prior"]
-                received["fusion"] = learned(answers, own, prior, self.options.caution)
+                received["fusion"] = learn_weights(answers, own, prior, self.options.caution)
         return received
 
     def round(self, number: int) -> Round:
@@ -241,7 +241,7 @@ class Beacon(Method[BeaconOptions]):
         """Step 3: send θ_i and n_i."""
         assert self.upload_schema is not None
         receives = local.name in self.options.receive_only
-        weights = local.received if receives else shared_weights(local.model.extras["beacon"], buffers=False)
+        weights = local.received if receives else select_weights(local.model.extras["beacon"], buffers=False)
         payload = {name: weights[name] for name in self.initial}
         if "samples" in self.upload_schema.fields:
             payload["samples"] = torch.tensor(0 if receives else self.weight(int(local.counts.sum())))
@@ -261,7 +261,7 @@ class Beacon(Method[BeaconOptions]):
         own, prior = state["own"], state["prior"]
         f, g = self.outputs(model, batch)
         f = torch.where(own.any(), f, g)
-        s = torch.where(own.any(), self.fused(f, g, received), g)
+        s = torch.where(own.any(), self.fuse(f, g, received), g)
         p = all_classes(s, g, own)
         now = state.get("now", own)
         return {
@@ -276,7 +276,7 @@ class Beacon(Method[BeaconOptions]):
         """Return the outputs ``f`` of the expert and the log-probabilities ``g`` of the beacon, ``(B, K)`` each."""
         return model(batch.x).logits, model.extras["beacon"](batch.x).logits.log_softmax(-1)
 
-    def fused(self, f: Tensor, g: Tensor, received: Tensors) -> Tensor:
+    def fuse(self, f: Tensor, g: Tensor, received: Tensors) -> Tensor:
         """Return the scores ``s`` ``(B, K)``, which matter within A_i.
 
         Args:
@@ -294,11 +294,11 @@ class Beacon(Method[BeaconOptions]):
         """Start from the initial θ."""
         return dict(self.initial) if self.options.exchange else {}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send θ."""
         return dict(server) if self.options.exchange else None
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """``θ = Σ n_i·θ_i / Σ n_i`` over the clients of this round; θ stays if all of them only receive."""
         mean = WeightedMean()
         for _, payload in uploads:

@@ -202,9 +202,9 @@ class Method(Generic[O]):
         """Return the phases of a round, counted from 1."""
         return Round((Phase((Update(self.loss),)),))
 
-    def sends(self, round: int) -> bool:
+    def sends(self, round_number: int) -> bool:
         """Return whether clients upload in ``round``; not to be overridden."""
-        return self.upload_schema is not None and self.round(round).communicates
+        return self.upload_schema is not None and self.round(round_number).communicates
 
     @property
     def statistics(self) -> Statistics | None:
@@ -282,7 +282,7 @@ class Method(Generic[O]):
         """Return the server's state before the first round; later ones may have more tensors and other rows."""
         return {}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Return the message that opens a round, counted from 1; None if there is nothing to send yet.
 
         Args:
@@ -290,7 +290,7 @@ class Method(Generic[O]):
         """
         return None
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Return the server's state after a round, counted from 1.
 
         Args:

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from protofed.methods import register
 from protofed.methods.contract import Batch, Local, Method, Tensors, Traits
 from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
-from protofed.methods.parts.weights import copied, load_weights, sharing_notes
+from protofed.methods.parts.weights import copy_tensors, load_weights, sharing_notes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.wire.schema import Payload
 
@@ -71,7 +71,7 @@ class FedAvg(AveragedWeights[W], Method[W]):
         """Keep ``w^t`` beside the client's own model; before there is any, its own weights."""
         if message is not None:
             return dict(message)
-        return copied(self.shared(local.model))
+        return copy_tensors(self.take_shared(local.model))
 
     def global_weights(self, received: Tensors) -> Tensors:
         """Return ``w^t`` from the received tensors."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Statistics, Terms, Traits, Update, Upload
 from protofed.methods.given import Batch, Local, Task, Tensors
-from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy
+from protofed.methods.parts.training import HTFL_CLIP
 from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.prototypes.means import class_means, class_sums
@@ -29,11 +29,6 @@ from protofed.wire.schema import Field, Payload, Schema
 if TYPE_CHECKING:
     from protofed.models import Output, SplitModel
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"target": "softmax", "without_target": "skip", "collect": "after", "clip": 0.0},
-    "htfl": {"target": "logits", "without_target": "own", "collect": "during", "clip": 10.0},
-}
-
 
 @dataclass(frozen=True)
 class FedDistillOptions(SoftmaxOptions):
@@ -41,21 +36,10 @@ class FedDistillOptions(SoftmaxOptions):
 
     gamma: float = remote(1.0, "weight γ of the distillation term", least=0)
     preset: Literal["paper", "htfl"] = remote(
-        "paper", "whose variants to take where none is named below: the paper's, or those of HtFLlib and PFLlib"
-    )
-    target: Preset[Literal["softmax", "logits"]] = remote(
-        None, "what is averaged: probabilities (paper), or raw logits, used as if they were probabilities (htfl)"
-    )
-    without_target: Preset[Literal["skip", "own"]] = remote(
-        None, "a sample whose class has no target: no term (paper), or its own output, held fixed (htfl)"
-    )
-    collect: Preset[Literal["after", "during"]] = remote(
-        None, "outputs from a pass after training (paper), or from the steps of the last local epoch (htfl: of all)"
-    )
-    clip: Preset[float] = remote(
-        None,
-        "largest norm of a gradient, 0 for none (paper), 10 (htfl; the original has none and ends in NaN)",
-        least=0,
+        "paper",
+        "the paper: probabilities from a pass after training, and no term for a class without target; or HtFLlib's "
+        "and PFLlib's code: raw logits of the last local epoch, used as if they were probabilities, the own output "
+        "for a class without target, and (ours, or the loss ends in NaN) gradients clipped to a norm of 10",
     )
     leave_one_out: bool = remote(False, "every client gets the mean of the others, K² numbers of its own (paper)")
 
@@ -77,9 +61,10 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
     Options = FedDistillOptions
 
     def __init__(self, options: FedDistillOptions, task: Task) -> None:
-        super().__init__(filled(options, PRESETS), task)
+        super().__init__(options, task)
+        self.htfl = options.preset == "htfl"
         outputs = Field(("k", "K"))
-        if self.options.target == "softmax":  # a mean of rounded probabilities may end just above 1
+        if not self.htfl:  # a mean of rounded probabilities may end just above 1
             outputs = Field(("k", "K"), minimum=0.0, limit=1.001)
         fields = {"classes": Field(("k",), "label", parameter=False), "outputs": outputs}
         K = task.num_classes
@@ -97,7 +82,7 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
             options.head_rules(),
             sums_only=not alone,
             personal=alone,
-            protection=Protection("leave_one_out treats every client differently" * alone),
+            protection=Protection("leave_one_out treats every client differently" if alone else ""),
         )
 
     @property
@@ -123,25 +108,25 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
 
     def round(self, number: int) -> Round:
         """Train; with raw logits for targets the loss has no lower bound, hence the clipping."""
-        return Round((Phase((Update(self.loss, clip=self.options.clip or None),)),))
+        return Round((Phase((Update(self.loss, clip=HTFL_CLIP if self.htfl else None),)),))
 
     def outputs(self, logits: Tensor) -> Tensor:
         """Return the probabilities or logits ``(B, K)`` that are averaged and distilled."""
-        return logits.softmax(-1) if self.options.target == "softmax" else logits
+        return logits if self.htfl else logits.softmax(-1)
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """``CE + γ·mean(−Σ_k F_yk log p_k)``, the mean over the samples whose class has a target."""
         output = model(batch.x)
         logits = output.logits
         targets, has = received["targets"][batch.y], received["present"][batch.y]
-        if self.options.without_target == "own":
+        if self.htfl:
             targets = torch.where(has.unsqueeze(-1), targets, self.outputs(logits).detach())
             has = torch.ones_like(has)
         soft = -(targets * logits.log_softmax(-1)).sum(-1)
         # Before there are targets no sample counts, and the term is 0.
         weight = has.to(soft.dtype) if batch.weight is None else has * batch.weight
         distilled = (torch.where(has, soft, 0.0) * weight).sum() / weight.sum().clamp(min=1)
-        if self.options.without_target == "own":
+        if self.htfl:
             distilled = distilled * received["present"].any()  # the first round is cross-entropy alone
         cross = cross_entropy(batch, logits, state)
         terms = {"cross_entropy": cross, "distillation": self.options.gamma * distilled}
@@ -150,7 +135,7 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
     @property
     def statistics(self) -> Statistics:
         """Mean outputs are means over the training data."""
-        return Statistics(self.sums_of_outputs, self.options.collect)
+        return Statistics(self.sums_of_outputs, "during" if self.htfl else "after")
 
     def sums_of_outputs(self, output: Output, batch: Batch) -> Tensors:
         """Return sums of outputs and numbers of samples per class."""
@@ -172,7 +157,7 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
             "reporters": torch.zeros(K, dtype=torch.int64),
         }
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send ``F_j = (1/M_j)·Σ_i F_ij``, or to a client that reported it, the mean of the ``M_j − 1`` others."""
         sums, reporters = server["sums"], server["reporters"]
         if f"rows.{client}" in server:
@@ -182,11 +167,11 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
         if not len(classes):
             return None
         means = sums[classes] / reporters[classes].unsqueeze(-1)
-        if self.options.target == "softmax":
+        if not self.htfl:
             means = means.clamp(0, 1)  # a difference of sums may end just below 0
         return {"classes": classes, "outputs": means.to(self.task.dtype)}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Add up the reported rows; a class that nobody reports keeps its last sum."""
         K = self.task.num_classes
         sums, reporters = self.server_state().values()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,7 +34,6 @@ from protofed.methods.parts.generator import (
     Teachers,
     diversity,
 )
-from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.weights import WeightedMean, load_weights, weight_of
 from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.options import remote
@@ -43,71 +42,52 @@ from protofed.wire.schema import Payload, Schema, weight_schema
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "original": {
-        "share": "all",
-        "start": 2,
-        "alpha": 10.0,
-        "beta": 10.0,
-        "decay": 0.98,
-        "label_prior": "available",
-        "ensemble": "models",
-        "eta": 1.0,
-        "generator_hidden": 256,
-        "generator_steps": 50,
-        "generator_lr": 3e-4,
-        "generator_decay": 0.98,
-        "generator_weight_decay": 1e-2,
-    },
-    "htfl": {
-        "share": "head",
-        "start": 1,
-        "alpha": 1.0,
-        "beta": 0.0,
-        "decay": 1.0,
-        "label_prior": "counts",
-        "ensemble": "logits",
-        "eta": 0.0,
-        "generator_hidden": 512,
-        "generator_steps": 100,
-        "generator_lr": 0.1,
-        "generator_decay": 1.0,
-        "generator_weight_decay": 0.0,
-    },
+
+class Code(NamedTuple):
+    """What one repository hard-codes, and its values of the options that are None or 0."""
+
+    share: Literal["all", "head"]
+    start: int  # first round with generated samples; in round 1 the generator is random
+    decay: float  # factor on α, β and the server's learning rate per round
+    ensemble: Literal["models", "logits"]  # the generator answers to every head, or to their mean logits
+    eta: float  # weight of the generator's diversity
+    weight_decay: float  # of the server's Adam
+    alpha: float
+    beta: float
+    label_prior: LabelPrior
+    hidden: int
+    steps: int
+    lr: float
+
+
+CODES = {
+    "original": Code("all", 2, 0.98, "models", 1.0, 1e-2, 10.0, 10.0, "available", 256, 50, 3e-4),
+    "htfl": Code("head", 1, 1.0, "logits", 0.0, 0.0, 1.0, 0.0, "counts", 512, 100, 0.1),
 }
+FLOOR = 1e-4
+"""Smallest α and β, unless they are 0 from the start."""
 
 
 @dataclass(frozen=True)
 class FedGenOptions(GeneratorOptions):
-    """Hyperparameters; the defaults of those that are None are the preset's (original / htfl)."""
+    """Hyperparameters; those that are None or 0 are the preset's (original / htfl)."""
 
-    preset: Literal["original", "htfl"] = remote("original", "whose settings to take where none is named below")
-    share: Preset[Literal["all", "head"]] = remote(
-        None, "what is averaged: all weights, or heads alone (all / head)"
+    preset: Literal["original", "htfl"] = remote(
+        "original",
+        "the authors' code, which shares all weights; or HtFLlib's and PFLlib's, which shares heads alone",
     )
-    start: Preset[int] = remote(
-        None, "first round with generated samples; in round 1 the generator is random (2 / 1)", least=1
-    )
-    alpha: Preset[float] = remote(None, "weight α_0 of the generated samples' cross-entropy (10 / 1)", least=0)
-    beta: Preset[float] = remote(None, "weight β_0 of the distillation from generated features (10 / 0)", least=0)
-    decay: Preset[float] = remote(None, "factor on α and β per round (0.98 / 1)", least=0)
-    floor: float = remote(1e-4, "smallest α and β, unless they are 0 from the start", least=0)
-    label_prior: Preset[LabelPrior] = remote(
+    alpha: float | None = remote(None, "weight α_0 of the generated samples' cross-entropy (10 / 1)", least=0)
+    beta: float | None = remote(None, "weight β_0 of the distillation from generated features (10 / 0)", least=0)
+    label_prior: LabelPrior | None = remote(
         None,
         "labels to generate: of classes held, alike; as frequent as held; or all K, and no counts are sent "
         "(available / counts)",
     )
-    ensemble: Preset[Literal["models", "logits"]] = remote(
-        None,
-        "the generator answers to every head, weighted by its share in the class, or to their mean logits "
-        "(models / logits)",
+    generator_hidden: int = remote(0, "width h of the generator (0 = 256 / 512)", least=0)
+    generator_steps: int = remote(0, "server steps per round (0 = 50 / 100)", least=0)
+    generator_lr: float = remote(
+        0.0, "learning rate of the server's Adam (0 = 3e-4, ×0.98 per round / 0.1)", least=0
     )
-    eta: Preset[float] = remote(None, "weight η of the generator's diversity (1 / 0)", least=0)
-    generator_hidden: Preset[int] = remote(None, "width h of the generator (256 / 512)", least=1)
-    generator_steps: Preset[int] = remote(None, "server steps per round (50 / 100)", least=0)
-    generator_lr: Preset[float] = remote(None, "learning rate of the server's Adam (3e-4 / 0.1)", least=0)
-    generator_decay: Preset[float] = remote(None, "factor on it per round (0.98 / 1)", least=0)
-    generator_weight_decay: Preset[float] = remote(None, "its weight decay (0.01 / 0)", least=0)
 
 
 @register
@@ -124,14 +104,21 @@ class FedGen(FedAvg[FedGenOptions]):
     Options = FedGenOptions
 
     def __init__(self, options: FedGenOptions, task: Task) -> None:
-        super().__init__(filled(options, PRESETS), task)
-        o = self.options
-        self.generator = FeatureGenerator(o, task, o.generator_hidden, o.label_prior)
+        super().__init__(options, task)
+        o, code = options, CODES[options.preset]
+        self.code = code
+        self.alpha = code.alpha if o.alpha is None else o.alpha
+        self.beta = code.beta if o.beta is None else o.beta
+        self.steps = o.generator_steps or code.steps
+        self.lr = o.generator_lr or code.lr
+        self.generator = FeatureGenerator(
+            o, task, o.generator_hidden or code.hidden, o.label_prior or code.label_prior
+        )
 
     @classmethod
     def traits(cls, options: FedGenOptions) -> Traits:
         """Heads alone fit any extractor of the same width; the generator learns from every single head."""
-        alone = filled(options, PRESETS).share == "head"
+        alone = CODES[options.preset].share == "head"
         return replace(
             super().traits(options),
             exchanges="part of the weights" if alone else "all weights",
@@ -146,7 +133,7 @@ class FedGen(FedAvg[FedGenOptions]):
 
     def shares(self, name: str) -> bool:
         """All weights, or those of the head."""
-        return self.options.share == "all" or name.startswith("head.")
+        return self.code.share == "all" or name.startswith("head.")
 
     # What crosses the network.
 
@@ -177,19 +164,19 @@ class FedGen(FedAvg[FedGenOptions]):
         received = super().receive(local, message)
         if message is None:
             received |= self.generator.not_received()
-        if self.options.share == "head":
+        if self.code.share == "head":
             load_weights(local.model, self.global_weights(received))
         return received
 
-    def weight(self, first: float, round: int) -> float:
-        """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
-        return max(self.options.floor, first * self.options.decay ** (round - 1)) if first else 0.0
+    def weight(self, first: float, round_number: int) -> float:
+        """Return ``max(FLOOR, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
+        return max(FLOOR, first * self.code.decay ** (round_number - 1)) if first else 0.0
 
     def round(self, number: int) -> Round:
         """Cross-entropy alone before the round ``start``."""
-        if number < self.options.start:
+        if number < self.code.start:
             return super().round(number)
-        alpha, beta = (self.weight(first, number) for first in (self.options.alpha, self.options.beta))
+        alpha, beta = (self.weight(first, number) for first in (self.alpha, self.beta))
         return Round((Phase((Update(partial(self.guided_loss, alpha, beta)),)),))
 
     def guided_loss(
@@ -212,7 +199,7 @@ class FedGen(FedAvg[FedGenOptions]):
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the global model and the client's own, or of its own with the mean head."""
-        if self.options.share == "all":
+        if self.code.share == "all":
             return super().scores(model, batch, received, state)
         return {"head": model(batch.x).logits}
 
@@ -222,24 +209,24 @@ class FedGen(FedAvg[FedGenOptions]):
         """Start from one initial model and a random generator; all classes have equal chances."""
         return {**self.initial, **self.generator.server_state()}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Train the generator on the heads just uploaded, and average the weights."""
-        o, mean, teachers = self.options, WeightedMean(), Teachers(self.task.num_classes, self.task.dtype)
+        mean, teachers = WeightedMean(), Teachers(self.task.num_classes, self.task.dtype)
         for _, payload in uploads:
-            mean.add({name: payload[name] for name in self.initial}, weight_of(payload, o.weighting))
+            mean.add({name: payload[name] for name in self.initial}, weight_of(payload, self.options.weighting))
             teachers.add(payload)
         if not teachers.sizes:
             return Aggregate(server, {})
         averaged = mean.mean({name: server[name] for name in self.initial})
-        lr = o.generator_lr * o.generator_decay ** (round - 1)
-        trained, diagnostics = self.generator.taught(
+        lr = self.lr * self.code.decay ** (round_number - 1)
+        trained, diagnostics = self.generator.train(
             server,
             teachers,
             self.generator_loss,
-            round,
-            steps=o.generator_steps,
+            round_number,
+            steps=self.steps,
             lr=lr,
-            weight_decay=o.generator_weight_decay,
+            weight_decay=self.code.weight_decay,
         )
         return Aggregate({**server, **averaged, **trained}, diagnostics)
 
@@ -250,9 +237,9 @@ class FedGen(FedAvg[FedGenOptions]):
             noise: ``(B, z)``.
             features: ``(B, d)``, ``G`` of both.
         """
-        if self.options.ensemble == "models":
-            error = heads.weighted_errors(features, labels)
+        if self.code.ensemble == "models":
+            error = heads.weigh_errors(features, labels)
         else:
             mean = (heads.share[:, None, None] * heads.logits(features)).sum(0)
             error = F.cross_entropy(mean, labels)
-        return error + self.options.eta * diversity(noise, features) if self.options.eta else error
+        return error + self.code.eta * diversity(noise, features) if self.code.eta else error

@@ -106,11 +106,11 @@ class FedGH(Method[FedGHOptions]):
         source = generator(self.task.seed, "header")
         return linear_layer(self.task.feature_dim, self.task.num_classes, source, self.task.dtype)
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send the header."""
         return dict(server)
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """``min_φ Σ CE(g_φ(p_ic), c)`` over all pairs, one for each client and class, by SGD.
 
         The logit of a class that nobody reports is only pushed down. A header that diverges is not kept.
@@ -120,7 +120,7 @@ class FedGH(Method[FedGHOptions]):
         if not len(labels):
             return Aggregate(server, {})
         prototypes = torch.cat([p["prototypes"] for p in payloads])
-        o, order = self.options, generator(self.task.seed, "server training", round)
+        o, order = self.options, generator(self.task.seed, "server training", round_number)
         sgd, plan = partial(torch.optim.SGD, lr=o.server_lr), (o.server_epochs, o.server_batch_size)
         header, losses = train_linear(server, prototypes, labels, sgd, plan, order)
         if not sound(header):

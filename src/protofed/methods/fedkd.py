@@ -4,10 +4,10 @@ Wu, Wu, Lyu, Huang and Xie, "Communication-efficient federated learning via know
 Communications 13:2032, 2022.
 
 The paper's formulas could not be read; the losses are those of the authors' code, in which nothing is held fixed:
-whether the paper intends separate losses is not confirmed, and ``detach_teacher`` and ``detach_c`` give them.
-HtFLlib and PFLlib compress the parameters where the paper compresses updates (``preset = htfl``); their search for
-the rank may end in a matrix of zeros, ours never does. The mentee and the compression of the prototype papers are
-not confirmed.
+whether the paper intends separate losses is not confirmed. HtFLlib and PFLlib (``compress = parameters``) compress
+the parameters where the paper compresses updates, count rounds from 0 and clip each network's gradient to a norm of
+10; their search for the rank may end in a matrix of zeros, ours never does. The mentee and the compression of the
+prototype papers are not confirmed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,13 @@ from torch import Tensor, nn
 from protofed.errors import PayloadError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Phase, Round, Terms, Traits, Update, Upload
-from protofed.methods.given import Batch, Local, Task, Tensors
+from protofed.methods.given import Batch, Local, Tensors
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.lowrank import LowRank
-from protofed.methods.parts.presets import Preset, filled
 from protofed.methods.parts.prior import cross_entropy
-from protofed.methods.parts.training import sound
-from protofed.methods.parts.weights import WeightedMean, copied, load_weights, under, weight_of, with_samples
+from protofed.methods.parts.training import HTFL_CLIP, sound
+from protofed.methods.parts.weights import WeightedMean, copy_tensors, load_weights, under, weight_of, with_samples
 from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.wire.schema import Field, Payload, Schema
@@ -38,10 +37,6 @@ from protofed.wire.schema import Field, Payload, Schema
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "official": {"compress": "updates", "clip": 0.0},
-    "htfl": {"compress": "parameters", "clip": 10.0},
-}
 GUARD = 1e-8
 """Added to the sum of losses that divides the distillation."""
 
@@ -52,20 +47,11 @@ class FedKDOptions(AuxiliaryOptions):
 
     energy_start: float = remote(0.95, "share T of the energy that a message keeps, at first", above=0, most=1)
     energy_end: float = remote(0.98, "share T at the end; linear in between", above=0, most=1)
-    preset: Literal["official", "htfl"] = remote(
-        "official", "whose variants to take where none is named: the authors' code, or HtFLlib's and PFLlib's"
+    compress: Literal["updates", "parameters", "none"] = remote(
+        "updates",
+        "what travels at low rank: the mentee's updates (the paper), its parameters (HtFLlib and PFLlib, with "
+        "gradients clipped to a norm of 10), or nothing",
     )
-    compress: Preset[Literal["updates", "parameters", "none"]] = remote(
-        None, "what travels at low rank: the mentee's updates (official), its parameters (htfl), or nothing"
-    )
-    clip: Preset[float] = remote(
-        None, "largest norm of each network's gradient, 0 for none (official), 10 (htfl)", least=0
-    )
-    kl_reduction: Literal["elementmean", "batchmean"] = remote(
-        "elementmean", "KL divided by B·K, as in all public code, or by B"
-    )
-    detach_teacher: bool = remote(False, "each network learns from the other and not also against it")
-    detach_c: bool = remote(False, "the losses by which the distillation is divided carry no gradient")
 
 
 @register
@@ -88,13 +74,10 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
     role = "mentee"
     Options = FedKDOptions
 
-    def __init__(self, options: FedKDOptions, task: Task) -> None:
-        super().__init__(filled(options, PRESETS), task)
-
     @classmethod
     def traits(cls, options: FedKDOptions) -> Traits:
         """The energy of compressed messages grows until the last round; updates need the version before."""
-        compress = filled(options, PRESETS).compress
+        compress = options.compress
         return replace(
             super().traits(options),
             up="≈ r·|w_aux|",
@@ -102,18 +85,18 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             sums_only=compress == "none",
             personal=compress == "updates",
             protection=Protection(),
-            ends="fedkd raises the energy of its messages until the last round" * (compress != "none"),
+            ends="fedkd raises the energy of its messages until the last round" if compress != "none" else "",
         )
 
-    def energy(self, round: int) -> float | None:
+    def energy(self, round_number: int) -> float | None:
         """Return ``T(t) = T_start + (t/R)(T_end − T_start)``; None without compression.
 
-        Rounds are counted from 1, with the preset ``htfl`` from 0.
+        Rounds are counted from 1, with ``compress = parameters`` from 0.
         """
         o = self.options
         if o.compress == "none":
             return None
-        passed = round - (o.preset == "htfl")
+        passed = round_number - (o.compress == "parameters")
         return o.energy_start + min(1.0, passed / self.task.rounds) * (o.energy_end - o.energy_start)
 
     @cached_property
@@ -142,7 +125,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
     def client_state(self, counts: Tensor) -> Tensors:
         """Start without a version."""
         own = super().client_state(counts)
-        return {**own, **_named("mentee", self.initial), "version": torch.tensor(-1)}
+        return {**own, **_add_prefix("mentee", self.initial), "version": torch.tensor(-1)}
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Start from the global mentee."""
@@ -157,12 +140,14 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         elif held != version:
             raise PayloadError(f"version: the update leads to {int(version)}, but {local.name} has {held}")
         load_weights(mentee, base)
-        local.state.update({**_named("mentee", base), "version": version})
+        local.state.update({**_add_prefix("mentee", base), "version": version})
         return {}
 
     def round(self, number: int) -> Round:
         """Mentor, map and mentee step on the same batches."""
-        return Round((Phase((Update(self.loss, clip=self.options.clip or None),)),))
+        return Round(
+            (Phase((Update(self.loss, clip=HTFL_CLIP if self.options.compress == "parameters" else None),)),)
+        )
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Adaptive mutual distillation: ``L_t + L_s``, with ``c = CE_t + CE_s`` and the features ``h``.
@@ -172,33 +157,22 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             L_t = CE_t + [KL(p_s ‖ p_t) + MSE(h_t, W_h h_s)] / c
             L_s = CE_s + [KL(p_t ‖ p_s) + MSE(h_t, W_h h_s)] / c
         """
-        o = self.options
         t, s = model(batch.x), model.extras["mentee"](batch.x)
         mapped = model.extras["map"](s.features)
         ce_t, ce_s = (cross_entropy(batch, each.logits, state) for each in (t, s))
         c = ce_t + ce_s + GUARD
-        if o.detach_c:
-            c = c.detach()
-
-        def fixed(teacher: Tensor) -> Tensor:
-            return teacher.detach() if o.detach_teacher else teacher
-
-        def mse(a: Tensor, b: Tensor) -> Tensor:
-            return batch.mean((a - b).square().mean(-1))
-
-        scale = 1.0 if o.kl_reduction == "batchmean" else 1 / self.task.num_classes
-        kl = divergence(batch, fixed(s.logits), t.logits) + divergence(batch, fixed(t.logits), s.logits)
-        hidden = mse(t.features, fixed(mapped)) + mse(fixed(t.features), mapped)
+        kl = divergence(batch, s.logits, t.logits) + divergence(batch, t.logits, s.logits)
+        hidden = 2 * batch.mean((t.features - mapped).square().mean(-1))  # once for either network
         return {
             "cross_entropy": ce_t,
             "mentee_cross_entropy": ce_s,
-            "distillation": scale * kl / c,
+            "distillation": kl / self.task.num_classes / c,  # the mean over B·K, as in all public code
             "hidden": hidden / c,
         }, t
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the round's change of the mentee, or the mentee, and ``n_i``."""
-        weights = self.shared(local.model.extras["mentee"])
+        weights = self.take_shared(local.model.extras["mentee"])
         if self.options.compress != "parameters":
             weights = {n: w - local.state[f"mentee.{n}"] for n, w in weights.items()}
         return {**self.packing.pack(weights, self.energy(local.round)), "samples": local.counts.sum()}
@@ -207,10 +181,14 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
 
     def server_state(self) -> Tensors:
         """Start from one initial mentee."""
-        message = self.packing.pack(copied(self.initial), None)
-        return {**_named("mentee", self.initial), **_named("message", message), "version": torch.tensor(0)}
+        message = self.packing.pack(copy_tensors(self.initial), None)
+        return {
+            **_add_prefix("mentee", self.initial),
+            **_add_prefix("message", message),
+            "version": torch.tensor(0),
+        }
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send the update that leads from the client's version to the present one, or the whole mentee."""
         version, held = server["version"], server.get(f"client.{client}")
         update = self.options.compress == "updates" and held is not None and int(held) == int(version) - 1
@@ -227,7 +205,7 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             return old
         return weights if self.options.compress == "parameters" else _plus(old, weights)
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Rebuild each update and average them; factorise the mean again, and add the result to the mentee.
 
         An upload whose factors give numbers that may not be broadcast is left out.
@@ -244,18 +222,18 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
         if not mean.total:
             return Aggregate(server, {})
         old = under("mentee.", server)
-        message = self.packing.pack(mean.mean(old), self.energy(round))
+        message = self.packing.pack(mean.mean(old), self.energy(round_number))
         new = self.packing.unpack(message)
         mentee = _valid(new) if self.options.compress == "parameters" else _plus(old, new)
-        state = {**_named("mentee", mentee), **_named("message", message), **based}
-        energy = self.energy(round)
+        state = {**_add_prefix("mentee", mentee), **_add_prefix("message", message), **based}
+        energy = self.energy(round_number)
         return Aggregate(
             {**state, "version": server["version"] + 1},
             {**({} if energy is None else {"energy": energy}), **({"left_out": left_out} if left_out else {})},
         )
 
 
-def _named(prefix: str, tensors: Tensors) -> Tensors:
+def _add_prefix(prefix: str, tensors: Tensors) -> Tensors:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 

@@ -141,21 +141,21 @@ class FedL2G(PrivateHead[FedL2GOptions], Method[FedL2GOptions]):
         if not len(classes):
             return {"classes": classes, "gradients": local.received["guide"][classes]}
         with batch_statistics(local.model, len(study.y), len(quiz.y)):
-            gradient = grad(self.taken(local, study, quiz))(local.received["guide"])
+            gradient = grad(self.take_quiz(local, study, quiz))(local.received["guide"])
         return {"classes": classes, "gradients": gradient[classes]}
 
-    def taken(self, local: Local, study: Batch, quiz: Batch) -> Callable[[Tensor], Tensor]:
+    def take_quiz(self, local: Local, study: Batch, quiz: Batch) -> Callable[[Tensor], Tensor]:
         """Return the quiz's cross-entropy as a function of the vectors, ``(K, m)``."""
         model, state = local.model, local.state
         weights = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
         def result(guide: Tensor) -> Tensor:
-            def studied(w: Tensors) -> Tensor:
+            def loss_of(w: Tensors) -> Tensor:
                 terms = self.guided(functional_call(model, w, study.x), study, received, state)
                 return reduce(torch.add, terms.values())
 
             received = {**local.received, "guide": guide}
-            slopes = grad(studied)(weights)
+            slopes = grad(loss_of)(weights)
             after = {n: w - self.options.client_lr * slopes[n] for n, w in weights.items()}
             return cross_entropy(quiz, functional_call(model, after, quiz.x).logits, state)
 
@@ -168,9 +168,9 @@ class FedL2G(PrivateHead[FedL2GOptions], Method[FedL2GOptions]):
         rows = torch.randperm(n, generator=local.generator("study"))
         if held_out:
             other = torch.randperm(held_out, generator=local.generator("quiz"))
-            return picked(train(), rows[: o.study]), picked(validation(), other[: o.quiz])
+            return pick_samples(train(), rows[: o.study]), pick_samples(validation(), other[: o.quiz])
         study, quiz = rows.split([n - min(o.quiz, n // 2), min(o.quiz, n // 2)])
-        return picked(train(), study[: o.study]), picked(train(), quiz)
+        return pick_samples(train(), study[: o.study]), pick_samples(train(), quiz)
 
     # The server.
 
@@ -179,11 +179,11 @@ class FedL2G(PrivateHead[FedL2GOptions], Method[FedL2GOptions]):
         source = generator(self.task.seed, "guide")
         return {"guide": torch.randn(self.task.num_classes, self.width, generator=source, dtype=self.task.dtype)}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send all vectors."""
         return dict(server)
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Move each vector against the mean of its gradients, all together shortened to :data:`LONGEST`."""
         mean = RunningMean(self.task.num_classes, self.width)
         for upload in uploads:
@@ -195,7 +195,7 @@ class FedL2G(PrivateHead[FedL2GOptions], Method[FedL2GOptions]):
         return Aggregate({"guide": guide}, {"guide_gradient_norm": length})
 
 
-def picked(batches: Iterable[Batch], rows: Tensor) -> Batch:
+def pick_samples(batches: Iterable[Batch], rows: Tensor) -> Batch:
     """Return the samples with some numbers as one batch, in the order of the data."""
     start, found = 0, []
     for batch in batches:

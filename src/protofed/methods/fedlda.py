@@ -43,7 +43,7 @@ from protofed.methods.parts.moments import (
     triangle,
     within,
 )
-from protofed.methods.parts.resemblance import heard, resemblance
+from protofed.methods.parts.resemblance import listen, resemblance
 from protofed.methods.traits import HEAD
 from protofed.options import Options, remote
 from protofed.prototypes.inference import closeness
@@ -196,19 +196,19 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         if not self.mixes and message is not None:
             means = Prototypes.received(message["means"], message["classes"], K)
             shared, by = Linear.named(super().receive(local, message)), self.offset(local, means)
-            return {**centring.placed(shared, by).tensors(dtype), "means": means.rows + by.to(means.rows)}
+            return {**centring.place_classifier(shared, by).tensors(dtype), "means": means.rows + by.to(means.rows)}
         own = self.own_sums(local)
         total = own if message is None else self.sums_in(message)
         by = self.offset(local, total.means)
         every = {"means": (total.means.rows + by).to(dtype)}
         if not self.mixes:
-            return {**centring.placed(self.classifier(total), by).tensors(dtype), **every}
-        own, views = centring.moved(own, by), self.task.views
+            return {**centring.place_classifier(self.classifier(total), by).tensors(dtype), **every}
+        own, views = centring.move_sums(own, by), self.task.views
         pools = Pools.alone(own, views) if message is None else self.pools(local, own, message, by)
         choice, near = choose_at(local, pools, self.options.shrinkages, dtype, by)
         near["centres"] = near["centres"] + by[part_of(len(by), choice.mixture.view, views)].to(dtype)
-        mixed = centring.placed(pools.classifier(choice.mixture, dtype), by)
-        shared = centring.placed(self.classifier(total), by) if message is not None else mixed
+        mixed = centring.place_classifier(pools.classifier(choice.mixture, dtype), by)
+        shared = centring.place_classifier(self.classifier(total), by) if message is not None else mixed
         received = {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), **near}
         return {**received, "choice": choice.tensor(views)}
 
@@ -244,7 +244,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             )
         reported, mine = self.reported(local), own
         if bool((reported != (own.counts > 0)).any()):
-            mine = centring.moved(self.own_sums(local, among=reported), by)
+            mine = centring.move_sums(self.own_sums(local, among=reported), by)
         # The server may have counted a part of them alone (robust.weight).
         share = min(1.0, float(message["most"]) / max(1.0, float(mine.counts.sum())))
         rest = total.plus(mine, -share)
@@ -288,12 +288,12 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             return super().combined(parts)
         seen: list[tuple[Tensor, Tensor]] = []
 
-        def noted() -> Iterator[Sums]:
+        def note_choices() -> Iterator[Sums]:
             for part in parts:
                 seen.append((part.counts, part.sums.sum(0)))
                 yield part
 
-        total = centring.centred(super().combined(noted())[0], *zip(*seen, strict=True))
+        total = centring.centre_sums(super().combined(note_choices())[0], *zip(*seen, strict=True))
         return total, self.classifier(total)
 
     def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
@@ -334,12 +334,12 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         apart = resemblance(counts, means, covariance, floor(square, self.task.dtype))
         named = {"apart": apart}
         if self.listens:
-            named["precisions"], named["heard"] = heard(counts, means, apart)
+            named["precisions"], named["heard"] = listen(counts, means, apart)
         return {name: tensor.to(self.task.dtype) for name, tensor in named.items()}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or the sums of all."""
-        message = super().broadcast(server, round, client)
+        message = super().broadcast(server, round_number, client)
         if message is None:
             return None
         classes = message["classes"]

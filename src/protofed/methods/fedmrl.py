@@ -2,8 +2,8 @@
 
 Yi, Yu, Ren, Wang, Liu and Li, "Federated Model Heterogeneous Matryoshka Representation Learning", NeurIPS 2024.
 
-The formulas are those of the authors' code. HtFLlib differs: it averages without weights, and its clients forget
-at the end of every round what their projector has learned.
+The formulas are those of the authors' code, which also has ``training.clip = 50``. HtFLlib averages without
+weights, and its clients forget at the end of every round what their projector has learned.
 """
 
 from __future__ import annotations
@@ -46,9 +46,6 @@ class FedMRLOptions(AuxiliaryOptions):
     )
     weighting: Literal["samples", "uniform"] = remote(
         "samples", "weight of a client in the mean: n_i (the authors' code), or 1 (HtFLlib)"
-    )
-    clip: float = remote(
-        0.0, "largest norm of the gradient of each network, 0 for none (the authors' code: 50)", least=0
     )
 
 
@@ -93,7 +90,7 @@ class FedMRL(AuxiliaryMethod[FedMRLOptions]):
 
     def round(self, number: int) -> Round:
         """All networks step on the same batches."""
-        return Round((Phase((Update(self.loss, clip=self.options.clip or None),)),))
+        return Round((Phase((Update(self.loss),)),))
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy of either head on the fused features."""

@@ -134,9 +134,9 @@ class FedNH(FedAvg[FedNHOptions]):
             features: ``(B, d)``, ``f``.
             prototypes: ``(K, d)``, ``W``.
         """
-        return self.directed(features) @ prototypes.T
+        return self.normalise_features(features) @ prototypes.T
 
-    def directed(self, features: Tensor) -> Tensor:
+    def normalise_features(self, features: Tensor) -> Tensor:
         """Return ``f/‖f‖``, or f itself without normalisation."""
         return F.normalize(features, dim=-1, eps=1e-12) if self.options.normalise else features
 
@@ -157,7 +157,9 @@ class FedNH(FedAvg[FedNHOptions]):
 
     def sums(self, output: Output, batch: Batch) -> Tensors:
         """Return sums of ``f/‖f‖`` and counts per class."""
-        sums, counts = class_sums(self.directed(output.features), batch.y, self.task.num_classes, batch.weight)
+        sums, counts = class_sums(
+            self.normalise_features(output.features), batch.y, self.task.num_classes, batch.weight
+        )
         return {"sums": sums, "counts": counts}
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
@@ -195,7 +197,7 @@ class FedNH(FedAvg[FedNHOptions]):
         present = torch.ones(self.task.num_classes, dtype=torch.bool)
         return {**self.initial, "prototypes": self.directions, "present": present}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Average ``θ`` and s; ``W_c ← normalise(ρ·W_c + (1−ρ)·normalise(Σ n_ic·µ_ic))`` where c is reported."""
         weights = WeightedMean()
         W = server["prototypes"].double()

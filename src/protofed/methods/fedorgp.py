@@ -17,7 +17,7 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Batch, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.nearest import nearest_scores
-from protofed.methods.parts.trainable import first_network, pairs, trained
+from protofed.methods.parts.trainable import first_network, pairs, train_network
 from protofed.options import fixed, remote
 from protofed.prototypes.contrastive import orthogonality
 from protofed.prototypes.geometry import unit_vectors
@@ -68,7 +68,7 @@ class FedORGP(FedProto[FedORGPOptions]):
         """Start with a random prototype network."""
         return super().server_state() | first_network(self.task)
 
-    def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def update(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Eq. 3 to 5; classes that nobody reports keep their last global prototype."""
         o = self.options
         prototypes, labels = pairs(uploads, self.task)
@@ -76,7 +76,7 @@ class FedORGP(FedProto[FedORGPOptions]):
             return Aggregate(server, {})
         objective = orthogonality(o.attraction, o.separation)
         plan = o.server_epochs, o.server_lr, o.server_batch_size
-        state, new, losses = trained(server, prototypes, labels, objective, plan, self.task, round)
+        state, new, losses = train_network(server, prototypes, labels, objective, plan, self.task, round_number)
         directions = unit_vectors(new.rows[new.present])
         away = (directions @ directions.T).fill_diagonal_(0).abs()
         diagnostics = {"largest_cosine": float(away.max())}

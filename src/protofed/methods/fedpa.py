@@ -2,7 +2,7 @@
 
 Jiang, Wang, Yang, Shu, Lin and Yi, "Generator-based Heterogeneous Federated Prototype Adversarial Learning", IEEE
 TDSC 2024. The paper's body could not be read; the formulas are those of a repository that looks like the authors',
-which is not confirmed. What it hard-codes are defaults here. It resets the prototype of a class nobody reports to
+which is not confirmed; its MNIST has ``generator_lr = 3e-4``. It resets the prototype of a class nobody reports to
 zero; here such a class keeps its last one. "Heterogeneous" is said of the data: all clients share one architecture.
 """
 
@@ -40,30 +40,29 @@ from protofed.wire.schema import Field, Payload, Schema, weight_schema
 if TYPE_CHECKING:
     from protofed.models import SplitModel
 
+DECAY = 0.98
+"""Factor on α, β and the server's learning rate per round."""
+ALPHA_FLOOR, BETA_FLOOR = 1e-4, 0.15
+"""Smallest α and β, unless they are 0 from the start."""
+PUSH_LIMIT = 100.0
+"""Squared distance per entry beyond which the generator is pushed no further."""
+WEIGHT_DECAY = 1e-2
+"""Of the server's Adam."""
+
 
 @dataclass(frozen=True)
 class FedPAOptions(GeneratorOptions):
     """Hyperparameters."""
 
     alpha: float = remote(25.0, "weight α_0 of the generated samples' cross-entropy, on both sides", least=0)
-    alpha_floor: float = remote(1e-4, "smallest α", least=0)
     beta: float = remote(5.0, "weight β_0 of the pull towards the global prototypes", least=0)
-    beta_floor: float = remote(0.15, "smallest β", least=0)
-    decay: float = remote(0.98, "factor on α and β per round", least=0)
     adversarial: float = remote(0.15, "weight of the generator's push away from the prototypes", least=0)
-    push_limit: float = remote(100.0, "squared distance per entry beyond which it is pushed no further", least=0)
-    eta: float = remote(1.0, "weight η of the generator's diversity", least=0)
     label_prior: LabelPrior = remote(
         "available", "labels to generate: of classes held, alike; as frequent as held; or all K, no counts are sent"
     )
     prototypes: Literal["during", "after"] = remote(
         "during", "local prototypes from the steps of the last local epoch, or from a pass after training"
     )
-    generator_hidden: int = remote(256, "width h of the generator", least=1)
-    generator_steps: int = remote(50, "server steps per round", least=0)
-    generator_lr: float = remote(1e-4, "learning rate of the server's Adam; 3e-4 for MNIST in that code", least=0)
-    generator_decay: float = remote(0.98, "factor on it per round", least=0)
-    generator_weight_decay: float = remote(1e-2, "its weight decay", least=0)
 
 
 @register
@@ -114,13 +113,13 @@ class FedPA(FedAvg[FedPAOptions]):
         """The weights, ``n_i``, ``n_ij`` unless the prior is uniform, and local prototypes."""
         return self._schema(self.generator.upload_fields())
 
-    def weight(self, first: float, floor: float, round: int) -> float:
+    def weight(self, first: float, floor: float, round_number: int) -> float:
         """Return ``max(floor, first·decay^t)`` with t = 0 in round 1, or 0 if ``first`` is 0."""
-        return max(floor, first * self.options.decay ** (round - 1)) if first else 0.0
+        return max(floor, first * DECAY ** (round_number - 1)) if first else 0.0
 
-    def alpha(self, round: int) -> float:
+    def alpha(self, round_number: int) -> float:
         """Return ``α_t``."""
-        return self.weight(self.options.alpha, self.options.alpha_floor, round)
+        return self.weight(self.options.alpha, ALPHA_FLOOR, round_number)
 
     # The client.
 
@@ -143,7 +142,7 @@ class FedPA(FedAvg[FedPAOptions]):
         """Cross-entropy alone in the first round."""
         if number == 1:
             return super().round(number)
-        beta = self.weight(self.options.beta, self.options.beta_floor, number)
+        beta = self.weight(self.options.beta, BETA_FLOOR, number)
         return Round((Phase((Update(partial(self.guided_loss, self.alpha(number), beta)),)),))
 
     def guided_loss(
@@ -176,14 +175,14 @@ class FedPA(FedAvg[FedPAOptions]):
         """Start from one initial model and a random generator, without prototypes."""
         return {**self.initial, **self.generator.server_state(), **no_rows(self.task).tensors()}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send ``w^t``, ``G``, the prior, and the prototypes that exist."""
         rows, classes = Prototypes.of(server).to_send()
         table = {"classes": classes, "prototypes": rows}
         rest = {n: server[n] for n in self.broadcast_schema.fields if n not in table}
         return {**rest, **table}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Train the generator against last round's prototypes, average the weights and the prototypes.
 
         ``P_c = Σ_i (n_ic / Σ n_ic)·p_ic`` over the clients that report class c; their mean with
@@ -200,31 +199,37 @@ class FedPA(FedAvg[FedPAOptions]):
         if not teachers.sizes:
             return Aggregate(server, {})
         averaged = mean.mean({name: server[name] for name in self.initial})
-        lr = o.generator_lr * o.generator_decay ** (round - 1)
-        trained, diagnostics = self.generator.taught(
+        lr = o.generator_lr * DECAY ** (round_number - 1)
+        trained, diagnostics = self.generator.train(
             server,
             teachers,
-            partial(self.generator_loss, Prototypes.of(server), round),
-            round,
+            partial(self.generator_loss, Prototypes.of(server), round_number),
+            round_number,
             steps=o.generator_steps,
             lr=lr,
-            weight_decay=o.generator_weight_decay,
+            weight_decay=WEIGHT_DECAY,
         )
         merged = Prototypes.of(server).merged(prototypes.mean())
         return Aggregate({**server, **averaged, **trained, **merged.tensors()}, diagnostics)
 
     def generator_loss(
-        self, prototypes: Prototypes, round: int, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor
+        self,
+        prototypes: Prototypes,
+        round_number: int,
+        heads: Heads,
+        noise: Tensor,
+        labels: Tensor,
+        features: Tensor,
     ) -> Tensor:
-        """Return ``α_t·Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) − 0.15·MSE(G, P_y) + η·div``.
+        """Return ``α_t·Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) − 0.15·MSE(G, P_y) + div``.
 
         The push away from prototypes begins in the second round; without a limit it has no lower bound. Pairs of
         one label do not count as diverse.
         """
         o = self.options
         different = labels.unsqueeze(0) != labels.unsqueeze(1)
-        loss = self.alpha(round) * heads.weighted_errors(features, labels)
-        if round > 1 and o.adversarial:
+        loss = self.alpha(round_number) * heads.weigh_errors(features, labels)
+        if round_number > 1 and o.adversarial:
             distance = pull(features, labels, prototypes)
-            loss = loss - o.adversarial * distance.clamp(max=o.push_limit).mean()
-        return loss + o.eta * diversity(noise, features, different)
+            loss = loss - o.adversarial * distance.clamp(max=PUSH_LIMIT).mean()
+        return loss + diversity(noise, features, different)

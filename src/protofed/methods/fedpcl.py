@@ -177,7 +177,7 @@ class FedPCL(Method[FedPCLOptions]):
         """Start without prototypes."""
         return self.no_rows().tensors()
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the prototypes of all clients; nothing in the first round."""
         sets = last_sent(server)
         if not sets:
@@ -186,7 +186,7 @@ class FedPCL(Method[FedPCLOptions]):
         owners = torch.cat([torch.full((len(c),), i) for i, c in enumerate(classes)])
         return {"classes": torch.cat(classes), "owners": owners, "prototypes": torch.cat(rows)}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Note each client's prototypes in place of its last; C̄ is the mean over all that have a class."""
         seen, state = SeenUploads(uploads, 0), dict(server)
         for client, payload in seen:

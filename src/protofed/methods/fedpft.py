@@ -192,11 +192,11 @@ class FedPFT(Method[FedPFTOptions]):
         """Start with a random head, which knows no class."""
         return {**self.first_head(), "present": torch.zeros(self.task.num_classes, dtype=torch.bool)}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send the head."""
         return {"weight": server["weight"], "bias": server["bias"], "present": server["present"].long()}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """``min_φ Σ CE(g_φ(f), c)`` over features f drawn from all mixtures, by AdamW from a new head.
 
         What a client sends replaces what it sent before. A head that diverges is not kept.

@@ -75,7 +75,7 @@ class FedProto(PrivateHead[P], Method[P]):
     def traits(cls, options: P) -> Traits:
         """A weighted mean takes ``n_ij``, and ``classes = own`` tells the server who holds which."""
         counted, own = options.aggregation != "mean", options.classes == "own"
-        known = "method.classes=own lets the server know who holds which class: choose all" * own
+        known = "method.classes=own lets the server know who holds which class: choose all" if own else ""
         weighted = f"method.aggregation={options.aggregation} weights them by n_ij: choose mean"
         return Traits(
             "prototypes",
@@ -149,7 +149,7 @@ class FedProto(PrivateHead[P], Method[P]):
         """Start without global prototypes."""
         return no_rows(self.task).tensors()
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the global prototypes that exist; nothing in the first round.
 
         A client that has not reported its classes yet is sent all, of which it keeps its own.
@@ -160,12 +160,12 @@ class FedProto(PrivateHead[P], Method[P]):
         rows, classes = table.to_send()
         return {"classes": classes, "prototypes": rows} if len(classes) else None
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Update the global prototypes; add the geometry of the result to the diagnostics."""
         seen = SeenUploads(uploads, self.task.num_classes if self.declared.personal else 0)
-        return seen.concluded(self.update(server, seen, round))
+        return seen.concluded(self.update(server, seen, round_number))
 
-    def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def update(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``."""
         divided = self.options.aggregation == "paper"
         return Aggregate(self.merge(server, mean_of(uploads, self.task, divided=divided)), {})

@@ -131,15 +131,15 @@ class FedSA(FedProto[FedSAOptions]):
         means = _tensors(no_rows(self.task)) if self.options.nearest == "means" else {}
         return Prototypes(first_anchors(self.task), present).tensors() | means
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the anchors, and the means that exist if they are compared with."""
-        message = super().broadcast(server, round, client)
+        message = super().broadcast(server, round_number, client)
         if message is None or self.options.nearest == "anchors":
             return message
         rows, classes = _means(server).to_send()
         return {**message, "reported": classes, "means": rows}
 
-    def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def update(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """``a_c ← μ·a_c + (1 − μ)·C_c`` of the classes that somebody reports."""
         mean = mean_of(uploads, self.task, divided=self.options.aggregation == "paper")
         mu = self.options.momentum

@@ -15,7 +15,7 @@ from torch import Tensor
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
-from protofed.methods.parts.trainable import first_network, pairs, trained
+from protofed.methods.parts.trainable import first_network, pairs, train_network
 from protofed.options import fixed, remote
 from protofed.prototypes.contrastive import adaptive_margin, contrast, hinge_prototypes
 from protofed.prototypes.table import Prototypes
@@ -59,7 +59,7 @@ class FedTGP(FedProto[FedTGPOptions]):
         """Start with a random prototype network (softmax)."""
         return super().server_state() | (first_network(self.task) if self.options.loss == "softmax" else {})
 
-    def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def update(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Train on all uploads; classes nobody reports keep their last global prototype."""
         prototypes, labels = pairs(uploads, self.task)
         if not len(labels):
@@ -68,14 +68,16 @@ class FedTGP(FedProto[FedTGPOptions]):
             hinge = hinge_prototypes(prototypes, labels, self.task.num_classes, margin=self.options.margin)
             diagnostics = {"hinge_loss_first": hinge.losses[0], "hinge_loss_last": hinge.losses[-1]}
             return Aggregate(self.merge(server, Prototypes(hinge.prototypes, hinge.present)), diagnostics)
-        return self._contrast(server, prototypes, labels, round)
+        return self._contrast(server, prototypes, labels, round_number)
 
-    def _contrast(self, server: Tensors, prototypes: Tensor, labels: Tensor, round: int) -> Aggregate:
+    def _contrast(self, server: Tensors, prototypes: Tensor, labels: Tensor, round_number: int) -> Aggregate:
         """Adaptive-margin contrastive learning: margin δ once per round, then S epochs of SGD."""
         o = self.options
         margin = adaptive_margin(prototypes, labels, self.task.num_classes, cap=o.margin_cap)
         plan = o.server_epochs, o.server_lr, o.server_batch_size
-        state, new, losses = trained(server, prototypes, labels, contrast(margin), plan, self.task, round)
+        state, new, losses = train_network(
+            server, prototypes, labels, contrast(margin), plan, self.task, round_number
+        )
         diagnostics: dict[str, float] = {"acl_margin": margin}
         if len(losses):
             diagnostics |= {"acl_loss_first": float(losses[0]), "acl_loss_last": float(losses[-1])}

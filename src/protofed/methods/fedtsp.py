@@ -31,6 +31,7 @@ from protofed.methods.parts.prior import cross_entropy
 from protofed.options import fixed, remote
 from protofed.prototypes.inference import alignment
 from protofed.prototypes.table import Prototypes
+from protofed.text import few
 
 if TYPE_CHECKING:
     from protofed.models import SplitModel
@@ -73,7 +74,7 @@ class FedTSP(FixedETF):
         if all(_NUMBER.fullmatch(name) for name in names):
             raise ConfigError(
                 "fedtsp turns the names of classes into targets, but the classes are called "
-                f"{', '.join(names[:3])}{', …' * (len(names) > 3)}: give names with "
+                f"{few(names, 3)}: give names with "
                 'data.labels={0 = "cat", 1 = "dog", …}'
             )
         texts = embed(names, "the name of class {}".format, empty=False).double()

@@ -35,7 +35,6 @@ class FeSEMOptions(FedAvgOptions):
         "uniform", "weight of a client in its centre's mean: n_i, or 1"
     )
     clusters: int = remote(3, "centres C", least=1)
-    regroup_every: int = remote(1, "rounds from one assignment of clients to the next", least=1)
     grouping: Literal["weights", "classes"] = remote(
         "weights",
         "nearest weights | two groups: clients with fewer classes than the mean, and the others (a function in "
@@ -103,20 +102,20 @@ class FeSEM(FedAvg[FeSEMOptions]):
         centres = {f"centre.{n}": w.expand(C, *w.shape).clone() for n, w in self.initial.items()}
         return {**centres, "known": torch.zeros(C, dtype=torch.bool)}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send the client's own centre, or that of the largest group if the client has never uploaded."""
         centre = server.get(f"cluster.{client}")
         c = int(_sizes(server, self.options.clusters).argmax()) if centre is None else int(centre)
         return {n: server[f"centre.{n}"][c] for n in self.initial}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Assign the clients of this round to their nearest centres (E), and average them there (M)."""
         arrived = list(uploads)
         state = {n: t.clone() for n, t in server.items()}
         points = self._points([upload.payload for upload in arrived])
         C = self.options.clusters
         if self.options.grouping == "weights":
-            self._seed(state, arrived, points, round)
+            self._seed(state, arrived, points, round_number)
         distances = torch.cdist(points, self._centres(state), compute_mode="donot_use_mm_for_euclid_dist")
         if self.options.grouping == "weights":
             groups = distances.masked_fill(~state["known"], torch.inf).argmin(1)
@@ -124,8 +123,7 @@ class FeSEM(FedAvg[FeSEMOptions]):
             held = torch.stack([upload.payload["held"] for upload in arrived]).double()
             groups = (held >= held.mean()).long()
         for upload, c in zip(arrived, groups, strict=True):
-            if round % self.options.regroup_every == 0 or f"cluster.{upload.client}" not in state:
-                state[f"cluster.{upload.client}"] = c
+            state[f"cluster.{upload.client}"] = c
         assigned = [int(state[f"cluster.{upload.client}"]) for upload in arrived]
         means = [WeightedMean() for _ in range(C)]
         for upload, c in zip(arrived, assigned, strict=True):
@@ -147,9 +145,9 @@ class FeSEM(FedAvg[FeSEMOptions]):
         """Return ``(C, P)`` centres, as :meth:`_points`."""
         return torch.cat([state[f"centre.{n}"].double().flatten(1) for n in self.compared], 1)
 
-    def _seed(self, state: Tensors, arrived: Sequence[Upload], points: Tensor, round: int) -> None:
+    def _seed(self, state: Tensors, arrived: Sequence[Upload], points: Tensor, round_number: int) -> None:
         """Seed the centres that are not known yet by k-means++ over the uploads, as far as these differ."""
-        drawing = generator(self.task.seed, "fesem centres", round)
+        drawing = generator(self.task.seed, "fesem centres", round_number)
         for c in (~state["known"]).nonzero().flatten().tolist():
             known = self._centres(state)[state["known"]]
             squared = torch.ones(len(points), dtype=torch.float64)

@@ -57,13 +57,12 @@ class GFPLOptions(SoftmaxOptions):
     retrain: Literal["batch", "epoch"] = remote(
         "batch",
         "a step on new pseudo-features after every local step (Algorithm 2, lines 16-20), or, after all local "
-        "epochs, passes over pseudo-features drawn once (text of Sec. 4.2)",
+        "epochs, a pass over pseudo-features drawn once (text of Sec. 4.2)",
     )
     retrain_parts: Literal["projection", "heads"] = remote(
         "projection",
         "what is retrained: the projection (line 19), or projection and head (text); without dcs always the head",
     )
-    retrain_epochs: int = remote(1, "passes over the pseudo-features (retrain=epoch)", least=1)
     momentum: float = remote(0.5, "momentum of the SGD that retrains (0 = the experiment's optimiser as it is)")
 
 
@@ -102,13 +101,12 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
         self.each_batch = o.pfg and o.retrain == "batch"
         width, raised = ("projection_dim", "it") if o.projection_dim else ("d", "model.d or method.projection_dim")
         advice = f"raise {raised} or set method.dcs=false"
-        untrained, once = not (o.cross_entropy or o.dcs), o.retrain == "batch"
+        untrained = not (o.cross_entropy or o.dcs)
         refused = {
             f"its ETF needs {width} >= K, but {width} = {p} and K = {K}: {advice}": o.dcs and p < K,
             "method.softmax=balanced needs method.cross_entropy above 0": o.balanced and not o.cross_entropy,
             "method.projection_dim needs the projection of method.dcs=true": o.projection_dim and not o.dcs,
             "without method.dcs only cross-entropy trains: raise method.cross_entropy above 0": untrained,
-            "method.retrain_epochs counts the passes of method.retrain=epoch": once and o.retrain_epochs != 1,
         }
         for fault, found in refused.items():
             if found:
@@ -125,9 +123,9 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
 
     # When, and what crosses the network.
 
-    def retrains(self, round: int) -> bool:
+    def retrains(self, round_number: int) -> bool:
         """Return whether clients retrain in ``round``."""
-        return self.options.pfg and round >= self.options.start and round % self.options.interval == 0
+        return self.options.pfg and round_number >= self.options.start and round_number % self.options.interval == 0
 
     @property
     def upload_schema(self) -> Schema | None:
@@ -172,15 +170,15 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
         Mixtures go up in the round before.
         """
         momentum = {"momentum": self.options.momentum} if self.options.momentum else {}
-        local, retrain = Update(self.loss), Update(self.retrain_loss, self.retrained, momentum)
+        local, retrain = Update(self.loss), Update(self.retrain_loss, self.is_retrained, momentum)
         phases = [Phase((local,))]
         if self.retrains(number) and self.each_batch:
             phases = [Phase((local, retrain))]
         elif self.retrains(number):
-            phases.append(Phase((retrain,), self.options.retrain_epochs, self.pseudo_features))
+            phases.append(Phase((retrain,), 1, self.pseudo_features))
         return Round(tuple(phases), self.retrains(number + 1))
 
-    def retrained(self, name: str) -> bool:
+    def is_retrained(self, name: str) -> bool:
         """Select the parameters that pseudo-features train: never the extractor."""
         if self.options.dcs and self.options.retrain_parts == "projection":
             return name.startswith("extras.projection.")
@@ -210,17 +208,17 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
     def retrain_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Eq. 14, through the heads only: the same on r pseudo-features per class, drawn for each step or once."""
         if self.each_batch:  # Algorithm 2, lines 17-18; the batch of the local step plays no part.
-            batch = pseudo.drawn(received, model.extras["noise"], self.options.samples)
+            batch = pseudo.draw_batch(received, model.extras["noise"], self.options.samples)
         terms = self.dual_loss(model, batch.x, model.classify(batch.x), batch, received, {})
         return {f"retrain_{name}": term for name, term in terms.items()}, None
 
     def pseudo_features(self, local: Local) -> tuple[Tensor, Tensor]:
         """Draw r features per class from the global mixtures (Eq. 4), all classes alike."""
-        return pseudo.drawn_once(local, self.options.samples, self.task.feature_dim)
+        return pseudo.draw_once(local, self.options.samples, self.task.feature_dim)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Fit a mixture to the features of each class present (Eq. 5-6)."""
-        payload = pseudo.fitted(local, self.task.num_classes, self.options.components)
+        payload = pseudo.fit_local(local, self.task.num_classes, self.options.components)
         return payload | {"counts": local.counts[payload["classes"]]} if self.options.weight_by_counts else payload
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
@@ -237,18 +235,18 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
         """Start without mixtures."""
         return pseudo.none(self.task.feature_dim, self.task.dtype)
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the fused mixtures to a retraining round."""
-        return dict(server) if self.retrains(round) and len(server["classes"]) else None
+        return dict(server) if self.retrains(round_number) and len(server["classes"]) else None
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Fuse the components of each class (Algorithm 1); a class nobody reports keeps its mixture."""
-        reported = pseudo.joined(upload.payload for upload in uploads)
+        reported = pseudo.join_lists(upload.payload for upload in uploads)
         if self.options.weight_by_counts and reported:
             reported["weights"] = reported["weights"] * reported["counts"]
         # A mean over d dimensions is below S_C where their sum is below S_C·d.
         threshold = self.options.threshold * (self.task.feature_dim if self.options.distance == "mean" else 1)
-        state = pseudo.fused(server, reported, threshold)
+        state = pseudo.fuse_components(server, reported, threshold)
         if state is server:
             return Aggregate(server, {})
         counts = {"components_before": len(reported["classes"]), "components_after": len(state["classes"])}

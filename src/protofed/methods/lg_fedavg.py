@@ -15,7 +15,7 @@ from protofed.methods import register
 from protofed.methods.contract import Task, Traits
 from protofed.methods.fedavg import FedAvgOptions
 from protofed.methods.parts.sharing import SharedPart
-from protofed.methods.parts.weights import check_parts, first_model, shared_weights, within
+from protofed.methods.parts.weights import check_parts, first_model, select_weights, within
 from protofed.options import named
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class LGFedAvg(SharedPart[LGFedAvgOptions]):
 
     def extend(self, model: SplitModel) -> None:
         """Refuse a model whose shared part does not have the shapes of the first client's."""
-        own = shared_weights(model, self.shares, buffers=self.options.share_buffers)
+        own = select_weights(model, self.shares, buffers=self.options.share_buffers)
         for name in sorted(own.keys() | self.initial.keys()):
             shape, first = (tuple(w[name].shape) if name in w else "none" for w in (own, self.initial))
             if shape != first:

@@ -64,14 +64,14 @@ class Moon(FedAvg[MoonOptions]):
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Keep ``w^t``, and the client's own model as its last training left it."""
         received = super().receive(local, message)
-        return received | {f"{LAST}{n}": w.detach().clone() for n, w in self.shared(local.model).items()}
+        return received | {f"{LAST}{n}": w.detach().clone() for n, w in self.take_shared(local.model).items()}
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy and ℓ_con; the other two models only evaluate."""
         output = model(batch.x)
         last = {n: received[f"{LAST}{n}"] for n in self.initial}
         near, far = (
-            F.cosine_similarity(output.features, evaluated(model, weights, batch.x), dim=-1)
+            F.cosine_similarity(output.features, features_of(model, weights, batch.x), dim=-1)
             for weights in (self.global_weights(received), last)
         )
         contrast = F.softplus((far - near) / self.options.temperature)
@@ -82,7 +82,7 @@ class Moon(FedAvg[MoonOptions]):
         }, output
 
 
-def evaluated(model: SplitModel, weights: Tensors, x: Tensor) -> Tensor:
+def features_of(model: SplitModel, weights: Tensors, x: Tensor) -> Tensor:
     """Return the features of other weights, ``(B, d)``, without gradient, dropout or statistics of the batch."""
     training = model.training
     model.eval()

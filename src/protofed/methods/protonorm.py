@@ -60,7 +60,7 @@ class ProtoNorm(FedProto[ProtoNormOptions]):
         """Eq. 15: the target is ``γ·u``, or ``u`` without upscaling."""
         return self.options.gamma if self.options.upscaling else 1.0
 
-    def update(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def update(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Eq. 7, then Algorithm 1 over all classes that have a prototype."""
         means = mean_of(uploads, self.task)
         state = self.merge(server, means)
@@ -75,7 +75,7 @@ class ProtoNorm(FedProto[ProtoNormOptions]):
                 lr=self.options.step,
                 max_iterations=self.options.max_iterations,
                 patience=self.options.patience,
-                track_distances=round == 1,  # Fig. 4 shows the first round
+                track_distances=round_number == 1,  # Fig. 4 shows the first round
                 support=None if self.support is None else self.support[present],
             )
             table[present] = aligned.directions

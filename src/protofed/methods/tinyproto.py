@@ -74,7 +74,7 @@ class TinyProto(FedProto[Any]):
 
     def __init__(self, options: TinyProtoOptions, task: Task) -> None:
         super().__init__(options, task)
-        kind, self.options = based(options)
+        kind, self.options = resolve_base(options)
         self.base, self.sparse = kind(self.options, task), options
         s = (options.s or max(1, round(task.feature_dim / 10))) if options.cps else task.feature_dim
         check(options, self.base, s)
@@ -86,13 +86,14 @@ class TinyProto(FedProto[Any]):
     @classmethod
     def traits(cls, options: TinyProtoOptions) -> Traits:
         """``μ`` follows from ``ρ`` by the mean number of samples of a class; scaled prototypes are sums over it."""
-        kind, base_options = based(options)
+        kind, base_options = resolve_base(options)
         base, more = kind.traits(base_options), None
         sums, reduction = options.scaling and base.sums_only, reduction_of(options)
         if sums:
             more = "" if options.mu else "method.rho derives μ from their numbers of samples: set method.mu"
             if reduction != "sum":
                 more = f"method.reduction={reduction} needs the number of clients that hold a class: choose sum"
+        hidden = "Prototypes are multiplied by sample counts that are not sent (method.scaling)."
         return replace(
             base,
             up="K_i·s" if options.cps else base.up,
@@ -101,9 +102,7 @@ class TinyProto(FedProto[Any]):
             sums=options.scaling,
             sums_only=base.sums_only and reduction != "compensated",
             protection=Protection(
-                more if sums else base.protection.dp_obstacle,
-                hidden="Prototypes are multiplied by numbers of samples that are not sent (method.scaling)."
-                * options.scaling,
+                more if sums else base.protection.dp_obstacle, hidden=hidden if options.scaling else ""
             ),
             stale=False,
         )
@@ -161,21 +160,21 @@ class TinyProto(FedProto[Any]):
         """Start as the base does."""
         return self.base.server_state()
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the kept entries of the base's global prototypes."""
-        payload = super().broadcast(server, round, client)
+        payload = super().broadcast(server, round_number, client)
         return None if payload is None else self.pack(payload)
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Rebuild the uploads, scale them by μ, and let the base make global prototypes of them."""
         noted = self.declared.personal or reduction_of(self.sparse) == "compensated"
         scale = self.mu if self.sparse.scaling else 1.0
         whole = ((client, self.read(payload, {})) for client, payload in uploads)
         scaled = (Upload(c, {**sent, "prototypes": scale * sent["prototypes"]}) for c, sent in whole)
         seen = SeenUploads(scaled, self.task.num_classes if noted else 0)
-        return seen.concluded(self.base.update(server, self._reduced(server, seen), round))
+        return seen.concluded(self.base.update(server, self._reduce(server, seen), round_number))
 
-    def _reduced(self, server: Tensors, seen: SeenUploads) -> Iterator[Upload]:
+    def _reduce(self, server: Tensors, seen: SeenUploads) -> Iterator[Upload]:
         """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""
         reduction = reduction_of(self.sparse)
         if reduction == "mean":
@@ -194,7 +193,7 @@ class TinyProto(FedProto[Any]):
         yield Upload("all clients", {"classes": classes, "prototypes": rows.to(self.task.dtype)})
 
 
-def based(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
+def resolve_base(options: TinyProtoOptions) -> tuple[type[FedProto[Any]], Any]:
     """Return the class that ``base`` names, and its options."""
     kind: Any = get(options.base)
     given = {n: v for n, v in (("lambda", options.lambda_), ("gamma", options.gamma)) if v is not None}

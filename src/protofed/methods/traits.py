@@ -6,7 +6,6 @@ them in :mod:`~protofed.runs.rules`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -85,19 +84,6 @@ class Traits:
     def protecting(self, **changes: Any) -> Traits:
         """Return these traits with changes to their protection."""
         return replace(self, protection=replace(self.protection, **changes))
-
-
-def numbers(formula: str, sizes: Mapping[str, float]) -> float | None:
-    """Return the value of :attr:`Traits.up` or ``down``; None if a size that it names is not given.
-
-    Example:
-        >>> numbers("K_i·d + |φ|", {"K_i": 2, "K": 3, "d": 5, "|φ|": 18})
-        28
-    """
-    text = formula.replace("·", "*").replace("²", "**2")
-    for symbol in sorted(sizes, key=len, reverse=True):
-        text = text.replace(symbol, repr(sizes[symbol]))
-    return eval(text, {"__builtins__": {}}) if re.fullmatch(r"[0-9.+*/() ]+", text) else None
 
 
 def check_hooks(method: type) -> None:

@@ -17,7 +17,7 @@ from protofed.models.catalogue import ImageOptions, architectures
 from protofed.models.checking import check_shape, flat_width
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
 from protofed.models.hugging import TransformersOptions
-from protofed.models.preparation import Normalisation, prepare, scaled
+from protofed.models.preparation import Normalisation, prepare, scale_shape
 from protofed.models.splitting import split
 from protofed.models.weights import check_published, find_weights, load_weights
 from protofed.options import build_options
@@ -29,7 +29,7 @@ def build(
     input_shape: tuple[int, ...],
     num_classes: int,
     d: int,
-    map: str = "pool",
+    mapping: str = "pool",
     options: dict[str, Any] | None = None,
     seed: int = 0,
     weights_dir: str = "",
@@ -60,16 +60,16 @@ def build(
     shape = check_shape(input_shape)
     require(num_classes > 0, f"num_classes must be positive, not {num_classes}")
     require(d > 0, f"d must be positive, not {d}")
-    if map not in MAPS:
-        raise ConfigError(unknown_name("map", map, MAPS))
+    if mapping not in MAPS:
+        raise ConfigError(unknown_name("map", mapping, MAPS))
     with seeded(seed, "init"):
         if ":" in name:
             module = call(name, dict(options or {}), num_classes=num_classes, input_shape=shape)
-            return split(module, input_shape=shape, d=d, map=map, num_classes=num_classes)
+            return split(module, input_shape=shape, d=d, mapping=mapping, num_classes=num_classes)
         entry = architectures.get(name)
         made: Any = build_options(entry.Options, options or {}, name)
         images = made if isinstance(made, ImageOptions) else None
-        shape = scaled(shape, images.size) if images else shape
+        shape = scale_shape(shape, images.size) if images else shape
         if isinstance(made, TransformersOptions) and made.weights:
             made = replace(made, weights=str(find_weights(name, made.weights, weights_dir)))
         try:
@@ -78,7 +78,7 @@ def build(
             why = next(iter(str(error).splitlines()), "")
             raise ModelError(f"{name} cannot be built with {dict(options or {})}: {why}") from None
         width = flat_width(backbone.module, shape, name)
-        map_ = backbone.map or make_map(map, width, d)
+        map_ = backbone.map or make_map(mapping, width, d)
         head = nn.Linear(d, num_classes)
     if images is None:
         return SplitModel(extractor(backbone.module, map_), head, head_dropout=backbone.head_dropout)

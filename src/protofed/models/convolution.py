@@ -2,7 +2,7 @@
 
 Networks designed for 224 x 224 pixels work on maps of 4 x 4 down to 1 x 1 when given 32 x 32 pixels. On such maps a
 depthwise convolution is a small matrix per channel and a pointwise one is a linear layer, and on CPUs the general
-kernels spend most of their time on overhead. Measurements are in ``docs/study/speed.md``.
+kernels spend most of their time on overhead. Measurements are in ``papers/studies/speed.md``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class SmallMapConv2d(nn.Conv2d):
     pairs of input and output pixels as a product with one matrix per channel; all others are computed as usual.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, given: Tensor) -> Tensor:
         """Return ``(B, C', H', W')`` for ``(B, C, H, W)``."""
-        if input.dim() == 4 and self.padding_mode == "zeros" and not isinstance(self.padding, str):
+        if given.dim() == 4 and self.padding_mode == "zeros" and not isinstance(self.padding, str):
             if self.groups == 1 and set(self.kernel_size) == {1} and not any(self.padding):
-                return self._pointwise(input)
+                return self._pointwise(given)
             if self.groups == self.in_channels == self.out_channels:
-                H, W = _output_size(input, self)
-                if H * W * input.shape[2] * input.shape[3] <= MOST_PAIRS:
-                    return self._depthwise(input, H, W)
-        return super().forward(input)
+                H, W = _output_size(given, self)
+                if H * W * given.shape[2] * given.shape[3] <= MOST_PAIRS:
+                    return self._depthwise(given, H, W)
+        return super().forward(given)
 
     def _pointwise(self, x: Tensor) -> Tensor:
         if self.stride != (1, 1):

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from protofed.errors import ConfigError, ModelError
 from protofed.models.catalogue import Backbone, TextOptions, architecture
-from protofed.models.text import TextBackbone, Texts, averaged
+from protofed.models.text import TextBackbone, Texts, average
 from protofed.models.weights import find_weights, read_weights
 from protofed.options import named, remote
 from protofed.untrusted import limits
@@ -50,7 +50,7 @@ class Pretrained(nn.Module):
 
     def __init__(self, folder: Path, pooling: str) -> None:
         super().__init__()
-        self.model, self.pooling = _loaded(folder), pooling
+        self.model, self.pooling = _load(folder), pooling
         self.vocabulary: int = self.model.get_input_embeddings().num_embeddings
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -59,10 +59,10 @@ class Pretrained(nn.Module):
         # A text without words is one token, so that attention has something to look at.
         present = (tokens > 0) | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
         states: Tensor = self.model(input_ids=ids, attention_mask=present.long()).last_hidden_state
-        return states[:, 0] if self.pooling == "first" else averaged(states, present.long())
+        return states[:, 0] if self.pooling == "first" else average(states, present.long())
 
 
-def _loaded(folder: Path) -> Any:
+def _load(folder: Path) -> Any:
     """Return a model of a folder; the library opens no file itself, so none can lead it to code or elsewhere."""
     try:
         from transformers import AutoConfig, AutoModel
@@ -76,7 +76,7 @@ def _loaded(folder: Path) -> Any:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.for_model(**_described(folder / "config.json", len(tensors)))
+        config = AutoConfig.for_model(**_read_settings(folder / "config.json", len(tensors)))
         if not hasattr(type(config)(), "vocab_size") or getattr(config, "sub_configs", None):
             raise ValueError(f"{config.model_type} takes not only texts")  # images' parts may be downloaded
         with torch.device("meta"), _few_modules():
@@ -102,7 +102,7 @@ def _loaded(folder: Path) -> Any:
     return model
 
 
-def _described(path: Path, tensors: int) -> dict[str, Any]:
+def _read_settings(path: Path, tensors: int) -> dict[str, Any]:
     """Return the settings of a model of texts without those that name code; ValueError for unlikely ones.
 
     Args:
@@ -138,7 +138,7 @@ def _few_modules() -> Iterator[None]:
         handle.remove()
 
 
-def pretrained(options: TransformersOptions, input_shape: tuple[int, ...]) -> TextBackbone:
+def build_pretrained(options: TransformersOptions, input_shape: tuple[int, ...]) -> TextBackbone:
     """Return a model for samples of a shape."""
     if not options.weights:
         raise ConfigError("transformers: set weights to a folder with config.json and model.safetensors")
@@ -160,4 +160,4 @@ def pretrained(options: TransformersOptions, input_shape: tuple[int, ...]) -> Te
 )
 def _transformers(input_shape: tuple[int, ...], d: int, options: TransformersOptions) -> Backbone:
     """The model without a head; all of it is trained."""
-    return Backbone(pretrained(options, input_shape))
+    return Backbone(build_pretrained(options, input_shape))

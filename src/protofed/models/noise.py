@@ -52,17 +52,17 @@ class _Keyed(nn.Module):
 class KeyedDropout(_Keyed):
     """``nn.Dropout`` with noise from a key."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, given: Tensor) -> Tensor:
         """Zero entries with probability ``p`` and scale the others by ``1/(1 − p)``, in training mode."""
-        return _drop(self, input, tuple(input.shape), self.p)
+        return _drop(self, given, tuple(given.shape), self.p)
 
 
 class KeyedChannelDropout(_Keyed):
     """``nn.Dropout1d``, ``2d`` or ``3d`` with noise from a key."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, given: Tensor) -> Tensor:
         """Apply dropout as :class:`KeyedDropout` does, to whole channels of ``(B, C, …)``."""
-        return _drop(self, input, (*input.shape[:2], *[1] * (input.dim() - 2)), self.p)
+        return _drop(self, given, (*given.shape[:2], *[1] * (given.dim() - 2)), self.p)
 
 
 class KeyedStochasticDepth(_Keyed):
@@ -70,10 +70,10 @@ class KeyedStochasticDepth(_Keyed):
 
     mode: str
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, given: Tensor) -> Tensor:
         """Apply dropout as :class:`KeyedDropout` does, to whole samples (mode ``row``) or the whole batch."""
-        rows = input.shape[0] if self.mode == "row" else 1
-        return _drop(self, input, (rows, *[1] * (input.dim() - 1)), self.p)
+        rows = given.shape[0] if self.mode == "row" else 1
+        return _drop(self, given, (rows, *[1] * (given.dim() - 1)), self.p)
 
 
 def _drop(layer: _Keyed, x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:

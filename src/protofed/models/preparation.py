@@ -82,6 +82,6 @@ def prepare(
     return Preparation(chosen, size, centred=centred)
 
 
-def scaled(input_shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+def scale_shape(input_shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     """Return the shape ``(C, H', W')`` of a prepared sample; side 0 leaves the size."""
     return (input_shape[0], size, size) if size and len(input_shape) == 3 else input_shape

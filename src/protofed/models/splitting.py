@@ -20,7 +20,7 @@ def split(
     *,
     input_shape: tuple[int, ...],
     d: int | None = None,
-    map: str = "pool",
+    mapping: str = "pool",
     num_classes: int | None = None,
 ) -> SplitModel:
     """Return a copy of ``module`` split into extractor and head; ``module`` itself is not modified.
@@ -40,8 +40,8 @@ def split(
         ModelError: If the module has lazy weights, does not accept such samples, executes no linear layer,
             modifies the output of the last one or uses it twice, or has a different number of classes.
     """
-    if map not in MAPS:
-        raise ConfigError(unknown_name("map", map, MAPS))
+    if mapping not in MAPS:
+        raise ConfigError(unknown_name("map", mapping, MAPS))
     require(d is None or d > 0, f"d must be positive, not {d}")
     shape, what = check_shape(input_shape), type(module).__name__
     module = _copy(module, what)
@@ -63,7 +63,7 @@ def split(
     if d == layer.in_features:
         return SplitModel(extractor(backbone, nn.Identity()), layer, head_dropout=head_dropout)
     head = nn.Linear(d, layer.out_features, bias=layer.bias is not None).to(layer.weight)
-    map_ = make_map(map, layer.in_features, d).to(layer.weight)
+    map_ = make_map(mapping, layer.in_features, d).to(layer.weight)
     return SplitModel(extractor(backbone, map_), head, head_dropout=head_dropout)
 
 

@@ -100,7 +100,7 @@ class TextBackbone(nn.Module):
         return torch.cat([features, numbers.to(features.dtype)], 1) if self.texts.numbers else features
 
 
-def averaged(values: Tensor, tokens: Tensor) -> Tensor:
+def average(values: Tensor, tokens: Tensor) -> Tensor:
     """Return the mean ``(B, c)`` of values ``(B, L, c)`` over the places with tokens; 0 if there is none."""
     present = (tokens > 0).to(values.dtype).unsqueeze(-1)
     mean: Tensor = (values * present).sum(1) / present.sum(1).clamp(min=1)
@@ -166,7 +166,7 @@ class Gated(nn.Module):
             candidate = (new + (reset + own_reset).sigmoid() * own_new).tanh()
             state = state + present[:, step] * (1 - gate) * (candidate - state)
             states.append(state)
-        return averaged(torch.stack(states, 1), tokens)
+        return average(torch.stack(states, 1), tokens)
 
 
 class Attention(nn.Module):
@@ -207,7 +207,7 @@ class Transformer(nn.Module):
         x = self.words(tokens) + self.places
         for layer in self.layers:
             x = layer(x, tokens == 0)
-        return averaged(self.norm(x), tokens)
+        return average(self.norm(x), tokens)
 
 
 @architecture(

@@ -39,9 +39,9 @@ def find_weights(architecture: str, weights: str, folder: str = "") -> Path:
     Raises:
         ModelError: Nothing is downloaded.
     """
-    published = _published(architecture)
+    published = _find_addresses(architecture)
     if weights in published:
-        return _downloaded(architecture, weights, published[weights])
+        return _download(architecture, weights, published[weights])
     path = Path(folder, Path(weights).name) if folder else Path(weights).expanduser()
     if not path.exists():
         names = f", nor one of torchvision's weights ({', '.join(published)})" if published else ""
@@ -58,14 +58,14 @@ def check_published(path: str, options: Mapping[str, Any]) -> None:
     module, _, function = path.partition(":")
     if module.partition(".")[0] != "torchvision":
         return
-    published = _published(function)
+    published = _find_addresses(function)
     wanted = options.get("weights") or ("IMAGENET1K_V1" if options.get("pretrained") else None)
     name = str(wanted).rpartition(".")[2]
     if wanted is not None and name in published:
-        _downloaded(path, name, published[name])
+        _download(path, name, published[name])
 
 
-def _published(architecture: str) -> dict[str, str]:
+def _find_addresses(architecture: str) -> dict[str, str]:
     """Return the addresses of torchvision's weights of an architecture, by name; empty if it has none."""
     from torchvision.models import get_model_weights
 
@@ -76,7 +76,7 @@ def _published(architecture: str) -> dict[str, str]:
     return {name: entry.url for name, entry in known.__members__.items()}
 
 
-def _downloaded(architecture: str, weights: str, url: str) -> Path:
+def _download(architecture: str, weights: str, url: str) -> Path:
     path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
     if not path.exists():
         raise ModelError(

@@ -26,7 +26,7 @@ from protofed.prototypes.geometry import (
     unit_vectors,
     working,
 )
-from protofed.prototypes.means import labelled_means
+from protofed.prototypes.means import average_by_label
 
 MIN_DISTANCE = 1e-6
 """Floor on a distance, hence 1e-12 on its square: below it the gradient is 0 instead of NaN or unbounded."""
@@ -122,7 +122,7 @@ def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100
     _require_uploads(prototypes, labels, K)
     if cap < 0:
         raise ConfigError(f"adaptive_margin: cap must not be negative, got {cap}")
-    Q, counts = labelled_means(working(prototypes), labels, K)
+    Q, counts = average_by_label(working(prototypes), labels, K)
     Q = Q[counts > 0]
     if len(Q) < 2:
         return float(cap)
@@ -340,13 +340,13 @@ def hinge_prototypes(
         )
     c = exact(prototypes)
     labels = labels.to(c.device)
-    means, counts = labelled_means(c, labels, K)
+    means, counts = average_by_label(c, labels, K)
     present = counts > 0
     centre = means[present].mean(0)  # distances from a Gram matrix are accurate around the origin
     Q, n = means[present] - centre, counts[present].double()
     within = float((c - means[labels]).square().sum())  # Σ_j Σ_i ‖Q_j − c_ij‖², which no g can change
     m = pair_margins(Q, margin)
-    g = _parted(Q, float(m.max()))
+    g = _part(Q, float(m.max()))
 
     def objective(distances: Tensor) -> float:
         shortfall = (m - distances).clamp_(min=0.0).fill_diagonal_(0.0)
@@ -379,7 +379,7 @@ def _gram_distances(g: Tensor) -> Tensor:
     return squared.clamp_(min=MIN_DISTANCE**2).sqrt_()
 
 
-def _parted(Q: Tensor, scale: float) -> Tensor:
+def _part(Q: Tensor, scale: float) -> Tensor:
     """Return the means with those that coincide with an earlier one moved a little, so that they can separate."""
     closeness = pairwise_distances(Q).masked_fill(torch.ones(len(Q), len(Q), device=Q.device).triu() > 0, torch.inf)
     repeated = closeness.amin(1) <= 1e-6 * scale

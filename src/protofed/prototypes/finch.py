@@ -23,11 +23,11 @@ def finch(rows: Tensor) -> Tensor:
         >>> finch(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]))
         tensor([0, 0, 1, 1])
     """
-    found = _joined(rows)
+    found = _join_neighbours(rows)
     fewer = 2
     while fewer > 1:
         means = torch.stack([rows[found == c].mean(0) for c in range(int(found.max()) + 1)])
-        merged = _joined(means)[found]
+        merged = _join_neighbours(means)[found]
         fewer = len(means) - int(merged.max()) - 1
         if int(merged.max()) == 0 or fewer < 1:
             break
@@ -35,7 +35,7 @@ def finch(rows: Tensor) -> Tensor:
     return found
 
 
-def _joined(rows: Tensor) -> Tensor:
+def _join_neighbours(rows: Tensor) -> Tensor:
     """Return the connected components of the graph from each row to its first neighbour, numbered as they begin."""
     unit = F.normalize(rows.double(), dim=-1)
     # Equal but for rounding, which differs between machines, is equal: the first of them is the neighbour.

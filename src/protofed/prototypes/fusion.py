@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def learned(answers: Iterable[tuple[Tensor, Tensor, Tensor]], own: Tensor, prior: Tensor, caution: float) -> Tensor:
+def learn_weights(
+    answers: Iterable[tuple[Tensor, Tensor, Tensor]], own: Tensor, prior: Tensor, caution: float
+) -> Tensor:
     """Return ``a`` and ``b``, ``(2,)``: those that suit a client's validation samples of its classes, or halves.
 
     Args:
@@ -22,10 +24,10 @@ def learned(answers: Iterable[tuple[Tensor, Tensor, Tensor]], own: Tensor, prior
     if not found:
         return prior.new_full((2,), 0.5)
     f, g, y = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return fitted(f, g, prior[own], y, caution).to(prior)
+    return fit_weights(f, g, prior[own], y, caution).to(prior)
 
 
-def fitted(f: Tensor, g: Tensor, prior: Tensor, y: Tensor, caution: float) -> Tensor:
+def fit_weights(f: Tensor, g: Tensor, prior: Tensor, y: Tensor, caution: float) -> Tensor:
     """Return ``a`` and ``b``, ``(2,)`` float64, that minimise the cross-entropy of ``a·f + b·g + π``.
 
     ``Σ CE + κ·((a − ½)² + (b − ½)²)`` is convex; Newton's method with steps halved until it falls.

@@ -95,7 +95,7 @@ def margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
     return _nearest(distances)
 
 
-def normalised_margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
+def normalise_margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
     """Return :func:`margins` divided by the largest of them (ProtoNorm Fig. 5).
 
     Args:

@@ -78,7 +78,7 @@ def compress(prototypes: Tensor, masks: Tensor) -> Tensor:
     """
     if prototypes.shape != masks.shape:
         raise ConfigError(f"compress: prototypes {tuple(prototypes.shape)} and masks {tuple(masks.shape)} differ")
-    s = _kept(masks)
+    s = _count_ones(masks)
     return prototypes[masks.to(prototypes.device)].view(len(masks), s)
 
 
@@ -96,14 +96,14 @@ def rebuild(values: Tensor, masks: Tensor) -> Tensor:
         >>> rebuild(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, False, True]]))
         tensor([[1., 0., 3.]])
     """
-    s = _kept(masks)
+    s = _count_ones(masks)
     if values.shape != (len(masks), s):
         raise ConfigError(f"rebuild: masks keep {len(masks)} x {s} entries, got values {tuple(values.shape)}")
     masks = masks.to(values.device)
     return values.new_zeros(masks.shape).masked_scatter(masks, values)
 
 
-def _kept(masks: Tensor) -> int:
+def _count_ones(masks: Tensor) -> int:
     """Return the common number of ones per row."""
     if masks.dim() != 2 or masks.dtype != torch.bool:
         raise ConfigError(f"masks: expected a bool matrix (k, d), got {masks.dtype} of shape {tuple(masks.shape)}")

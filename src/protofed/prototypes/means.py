@@ -38,7 +38,7 @@ def class_means(sums: Tensor, counts: Tensor) -> Prototypes:
     return Prototypes(sums / counts.clamp(min=1).unsqueeze(-1), counts > 0)
 
 
-def labelled_means(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
+def average_by_label(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
     """Return the plain mean of the rows of each class and the number of rows.
 
     Args:

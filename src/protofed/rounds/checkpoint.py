@@ -17,9 +17,9 @@ from protofed.errors import CheckpointError, writing
 from protofed.rounds.state import ServerState, StoredState, fitting
 from protofed.storage.files import PARTIAL, read_json, read_tensors, write_json, write_tensors
 from protofed.storage.records import Records, read_at
-from protofed.storage.snapshots import joined
+from protofed.storage.snapshots import join_snapshot
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import decoded, within
+from protofed.untrusted.decoding import decode, within
 from protofed.untrusted.reading import open_ordinary, reason
 from protofed.visits.roster import Roster, StoreSnapshot
 
@@ -61,7 +61,9 @@ class Checkpoint:
         self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}
         self.generations = dict(state.generations)
         self.sent = {
-            str(round): torch.frombuffer(bytearray(m), dtype=torch.uint8) for round, m in state.sent.items() if m
+            str(round_number): torch.frombuffer(bytearray(m), dtype=torch.uint8)
+            for round_number, m in state.sent.items()
+            if m
         }
         self.record = {"version": VERSION, **state.to_dict(clients)}
         self.frozen = frozen
@@ -163,10 +165,14 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
     server = newest / "server.safetensors"
     restored.tensors = fitting(read_tensors(server), state.tensors, server)
     if (newest / SENT).exists():
-        found = {int(round): t for round, t in read_tensors(newest / SENT).items() if round.isdecimal()}
+        found = {
+            int(round_number): t
+            for round_number, t in read_tensors(newest / SENT).items()
+            if round_number.isdecimal()
+        }
         if not found.keys() <= restored.sent.keys() or any(t.dtype != torch.uint8 for t in found.values()):
             raise CheckpointError(f"{newest / SENT}: damaged: not the broadcasts that {path.name} names")
-        restored.sent |= {round: tensor.numpy().tobytes() for round, tensor in found.items()}
+        restored.sent |= {round_number: tensor.numpy().tobytes() for round_number, tensor in found.items()}
     if clients.rests_here and (stored.round or stored.records):
         if stored.records.keys() != set(clients):
             raise CheckpointError(f"{path}: damaged: does not say where each client is")
@@ -187,7 +193,7 @@ def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
     if not isinstance(places, dict) or client not in places:
         return {}
     kind: Any = _Places
-    places, path = decoded(places[client], kind, f"{folder / 'state.json'}: damaged: records"), folder / CLIENTS
+    places, path = decode(places[client], kind, f"{folder / 'state.json'}: damaged: records"), folder / CLIENTS
     try:
         with open_ordinary(path) as file:
             return _record(file, places[1], Records())
@@ -204,7 +210,7 @@ def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None
         with open_ordinary(path) as file:
             for name in clients:
                 try:
-                    snapshot = joined(*(_record(file, place, records) for place in places[name]))
+                    snapshot = join_snapshot(*(_record(file, place, records) for place in places[name]))
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"{path}: {name} cannot be read ({claims.clean(error)})") from None
                 clients.restore(name, snapshot, path)

@@ -44,7 +44,7 @@ class Evaluation:
         """The rule by which results are summed up."""
         return main_rule(self.method.rules, self.options.rule)
 
-    def stalled(self, rounds: Sequence[RoundRecord]) -> bool:
+    def has_stalled(self, rounds: Sequence[RoundRecord]) -> bool:
         """Return whether validation accuracy has not improved for ``evaluation.patience`` evaluations."""
         found = [r.validation.weighted[self.main_rule] for r in rounds if r.validation]
         since = len(found) - 1 - found.index(max(found)) if found else 0
@@ -63,11 +63,11 @@ class Evaluation:
             if isinstance(each, Evaluated):
                 scored[each.client] = each
             else:
-                record.miss(each, "evaluation")
+                record.lose(each.client, each.reason, "evaluation")
         results = [scored.get(name) or Evaluated(name, {}, 0, 0.0) for name in participation.names]
         parts = {part: [getattr(r, part) for r in results] for part in ("validation", "union", "unseen")}
         parts["accuracy"] = [(r.correct, r.samples) for r in results]
-        if participation.joined(record.round):
+        if participation.have_joined(record.round):
             new = participation.newcomers
             parts["newcomers"] = [(r.correct, r.samples) if r.client in new else ({}, 0) for r in results]
         for part, scores in parts.items():

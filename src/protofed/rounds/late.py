@@ -52,10 +52,10 @@ class Mixing(Stage):
         for upload in uploads:
             late = record.round - (record.answers or {}).get(upload.client, record.round)
             if late and opened.payload is not None:
-                upload = upload._replace(payload=self.mixed(upload.payload, opened.payload, late))
+                upload = upload._replace(payload=self.mix(upload.payload, opened.payload, late))
             yield upload
 
-    def mixed(self, payload: Payload, broadcast: Payload, late: int) -> Payload:
+    def mix(self, payload: Payload, broadcast: Payload, late: int) -> Payload:
         """Return the content of an upload that is ``late`` rounds late."""
         weight, changed = (1 + late) ** -self.exponent, dict(payload)
         for name in self.fields:
@@ -125,25 +125,27 @@ class Trace:
         path = path / "rounds.jsonl" if path.is_dir() else path
         turns = {turn.round: turn for turn in read_lines(path, Turn)}
         known, last = set(names), dict[str, int]()
-        for round in range(1, rounds + 1):
-            if round not in turns:
-                raise CheckpointError(f"{path}: lacks round {round}: participation.trace needs all {rounds} rounds")
-            for name, asked in turns[round].answered.items():
+        for round_number in range(1, rounds + 1):
+            if round_number not in turns:
+                raise CheckpointError(
+                    f"{path}: lacks round {round_number}: participation.trace needs all {rounds} rounds"
+                )
+            for name, asked in turns[round_number].answered.items():
                 who = claims.clean(name, 80)
                 if name not in known:
-                    raise CheckpointError(f"{path}: round {round}: {who} is not among the clients")
-                if not last.get(name, 0) < asked <= round:
+                    raise CheckpointError(f"{path}: round {round_number}: {who} is not among the clients")
+                if not last.get(name, 0) < asked <= round_number:
                     raise CheckpointError(
-                        f"{path}: round {round}: {who} answers for round {asked}, which is to come or is answered "
-                        "already"
+                        f"{path}: round {round_number}: {who} answers for round {asked}, which is to come or is "
+                        "answered already"
                     )
                 last[name] = asked
         return cls(path, turns)
 
-    def later(self, round: int) -> set[int]:
+    def later(self, round_number: int) -> set[int]:
         """Return the rounds up to ``round`` for which a client still answers after it."""
-        turns = [turn for turn in self.turns.values() if turn.round > round]
-        return {asked for turn in turns for asked in turn.answered.values() if asked <= round}
+        turns = [turn for turn in self.turns.values() if turn.round > round_number]
+        return {asked for turn in turns for asked in turn.answered.values() if asked <= round_number}
 
 
 class Replayed(Executor):
@@ -158,36 +160,41 @@ class Replayed(Executor):
         self.executor, self.trace, self.state = executor, trace, state
         self.clients = executor.clients
 
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
+    def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained | Missing]:
         """Train the clients whose answers are due, and name the others."""
-        wanted, turn, sent = list(names), self.trace.turns[round], self.state.sent
+        wanted, turn, sent = list(names), self.trace.turns[round_number], self.state.sent
         if wanted != turn.participants:
             raise CheckpointError(
-                f"{self.trace.path}: round {round}: other participants than those drawn here "
+                f"{self.trace.path}: round {round_number}: other participants than those drawn here "
                 f"({', '.join(wanted[:5])}): participation.trace needs the options of its run"
             )
-        sent[round] = next(iter(messages.values()), None)
+        sent[round_number] = next(iter(messages.values()), None)
         results: dict[str, Trained | Missing] = {}
         for asked in sorted(set(turn.answered.values())):
             due = [name for name in self.clients if turn.answered.get(name) == asked]
             if asked not in sent:
                 raise CheckpointError(
-                    f"{self.trace.path}: round {round}: answers for round {asked}, not asked then"
+                    f"{self.trace.path}: round {round_number}: answers for round {asked}, not asked then"
                 )
             for result in self.executor.train(due, dict.fromkeys(due, sent[asked]), asked):
                 results[result.client] = (
-                    replace(result, late=round - asked) if isinstance(result, Trained) else result
+                    replace(result, late=round_number - asked) if isinstance(result, Trained) else result
                 )
-        later = self.trace.later(round)
+        later = self.trace.later(round_number)
         self.state.sent = {asked: message for asked, message in sent.items() if asked in later}
-        yield from in_order(self.clients, wanted, results, {})
+        absent = set(wanted) - set(results)
+        for name in self.clients:
+            if name in results:
+                yield results[name]
+            elif name in absent:
+                yield Missing(name, "has not answered yet")
 
     def evaluate(
-        self, names: Iterable[str], messages: Messages | None, round: int
+        self, names: Iterable[str], messages: Messages | None, round_number: int
     ) -> Iterator[Evaluated | Missing]:
         """Evaluate the clients that were scored."""
-        wanted, unscored = list(names), self.trace.turns[round].unscored
-        results = self.executor.evaluate([name for name in wanted if name not in unscored], messages, round)
+        wanted, unscored = list(names), self.trace.turns[round_number].unscored
+        results = self.executor.evaluate([name for name in wanted if name not in unscored], messages, round_number)
         for name in wanted:
             yield Missing(name, "was not scored in the trace") if name in unscored else next(results)
 
@@ -198,18 +205,3 @@ class Replayed(Executor):
     def close(self) -> None:
         """Close that executor."""
         self.executor.close()
-
-
-def in_order(
-    clients: Iterable[str],
-    asked: Iterable[str],
-    results: Mapping[str, Trained | Missing],
-    reasons: Mapping[str, str],
-) -> Iterator[Trained | Missing]:
-    """Yield the results of a round, and why participants have none, in the fixed order of all clients."""
-    wanted = set(asked)
-    for name in clients:
-        if name in results:
-            yield results[name]
-        elif name in wanted:
-            yield Missing(name, reasons.get(name, "has not answered yet"))

@@ -1,9 +1,11 @@
-"""The round loop: broadcasts, local training, stages, aggregation, evaluation."""
+"""The round loop: broadcasts, local training, stages, aggregation, evaluation.
+
+Uploads stream through generators, from the clients through every stage to the method: one is held at a time.
+"""
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,76 +83,74 @@ class Federation:
         while self.round < self.rounds and not self.exhausted:
             yield self._round(self.round + 1)
 
-    def _round(self, round: int) -> RoundRecord:
-        start = time.perf_counter()
-        record = RoundRecord(round, self.participants(round))
-        self._begin(round)
-        while not self._attempt(round, record):
-            if record.attempts == self.participation.options.attempts or self.executor.clients.rests_here:
-                raise FederationError(self.participation.lacking(record))
-            record.attempts += 1
-        self.state.round = round
-        self.state.standing.note(record, self.names)
-        if round % self.evaluation.options.every == 0 or round == self.rounds or self.exhausted:
-            if self._combines(round):
-                self._begin(round + 1)
-                self.executor.announce(self.participants(round + 1))
-            self._evaluate(record)
-        record.seconds["total"] = time.perf_counter() - start
+    def _round(self, round_number: int) -> RoundRecord:
+        record = RoundRecord(round_number, self.participants(round_number))
+        with record.timed("total"):
+            self._begin(round_number)
+            while not self._attempt(round_number, record):
+                if record.attempts == self.participation.options.attempts or self.executor.clients.rests_here:
+                    raise FederationError(self.participation.lacking(record))
+                record.attempts += 1
+            self.state.round = round_number
+            self.state.standing.note(record, self.names)
+            if round_number % self.evaluation.options.every == 0 or round_number == self.rounds or self.exhausted:
+                if self._combines(round_number):
+                    self._begin(round_number + 1)
+                    self.executor.announce(self.participants(round_number + 1))
+                with record.timed("evaluation"):
+                    self._evaluate(record)
         return record
 
-    def participants(self, round: int) -> list[str]:
+    def participants(self, round_number: int) -> list[str]:
         """Return the clients that train in ``round``, in their fixed order."""
-        return self.participation.draw(round, self.state.standing)
+        return self.participation.draw(round_number, self.state.standing)
 
-    def _begin(self, round: int) -> None:
+    def _begin(self, round_number: int) -> None:
         for stage in self.stages:
-            stage.begin(round)
+            stage.begin(round_number)
 
     def _account(self, record: RoundRecord) -> None:
         for stage in self.stages:
             stage.account(record)
 
-    def _attempt(self, round: int, record: RoundRecord) -> bool:
+    def _attempt(self, round_number: int, record: RoundRecord) -> bool:
         """Train and aggregate; over a network, leave the state unchanged if too few results were usable.
 
         A repeated attempt is safe only there: nodes answer a repeated request with the result they already have,
         whereas clients of this process would train once more.
         """
-        waiting, trained = _Clock(), list[Trained]()
-        opened = self.open(record.participants, round, record)
+        trained = list[Trained]()
+        opened = self.open(record.participants, round_number, record)
         record.robust, record.answers = Findings(), {}
         self._account(record)
-        start = time.perf_counter()
-        results = waiting.timed(self.executor.train(record.participants, opened.messages, round))
-        uploads: Iterator[Any] = self._arrived(results, trained, record)
-        state, diagnostics = self.server, dict[str, Any]()
-        if self.participation.sends(round):
-            for stage in self.stages:
-                uploads = stage(uploads, opened, record)
-            if some := _unless_empty(uploads):
-                state, diagnostics = self.method.aggregate(self.server, some, round)
-            unread = sum(1 for _ in uploads)
-            assert not unread, f"{self.method.name} left uploads unread"
-        else:
-            opened.usable = sum(1 for _ in uploads)
-        record.set_losses(trained)
-        record.seconds["training"] += waiting.seconds
-        record.seconds["aggregation"] += time.perf_counter() - start - waiting.seconds
+        with record.timed("aggregation"):
+            results = record.awaited(self.executor.train(record.participants, opened.messages, round_number))
+            uploads: Iterator[Any] = self._arrived(results, trained, record)
+            state, diagnostics = self.server, dict[str, Any]()
+            if self.participation.sends(round_number):
+                for stage in self.stages:
+                    uploads = stage(uploads, opened, record)
+                if some := _unless_empty(uploads):
+                    state, diagnostics = self.method.aggregate(self.server, some, round_number)
+                unread = sum(1 for _ in uploads)
+                assert not unread, f"{self.method.name} left uploads unread"
+            else:
+                opened.usable = sum(1 for _ in uploads)
+            record.set_losses(trained)
         least = min(self.participation.options.min_clients, len(record.participants))
         if opened.usable < least and self.executor.remote:
             return False
         for stage in self.stages:
-            stage.end(round)
-        if reason := unsound(self.method, self.codec, state, round):
+            stage.end(round_number)
+        if reason := unsound(self.method, self.codec, state, round_number):
             record.robust.kept = f"clients would have refused the new one ({reason})"
         else:
             self.state.tensors, record.diagnostics = state, diagnostics
         return True
 
-    def open(self, names: Sequence[str], round: int, record: RoundRecord | None = None) -> Opened:
+    def open(self, names: Sequence[str], round_number: int, record: RoundRecord | None = None) -> Opened:
         """Encode the broadcasts of a round, and count their traffic if there is a record."""
-        return Opened.of(self.method, self.codec, self.server, round, names, record)
+        return Opened.of(self.method, self.codec, self.server, round_number, names, record)
 
     def _arrived(
         self, results: Iterator[Trained | Missing], trained: list[Trained], record: RoundRecord
@@ -158,7 +158,7 @@ class Federation:
         """Yield the results of clients that were trained; the others are recorded."""
         for result in results:
             if isinstance(result, Missing):
-                record.miss(result, "training")
+                record.lose(result.client, result.reason, "training")
                 continue
             if record.answers is not None:
                 record.answers[result.client] = record.round - result.late
@@ -167,24 +167,23 @@ class Federation:
                 record.refuse(result.client, DivergedError(result.failure))
             yield result
 
-    def exchange(self, names: Sequence[str], round: int) -> list[Upload]:
+    def exchange(self, names: Sequence[str], round_number: int) -> list[Upload]:
         """Train clients and return what the server receives of them, without aggregating it."""
-        opened, record = self.open(names, round), RoundRecord(round, list(names))
-        results = self._arrived(self.executor.train(names, opened.messages, round), [], record)
+        opened, record = self.open(names, round_number), RoundRecord(round_number, list(names))
+        results = self._arrived(self.executor.train(names, opened.messages, round_number), [], record)
         return list(Receiving(self.method, self.codec)(results, opened, record))
 
     def _evaluate(self, record: RoundRecord) -> None:
-        start, names = time.perf_counter(), self.participation.here(record.round)
+        names = self.participation.here(record.round)
         messages = self.open(names, record.round + 1).messages if self.evaluation.delivers else None
         results = self.evaluation.score(self.executor, messages, self.participation, record)
         for stage in self.stages:
             stage.scored(results, names, record)
-        record.seconds["evaluation"] = time.perf_counter() - start
 
-    def _combines(self, round: int) -> bool:
+    def _combines(self, round_number: int) -> bool:
         """Return whether clients may train for the next round as soon as they have been scored in ``round``."""
         o = self.participation.options
-        certain = round < self.rounds and not self.evaluation.options.patience and not self.exhausted
+        certain = round_number < self.rounds and not self.evaluation.options.patience and not self.exhausted
         certain = certain and o.sampling != "poisson"  # secret coins would fall anew in the round itself
         return o.combine and not o.after and self.evaluation.delivers and certain
 
@@ -201,19 +200,3 @@ def _unless_empty(uploads: Iterator[Upload]) -> Iterator[Upload] | None:
     for first in uploads:
         return itertools.chain((first,), uploads)
     return None
-
-
-class _Clock:
-    """Measures the time spent waiting for an iterator."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def timed(self, items: Iterator[Trained | Missing]) -> Iterator[Trained | Missing]:
-        while True:
-            start = time.perf_counter()
-            item = next(items, None)
-            self.seconds += time.perf_counter() - start
-            if item is None:
-                return
-            yield item

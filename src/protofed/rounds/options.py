@@ -61,13 +61,13 @@ class ParticipationOptions(Options):
     )
     newcomer_rounds: int = remote(1, "rounds, the last ones, in which only newcomers train", least=1)
 
-    def sends(self, method: Method, round: int, rounds: int) -> bool:
+    def sends(self, method: Method, round_number: int, rounds: int) -> bool:
         """Return whether clients send something in ``round``."""
-        return method.sends(round) and not self.joined(round, rounds)
+        return method.sends(round_number) and not self.have_joined(round_number, rounds)
 
-    def joined(self, round: int, rounds: int) -> bool:
+    def have_joined(self, round_number: int, rounds: int) -> bool:
         """Return whether newcomers have joined: from then on only they train, and nobody sends."""
-        return bool(self.newcomers) and round > rounds - self.newcomer_rounds
+        return bool(self.newcomers) and round_number > rounds - self.newcomer_rounds
 
 
 @dataclass(frozen=True)

@@ -95,29 +95,29 @@ class Participation:
         """Return whether noise and participation must be unpredictable to the clients: in a deployment."""
         return self.executor.remote and not self.executor.clients.rests_here
 
-    def joined(self, round: int) -> bool:
+    def have_joined(self, round_number: int) -> bool:
         """Return whether newcomers have joined in ``round``."""
-        return self.options.joined(round, self.rounds)
+        return self.options.have_joined(round_number, self.rounds)
 
-    def here(self, round: int) -> list[str]:
+    def here(self, round_number: int) -> list[str]:
         """Return the clients that are part of the federation in ``round``."""
-        return [name for name in self.names if name not in self.newcomers or self.joined(round)]
+        return [name for name in self.names if name not in self.newcomers or self.have_joined(round_number)]
 
-    def sends(self, round: int) -> bool:
+    def sends(self, round_number: int) -> bool:
         """Return whether clients send something in ``round``."""
-        return self.options.sends(self.method, round, self.rounds)
+        return self.options.sends(self.method, round_number, self.rounds)
 
-    def draw(self, round: int, standing: Standing) -> list[str]:
+    def draw(self, round_number: int, standing: Standing) -> list[str]:
         """Return the clients that train in a round, in their fixed order."""
-        joined, o = self.joined(round), self.options
+        joined, o = self.have_joined(round_number), self.options
         able = [name for name in self.trainable if (name in self.newcomers) == joined]
-        able = standing.able(able, round, o.max_refusals)
-        if o.sampling == "poisson" and not self.method.round(round).everyone:
-            return [name for name in able if self._coin(round, name) < o.fraction]
+        able = standing.able(able, round_number, o.max_refusals)
+        if o.sampling == "poisson" and not self.method.round(round_number).everyone:
+            return [name for name in able if self._coin(round_number, name) < o.fraction]
         number = self.number_of(able)
-        if number >= len(able) or self.method.round(round).everyone:
+        if number >= len(able) or self.method.round(round_number).everyone:
             return able
-        drawing = generator(self.seed, "participation", round)
+        drawing = generator(self.seed, "participation", round_number)
         if o.sampling == "samples":
             sizes = torch.tensor([int(self.sizes[n].sum()) for n in able], dtype=torch.float64)
             order = torch.multinomial(sizes, number, generator=drawing)
@@ -125,11 +125,11 @@ class Participation:
             order = torch.randperm(len(able), generator=drawing)
         return [able[i] for i in sorted(order[:number].tolist())]
 
-    def _coin(self, round: int, name: str) -> float:
+    def _coin(self, round_number: int, name: str) -> float:
         """Return the number in ``[0, 1)`` that decides whether a client takes part."""
         if self.secret:
             return float(uniform_from_system(1))
-        return float(torch.rand((), generator=generator(self.seed, "participation", round, name)))
+        return float(torch.rand((), generator=generator(self.seed, "participation", round_number, name)))
 
     def number_of(self, able: Sequence[str]) -> int:
         """Return the number of clients to ask among those able to train."""

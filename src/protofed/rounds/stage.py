@@ -39,7 +39,7 @@ class Opened:
         method: Method,
         codec: Codec,
         server: Tensors,
-        round: int,
+        round_number: int,
         names: Sequence[str],
         record: RoundRecord | None = None,
     ) -> Opened:
@@ -49,15 +49,17 @@ class Opened:
         """
         schema = method.broadcast_schema
         if schema is None:
-            return cls(round, dict.fromkeys(names), None)
-        common = None if method.declared.personal else _encoded(method.broadcast(server, round), codec, schema)
+            return cls(round_number, dict.fromkeys(names), None)
+        common = (
+            None if method.declared.personal else _encode(method.broadcast(server, round_number), codec, schema)
+        )
         messages: dict[str, bytes | None] = {}
         for name in names:
-            own = common or _encoded(method.broadcast(server, round, name), codec, schema)
+            own = common or _encode(method.broadcast(server, round_number, name), codec, schema)
             messages[name] = own.message
             if record is not None and own.message is not None:
                 record.add_traffic("down", len(own.message), own.numbers)
-        return cls(round, messages, common.payload if common else None)
+        return cls(round_number, messages, common.payload if common else None)
 
 
 class _Encoded(NamedTuple):
@@ -68,7 +70,7 @@ class _Encoded(NamedTuple):
     numbers: int = 0
 
 
-def _encoded(payload: Payload | None, codec: Codec, schema: Schema) -> _Encoded:
+def _encode(payload: Payload | None, codec: Codec, schema: Schema) -> _Encoded:
     if payload is None:
         return _Encoded()
     return _Encoded(payload, codec.encode(payload, schema), schema.parameters(payload))
@@ -87,7 +89,7 @@ class Stage:
     def check(self, participants: int) -> None:
         """Check before training that rounds can work."""
 
-    def affords(self, round: int) -> bool:
+    def affords(self, round_number: int) -> bool:
         """Return whether all rounds up to ``round`` may be run."""
         return True
 
@@ -95,7 +97,7 @@ class Stage:
         """Return sentences for a report."""
         return ()
 
-    def begin(self, round: int) -> None:
+    def begin(self, round_number: int) -> None:
         """Take note that clients may begin to train for a round."""
 
     def account(self, record: RoundRecord) -> None:
@@ -110,13 +112,13 @@ class Stage:
         """
         return uploads
 
-    def end(self, round: int) -> None:
+    def end(self, round_number: int) -> None:
         """Take note that the uploads of a round have been aggregated."""
 
     def scored(self, results: Sequence[Evaluated], names: Sequence[str], record: RoundRecord) -> None:
         """Add to the record of a round what follows from the clients' scores."""
 
-    def keep(self, directory: Path, round: int) -> None:
+    def keep(self, directory: Path, round_number: int) -> None:
         """Remember in a deployment's run directory what must not be forgotten when a server is restarted."""
 
     def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:

@@ -52,17 +52,17 @@ class Standing:
         if together or record.robust.out_of_proportion:
             self._misled.update(names)
 
-    def able(self, names: Sequence[str], round: int, limit: int) -> list[str]:
+    def able(self, names: Sequence[str], round_number: int, limit: int) -> list[str]:
         """Return the clients that may be asked in a round.
 
         Args:
             limit: Refusals after which a client is excluded; 0 for no limit.
         """
-        return [name for name in names if not limit or not self._left_out(name, round, limit)]
+        return [name for name in names if not limit or not self._is_left_out(name, round_number, limit)]
 
-    def _left_out(self, name: str, round: int, limit: int) -> bool:
+    def _is_left_out(self, name: str, round_number: int, limit: int) -> bool:
         times = self.diverged[name]
-        resting = times >= limit and round <= self._last[name] + times
+        resting = times >= limit and round_number <= self._last[name] + times
         return resting or self.damaged[name] >= limit
 
     def to_dict(self) -> Refusals:

@@ -16,7 +16,7 @@ from protofed.methods.contract import Method, Tensors
 from protofed.rounds.standing import Refusals, Standing
 from protofed.storage.files import check_format, read_json
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import Round, checked, decoded
+from protofed.untrusted.decoding import Round, check_with, decode
 from protofed.wire.codec import Codec
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ class ServerState:
 
 def _date(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
-        raise ValueError(f"expected a date, not {claims.shown(value)}")
+        raise ValueError(f"expected a date, not {claims.describe(value)}")
     return value
 
 
 if TYPE_CHECKING:
     Date = str
 else:
-    Date = checked(_date)
+    Date = check_with(_date)
 
 
 class StoredState(Struct):
@@ -103,7 +103,7 @@ class StoredState(Struct):
         """
         record = read_json(path)
         check_format(path, record.get("version", 1), version)
-        return decoded(record, cls, f"{path}: damaged")
+        return decode(record, cls, f"{path}: damaged")
 
     def of(self, clients: Roster, path: Path) -> ServerState:
         """Return the state, without tensors.
@@ -147,7 +147,7 @@ def fitting(found: Tensors, initial: Tensors, path: Path) -> Tensors:
     return found
 
 
-def unsound(method: Method, codec: Codec, state: Tensors, round: int) -> str:
+def unsound(method: Method, codec: Codec, state: Tensors, round_number: int) -> str:
     """Return why clients would refuse the broadcast that follows from a state; "" if they would accept it."""
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -155,7 +155,7 @@ def unsound(method: Method, codec: Codec, state: Tensors, round: int) -> str:
     schema = method.broadcast_schema
     if schema is None or method.declared.personal:
         return ""
-    payload = method.broadcast(state, round + 1)
+    payload = method.broadcast(state, round_number + 1)
     try:
         codec.check(payload or {}, schema if payload else replace(schema, fields={}))
     except PayloadError as error:

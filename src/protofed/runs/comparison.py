@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from protofed.errors import CheckpointError
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import Large, Line, checked, decoded
+from protofed.untrusted.decoding import Large, Line, check_with, decode
 
 
 def _folder(name: Any) -> str:
@@ -24,7 +24,7 @@ def _folder(name: Any) -> str:
 if TYPE_CHECKING:
     Folder = str
 else:
-    Folder = checked(_folder)
+    Folder = check_with(_folder)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ComparisonFile:
     def from_dict(cls, value: dict[str, Any], where: str) -> ComparisonFile:
         """Return the runs and axes that :meth:`to_dict` wrote; nothing else of the file is looked at."""
         known = {name: value[name] for name in ("runs", "axes") if value.get(name) is not None}
-        found = decoded(known, cls, where)
+        found = decode(known, cls, where)
         for run in found.runs:
             along = zip(run.values, found.axes.values(), strict=False)
             if len(run.values) != len(found.axes) or any(value not in names for value, names in along):

@@ -11,7 +11,7 @@ from protofed.errors import CheckpointError
 from protofed.runs.findings import LeftOut
 from protofed.runs.rules import COLOURS, MOST_RULES, Rule
 from protofed.untrusted import limits
-from protofed.untrusted.decoding import Count, Line, decoded, line
+from protofed.untrusted.decoding import Count, Line, decode, line
 
 if TYPE_CHECKING:
     ArchitectureName = str
@@ -75,7 +75,7 @@ class FederationDescription:
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> FederationDescription:
         """Return the content of ``federation.json``."""
-        found = decoded(value, _Written, where)
+        found = decode(value, _Written, where)
         K = len(found.class_names)
         for number, client in enumerate(found.clients, start=1):
             for name, counts in (("train", client.train), ("test", client.test)):

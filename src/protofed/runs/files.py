@@ -16,7 +16,7 @@ from protofed.runs.metrics import Metrics
 from protofed.runs.records import RoundRecord
 from protofed.runs.summary import Summary
 from protofed.untrusted import limits, reading
-from protofed.untrusted.decoding import Count, Line, decoded, within
+from protofed.untrusted.decoding import Count, Line, decode, within
 from protofed.untrusted.reading import parse_json
 
 S = TypeVar("S", bound=Struct)
@@ -59,7 +59,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the content of ``config.toml``, with a method's name and tables where tables are looked for."""
     with _one_line_errors(path):
         config = reading.read_toml(path)
-    decoded(config, _Config, f"{path}")
+    decode(config, _Config, f"{path}")
     return config
 
 
@@ -104,9 +104,11 @@ def in_order(records: Mapping[int, RoundRecord], path: Path) -> list[RoundRecord
     """
     ordered = [records[number] for number in sorted(records)]
     scored = [(r.round, set(scores.weighted)) for r in ordered for scores in (r.accuracy, r.validation) if scores]
-    for round, rules in scored:
+    for round_number, rules in scored:
         if rules != scored[0][1]:
-            raise CheckpointError(f"{path}: round {round} was scored by other rules than round {scored[0][0]}")
+            raise CheckpointError(
+                f"{path}: round {round_number} was scored by other rules than round {scored[0][0]}"
+            )
     return ordered
 
 
@@ -115,7 +117,7 @@ def read_lines(path: Path, kind: type[S]) -> list[S]:
     found = []
     for line, where in _lines(path):
         with _one_line_errors(Path(where)):
-            found.append(decoded(parse_json(line), kind, where))
+            found.append(decode(parse_json(line), kind, where))
     return found
 
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from protofed.errors import CheckpointError
 from protofed.untrusted import limits
-from protofed.untrusted.decoding import Count, Fraction, Line, decoded, line, within
+from protofed.untrusted.decoding import Count, Fraction, Line, decode, line, within
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,7 +134,7 @@ class Metrics:
         """Return the metrics that :meth:`to_dict` wrote."""
         if value.get("version") != VERSION:
             raise CheckpointError(f"{where}: of another format: compute it again with protofed metrics")
-        found = decoded(value, cls, where)
+        found = decode(value, cls, where)
         if list(found.clients) != clients:
             raise CheckpointError(f"{where}: was written for other clients")
         for each in (found.overall, *found.clients.values()):

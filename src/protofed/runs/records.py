@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -13,10 +15,10 @@ from msgspec import Meta, Struct
 from protofed.errors import CheckpointError, DivergedError, PayloadError
 from protofed.runs.findings import Findings, WrittenFindings
 from protofed.runs.spent import Spent
-from protofed.untrusted.decoding import LARGEST, Count, Number, Ordinal, decoded
+from protofed.untrusted.decoding import LARGEST, Count, Number, Ordinal, decode
 
 if TYPE_CHECKING:
-    from protofed.visits.contract import Missing, Trained
+    from protofed.visits.contract import Trained
 
 WAYS = ("up", "down")
 """Directions of traffic: from clients to the server, and back."""
@@ -197,24 +199,39 @@ class RoundRecord:
         """Bytes of all messages in both directions."""
         return self.bytes["up"] + self.bytes["down"]
 
-    def add_traffic(self, direction: str, bytes: int, parameters: int) -> None:
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time that the block takes to a part of :data:`SECONDS`."""
+        start = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - start
+
+    def awaited(self, results: Iterator[Any]) -> Iterator[Any]:
+        """Yield results as they arrive; the wait counts as training, and not as the aggregation that reads them."""
+        while True:
+            start = time.perf_counter()
+            result = next(results, None)
+            waited = time.perf_counter() - start
+            self.seconds["training"] += waited
+            self.seconds["aggregation"] -= waited
+            if result is None:
+                return
+            yield result
+
+    def add_traffic(self, direction: str, size: int, parameters: int) -> None:
         """Count one message.
 
         Args:
             direction: ``up`` or ``down``.
             parameters: Numbers as the papers count them.
         """
-        self.bytes[direction] += bytes
+        self.bytes[direction] += size
         self.parameters[direction] += parameters
 
     def refuse(self, client: str, error: PayloadError) -> None:
         """Note an upload that was left out, by an error ``field: reason``."""
         name, _, reason = str(error).partition(": ")
         self.refused.append(Refusal(client, name, reason, isinstance(error, DivergedError)))
-
-    def miss(self, missing: Missing, phase: str) -> None:
-        """Note a client that gave no result."""
-        self.lose(missing.client, missing.reason, phase)
 
     def lose(self, client: str, reason: str, phase: str) -> None:
         """Note a client that gave no result in a phase: ``training``, ``aggregation`` or ``evaluation``."""
@@ -260,7 +277,7 @@ class RoundRecord:
         """Return the record that :meth:`to_dict` wrote, in this version or an older one."""
         if not isinstance(value, dict) or "round" not in value:
             raise CheckpointError(f"{where} is not the record of a round")
-        line: _Record = decoded(value, _Record, where)
+        line: _Record = decode(value, _Record, where)
         parts = {name: getattr(line, name) for name in line.__struct_fields__}
         parts |= {name: Accuracy.read(parts[name]) for name in SCORED if parts[name] is not None}
         return cls(**{**parts, "robust": line.robust.read()})

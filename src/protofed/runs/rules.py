@@ -141,7 +141,7 @@ KNOWN_RULES = {
 """Rules in runs of version 0.2 and before, which do not describe them."""
 
 
-def known(name: str) -> Rule:
+def find_rule(name: str) -> Rule:
     """Return the rule that a run without descriptions calls ``name``."""
     return KNOWN_RULES.get(name) or Rule(name, name.replace("_", " "))
 

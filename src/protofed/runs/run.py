@@ -11,7 +11,7 @@ from typing import Any
 from protofed.runs.description import ClientDescription, FederationDescription
 from protofed.runs.metrics import Metrics
 from protofed.runs.records import Accuracy, RoundRecord
-from protofed.runs.rules import Rule, in_order, known, main_rule
+from protofed.runs.rules import Rule, find_rule, in_order, main_rule
 from protofed.runs.summary import Outcome, Summary
 from protofed.untrusted import limits
 
@@ -119,11 +119,11 @@ class Run:
     @property
     def main_rule(self) -> str:
         """The rule that headline numbers are about: ``evaluation.rule``, or else the method's own."""
-        return main_rule(self.rules, wanted_rule(self.config))
+        return main_rule(self.rules, read_rule(self.config))
 
     def rule(self, name: str) -> Rule:
         """Return a rule as the run's method describes it."""
-        return self.federation.rules.get(name) or known(name)
+        return self.federation.rules.get(name) or find_rule(name)
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -162,7 +162,7 @@ class Run:
         return result
 
 
-def wanted_rule(config: Mapping[str, Any]) -> str:
+def read_rule(config: Mapping[str, Any]) -> str:
     """Return the option ``evaluation.rule`` of a configuration; ``""`` without one."""
     return str(config.get("evaluation", {}).get("rule", ""))
 
@@ -185,6 +185,6 @@ def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def settled(runs: Sequence[Run]) -> list[Run]:
+def select_finished(runs: Sequence[Run]) -> list[Run]:
     """Return the finished runs, or all if none has finished: averages must not mix late and early rounds."""
     return [r for r in runs if r.finished] or list(runs)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from protofed.untrusted.decoding import Count, Number, checked
+from protofed.untrusted.decoding import Count, Number, check_with
 
 
 def _finite_or_none(value: Any) -> float:
@@ -20,7 +20,7 @@ def _finite_or_none(value: Any) -> float:
 if TYPE_CHECKING:
     Epsilon = float
 else:
-    Epsilon = checked(_finite_or_none)
+    Epsilon = check_with(_finite_or_none)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from protofed.runs.records import SECONDS, WAYS, Accuracy, RoundRecord, Seconds
 from protofed.runs.spent import Spent
-from protofed.untrusted.decoding import Count, Large, Line, Number, Ordinal, decoded
+from protofed.untrusted.decoding import Count, Large, Line, Number, Ordinal, decode
 
 TOLERANCE = 0.01
 """Tolerance below the best mean accuracy that counts as converged: one percentage point."""
@@ -87,7 +87,7 @@ class RuleOutcome:
     def of(cls, evaluated: Sequence[RoundRecord], rule: str) -> RuleOutcome:
         """Return the outcome of one inference rule."""
         scored = {r.round: r.accuracy for r in evaluated if r.accuracy}
-        weighted = {round: accuracy.weighted[rule] for round, accuracy in scored.items()}
+        weighted = {round_number: accuracy.weighted[rule] for round_number, accuracy in scored.items()}
         best, final = max(weighted, key=weighted.__getitem__), evaluated[-1]
         validated = {r.round: r.validation.weighted[rule] for r in evaluated if r.validation}
         chosen = max(validated, key=validated.__getitem__) if validated else None
@@ -103,7 +103,9 @@ class RuleOutcome:
             final=weighted[final.round],
             client_mean=mean,
             client_std=std,
-            rounds_to_convergence=_converged({round: a.spreads[rule][0] for round, a in scored.items()}),
+            rounds_to_convergence=_find_convergence(
+                {round_number: a.spreads[rule][0] for round_number, a in scored.items()}
+            ),
             **{part: Beyond.of(evaluated, part, rule) for part in _BEYOND},
         )
 
@@ -129,13 +131,13 @@ _FORMER = {"selected": "best_validated", "selected_round": "best_validated_round
 """Names in older files."""
 
 
-def _converged(means: Mapping[int, float]) -> int | None:
+def _find_convergence(means: Mapping[int, float]) -> int | None:
     """Return the first round from which on accuracies stay near the best one; None if the last round's is not.
 
     FedProto prints "communication rounds required for convergence" (Table 1) without a definition.
     """
     low = max(means.values()) - TOLERANCE
-    kept = list(takewhile(lambda round: means[round] >= low, sorted(means, reverse=True)))
+    kept = list(takewhile(lambda round_number: means[round_number] >= low, sorted(means, reverse=True)))
     return kept[-1] if kept else None
 
 
@@ -273,7 +275,7 @@ class Summary:
                 rule: {_FORMER.get(n, n): v for n, v in part.items()} if isinstance(part, dict) else part
                 for rule, part in rules.items()
             }
-        found = decoded(known, _Written, where)
+        found = decode(known, _Written, where)
         parts = {name: getattr(found, name) for name in found.__struct_fields__}
         outcome = {f.name: parts.pop(f.name) for f in fields(Outcome)}
         return cls(**parts, outcome=Outcome(**{**outcome, "communication": found.communication.read()}))

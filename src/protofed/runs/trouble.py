@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protofed.runs.records import RoundRecord
+from protofed.text import few
 
 HELP = (
     "standardise the data, lower training.lr (or method.lambda or method.gamma, where there is one), or set "
@@ -22,8 +23,8 @@ def trouble(record: RoundRecord) -> str:
     if clients:
         found = dict.fromkeys(term for names in clients.values() for term in names)
         terms = [term if term.isprintable() else repr(term) for term in found]
-        parts = [f"loss {_listed(terms)} is not finite at {_listed(list(clients))}"]
-    whose = "their uploads" if clients.keys() == set(diverged) else f"uploads of {_listed(diverged)}"
+        parts = [f"loss {few(terms, _SHOWN)} is not finite at {few(list(clients), _SHOWN)}"]
+    whose = "their uploads" if clients.keys() == set(diverged) else f"uploads of {few(diverged, _SHOWN)}"
     parts += [f"{whose} were refused as diverged"] if diverged else []
     told = [f"{' and '.join(parts)}: {HELP}"] if parts else []
     kept = record.robust.kept
@@ -32,14 +33,14 @@ def trouble(record: RoundRecord) -> str:
 
 def first_trouble(rounds: Sequence[RoundRecord]) -> str:
     """Return a sentence about the first round that is in trouble, and one about the end; "" if all was well."""
-    lost = _listed(diverged(rounds))
+    lost = few(find_diverged(rounds), _SHOWN)
     end = f" At the end, {lost} had diverged (answers that are not finite count as wrong)." if lost else ""
     return _first(rounds) + end
 
 
 def _first(rounds: Sequence[RoundRecord]) -> str:
     told = ((record.round, trouble(record)) for record in rounds)
-    return next((f"Round {round}: {found}." for round, found in told if found), "")
+    return next((f"Round {round_number}: {found}." for round_number, found in told if found), "")
 
 
 def unheard(rounds: Sequence[RoundRecord]) -> list[str]:
@@ -59,7 +60,7 @@ def unheard(rounds: Sequence[RoundRecord]) -> list[str]:
     return [client for client, times in refused.items() if times >= asked.get(client, 0) and client not in hostile]
 
 
-def diverged(rounds: Sequence[RoundRecord]) -> list[str]:
+def find_diverged(rounds: Sequence[RoundRecord]) -> list[str]:
     """Return the clients whose loss was not finite, or whose upload diverged, the last time that they took part."""
     last: dict[str, bool] = {}
     for record in rounds:
@@ -76,12 +77,7 @@ def ruin(rounds: Sequence[RoundRecord]) -> str:
         last = refused[-1]
         diverging = any(r.diverged for r in refused)
         why = f". {_first(rounds)}" if diverging else f": {last.client}: {last.field}: {last.reason}."
-        return f"Every upload of {_listed(lost)} was refused, so the result is not theirs{why}"
+        return f"Every upload of {few(lost, _SHOWN)} was refused, so the result is not theirs{why}"
     if rounds and all(record.losses and record.losses.get("total") is None for record in rounds):
         return f"No round had finite losses. {_first(rounds)}"
     return ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -17,7 +17,7 @@ from protofed.cli.common import (
     console,
     names_of,
     overrides_of,
-    reported,
+    report_progress,
     seeds_of,
 )
 from protofed.errors import ConfigError
@@ -47,21 +47,21 @@ def init(
 ) -> None:
     """Survey a folder of data, list everything worth knowing, and write a recipe that runs."""
     from protofed.config.schema import parse_overrides
-    from protofed.sites.looking import inspected
+    from protofed.sites.looking import inspect_folder
     from protofed.sites.recipe import write
 
     if out.exists() and not force:
         raise ConfigError(f"{out}: is there already: choose another --out, or add --force to replace it")
     if out.suffix != ".toml":
         raise ConfigError(f"--out {out}: a recipe's name ends in .toml")
-    look = inspected(folder, label, site, parse_overrides(overrides or []))
+    look = inspect_folder(folder, label, site, parse_overrides(overrides or []))
     show(look)
     proposals = [f for f in look.notices if f.options]
     if not yes and not console.is_terminal:
         console.print("Nothing is written: add --yes to take the proposals.", highlight=False)
         return
     look.check()  # before anything is asked
-    taken = proposals if yes else [f for f in proposals if _agreed(f)]
+    taken = proposals if yes else [f for f in proposals if _ask_consent(f)]
     text = look.recipe(taken)
     write(out, text, look.notices, [notice for notice in proposals if notice not in taken])
     console.print(
@@ -98,7 +98,7 @@ def attempt(
     look, tree = opened(source, label, site, overrides_of(overrides or [], device, data_dir))
     if look and not quiet:
         show(look)
-    with reported(quiet=quiet or not console.is_terminal, resume=False) as progress:
+    with report_progress(quiet=quiet or not console.is_terminal, resume=False) as progress:
         trial = tried(
             tree,
             look,
@@ -137,6 +137,6 @@ def show(look: Survey) -> None:
     console.print(table)
 
 
-def _agreed(notice: Notice) -> bool:
+def _ask_consent(notice: Notice) -> bool:
     where = " ".join(part for part in (notice.site, notice.column) if part)
     return typer.confirm(f"{where}: {notice.found}: {notice.proposal}?", default=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from protofed.config.schema import Tree
 from protofed.data.frames import WHERE, keep
 from protofed.errors import DataError, unknown_name
-from protofed.sites.looking import Survey, surveyed
+from protofed.sites.looking import Survey, survey
 from protofed.sites.notice import Notice
-from protofed.sites.recipe import told
+from protofed.sites.recipe import format_notice
 from protofed.sites.scan import ONE_TABLE, DataFolder
 from protofed.untrusted.reading import parse_toml
 
@@ -51,7 +51,7 @@ class FrameRecipe(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         head = f"{sum(self.sites.values()):,} samples ({self.look.kind}) at {len(self.sites)} sites"
-        return "\n".join([head, *map(told, self.notices)])
+        return "\n".join([head, *map(format_notice, self.notices)])
 
 
 def federation(
@@ -79,10 +79,10 @@ def federation(
     names = [str(name) for name in frame.columns]
     for role, name in ("site", site), ("label", label):
         if name and name not in names:
-            index = " (it is the index: use frame.reset_index())" * (name in frame.index.names)
+            index = " (it is the index: use frame.reset_index())" if name in frame.index.names else ""
             raise DataError(f"{WHERE}: {unknown_name(f'{role} column', name, names[:40])}{index}")
     source = {"data.source": "frame", "data.data_dir": str(path.parent), "data.options.frame": path.stem}
     folder = DataFolder(Path(WHERE), "tables", {ONE_TABLE: path}, source, first=0)
-    look = surveyed(folder, label, site, overrides)
+    look = survey(folder, label, site, overrides)
     tree = {**parse_toml(look.recipe(look.notices)), "recipe": GUESSED}
     return FrameRecipe(look, tree)

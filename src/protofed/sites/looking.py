@@ -14,9 +14,10 @@ from protofed.errors import DataError
 from protofed.experiments.loading import load_data
 from protofed.options import build_options
 from protofed.sites import others, tables
-from protofed.sites.notice import Notice, combined
-from protofed.sites.recipe import text_of, told
-from protofed.sites.scan import ONE_TABLE, DataFolder, SiteTable, divided, files_of, look, sheets
+from protofed.sites.notice import Notice, combine
+from protofed.sites.recipe import format_notice, text_of
+from protofed.sites.scan import ONE_TABLE, DataFolder, SiteTable, divide, files_of, look, sheets
+from protofed.text import few
 from protofed.untrusted.reading import parse_toml
 
 NATURAL: dict[str, Any] = {"partition.name": "natural", "partition.names": True, "data.clients": 0}
@@ -56,7 +57,7 @@ class Survey:
             ProtofedError: If something is open, or it does not run: the data are read as a run would read them.
         """
         self.check()
-        tokens = combined(taken).get("data.text_as") == "tokens"
+        tokens = combine(taken).get("data.text_as") == "tokens"
         text = text_of("text" if tokens else self.kind, taken, self.source, self.overrides)
         load_data(resolve(parse_toml(text)))
         return text
@@ -65,10 +66,12 @@ class Survey:
         """Raise DataError if a person has to settle something first."""
         for notice in self.notices:
             if notice.open:
-                raise DataError(f"{self.folder.path}: {told(notice)}")
+                raise DataError(f"{self.folder.path}: {format_notice(notice)}")
 
 
-def inspected(path: Path, label: str = "", site: str = "", overrides: Mapping[str, Any] | None = None) -> Survey:
+def inspect_folder(
+    path: Path, label: str = "", site: str = "", overrides: Mapping[str, Any] | None = None
+) -> Survey:
     """Look at a folder.
 
     Args:
@@ -80,19 +83,19 @@ def inspected(path: Path, label: str = "", site: str = "", overrides: Mapping[st
     Raises:
         DataError: If there is nothing to learn from, or a named column is not there.
     """
-    return surveyed(look(path), label, site, overrides)
+    return survey(look(path), label, site, overrides)
 
 
-def surveyed(
+def survey(
     folder: DataFolder, label: str = "", site: str = "", overrides: Mapping[str, Any] | None = None
 ) -> Survey:
     """Look at a folder whose sites are known; see :func:`inspected`."""
     asked = build_options(DataOptions, apply_overrides({}, overrides or {}).get("data", {}), "data")
-    found = _surveyed(folder, label or asked.label_column, site, asked)
+    found = _survey(folder, label or asked.label_column, site, asked)
     return replace(found, overrides=overrides or {})
 
 
-def _surveyed(folder: DataFolder, label: str, site: str, asked: DataOptions) -> Survey:
+def _survey(folder: DataFolder, label: str, site: str, asked: DataOptions) -> Survey:
     unread = [Notice(name, "", "is no data", "it is not read") for name in folder.unread]
     if folder.kind == "samples" or (list(folder.sites) == [ONE_TABLE] and others.in_one_column(folder)):
         return _of_samples(folder, label, site, asked)
@@ -107,19 +110,19 @@ def _surveyed(folder: DataFolder, label: str, site: str, asked: DataOptions) -> 
         kind = {1: "vector", 2: "series"}.get(dimensions, "image")
     sizes = {name: counts.total() for name, counts in held.items()}
     if len(folder.sites) == 1:
-        unread.append(_undivided(sum(sizes.values())))
+        unread.append(_note_undivided(sum(sizes.values())))
     return Survey(folder, kind, sizes, [*unread, *found], folder.options)
 
 
 def _of_samples(folder: DataFolder, label: str, site: str, asked: DataOptions) -> Survey:
     """Look at images, series or vectors in a column of one data set."""
     named: dict[str, Any] = {"data.label_column": label} if label else {}
-    listing = others.opened({**folder.options, **named})
+    listing = others.open_listing({**folder.options, **named})
     column = site or next((name for name in listing.names if tables.names_site(name)), "")
-    told = _undivided(len(listing))
+    told = _note_undivided(len(listing))
     if column:
         named |= {**NATURAL, "data.options.id_column": column}
-        listing = others.opened({**folder.options, **named})
+        listing = others.open_listing({**folder.options, **named})
         told = Notice("", column, "names the site of each sample", "one client each")
     found, held, kind = others.samples(listing, asked.labels)
     sizes = {name: counts.total() for name, counts in held.items()}
@@ -127,33 +130,33 @@ def _of_samples(folder: DataFolder, label: str, site: str, asked: DataOptions) -
 
 
 def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str, asked: DataOptions) -> Survey:
-    coded = [*_coded(folder)]
+    coded = [*_find_encodings(folder)]
     coded = [] if asked.encoding else coded
-    data = DataOptions(encoding=ENCODING if coded else asked.encoding, nothing=asked.nothing)
+    data = DataOptions(encoding=ENCODING if coded else asked.encoding, na_values=asked.na_values)
     held, wrong = sheets(folder, data)
     damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
-        raise DataError(wrong[0][1] + f"; and {len(wrong) - 1} more" * (len(wrong) > 1))
+        raise DataError(few([why for _, why in wrong], 1, "; "))
     if not any(sheet.rows for sheet in held):
         raise DataError(f"{folder.path}: holds no rows: expected one per sample below the header")
     source = dict(folder.options)
     if list(folder.sites) == [ONE_TABLE]:
-        held, more, told = _divided(held[0], site)
+        held, more, told = _divide(held[0], site)
         source |= more
         unread += told
-    held, spelt = tables.renamed(held, asked)
-    found, judged = _judged(held, label, asked)
-    if odd := combined(judged).get("data.nothing"):  # what stands for a missing value changes what columns are
-        read, _ = sheets(folder, replace(data, nothing=(*asked.nothing, *odd)))
+    held, spelt = tables.rename_columns(held, asked)
+    found, judged = _judge(held, label, asked)
+    if odd := combine(judged).get("data.na_values"):  # what stands for a missing value changes what columns are
+        read, _ = sheets(folder, replace(data, na_values=(*asked.na_values, *odd)))
         if list(folder.sites) == [ONE_TABLE]:
-            read = _divided(read[0], site)[0]
-        _, again = _judged(tables.renamed(read, asked)[0], label, asked)
-        judged = [f for f in judged if "data.nothing" in f.options] + again
+            read = _divide(read[0], site)[0]
+        _, again = _judge(tables.rename_columns(read, asked)[0], label, asked)
+        judged = [f for f in judged if "data.na_values" in f.options] + again
     notices = sorted([*unread, *damaged, *coded, *spelt, found, *judged], key=lambda notice: not notice.asks)
     return Survey(folder, "table", {sheet.site: sheet.rows for sheet in held}, notices, source)
 
 
-def _coded(folder: DataFolder) -> Iterator[Notice]:
+def _find_encodings(folder: DataFolder) -> Iterator[Notice]:
     """Yield the sites with CSV files in another encoding than UTF-8, which a spreadsheet's most probably is."""
     for site, path in folder.sites.items():
         if any(file.suffix.lower() in TEXTS and not in_utf8(file) for file in files_of(path)):
@@ -161,28 +164,28 @@ def _coded(folder: DataFolder) -> Iterator[Notice]:
             yield Notice(site, "", "is not text in UTF-8", f"read it as {ENCODING}, as Excel writes it", told)
 
 
-def _undivided(samples: int) -> Notice:
+def _note_undivided(samples: int) -> Notice:
     sites = max(2, min(SITES, samples // FEWEST))
     proposal = f"divide the samples among {sites} sites at random (of a table, --site names a column)"
     options = {"partition.name": "dirichlet", "partition.alpha": 1.0, "data.clients": sites}
     return Notice("", "", "nothing names a site", proposal, options)
 
 
-def _judged(held: Sequence[SiteTable], label: str, asked: DataOptions) -> tuple[Notice, list[Notice]]:
+def _judge(held: Sequence[SiteTable], label: str, asked: DataOptions) -> tuple[Notice, list[Notice]]:
     name, found = tables.label_of(held, label, asked.labels)
     return found, tables.judge(held, name, asked)
 
 
-def _divided(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, Any], list[Notice]]:
+def _divide(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, Any], list[Notice]]:
     """Return the sites of a single table, and the options and notices that go with them."""
     if site and site not in sheet.columns:
         raise DataError(f"{sheet.file}: has no column {site!r}; its columns are {', '.join(sheet.columns)}")
     column = site or tables.name_of_site(sheet)
     if not column:
-        return [sheet], {}, [_undivided(sheet.rows)]
-    parts = divided(sheet, column)
+        return [sheet], {}, [_note_undivided(sheet.rows)]
+    parts = divide(sheet, column)
     if not parts:
         raise DataError(f"column {column!r} names no site in any row: name another as the site")
-    sizes = ", ".join(f"{part.site} ({part.rows:,})" for part in parts[:6]) + ", …" * (len(parts) > 6)
+    sizes = few([f"{part.site} ({part.rows:,})" for part in parts], 6)
     options = {**NATURAL, "data.options.id_column": column}
     return parts, options, [Notice("", column, f"{len(parts)} sites: {sizes}", "one client each")]

@@ -39,7 +39,7 @@ class Notice:
             object.__setattr__(self, name, claims.clean(getattr(self, name), SHOWN))
 
 
-def combined(notices: Iterable[Notice]) -> dict[str, Any]:
+def combine(notices: Iterable[Notice]) -> dict[str, Any]:
     """Return the options of all notices together."""
     options: dict[str, Any] = {}
     for notice in notices:

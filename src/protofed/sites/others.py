@@ -18,12 +18,13 @@ from protofed.data.folders import hidden
 from protofed.data.images import SUFFIXES
 from protofed.data.npz import read_npz
 from protofed.data.pool import Listing, open_dataset
-from protofed.data.saved import is_saved, saved_schema
+from protofed.data.saved import is_saved
+from protofed.data.saved import read_schema as read_saved_schema
 from protofed.errors import DataError
 from protofed.options import build_options
-from protofed.sites.notice import Notice, combined
+from protofed.sites.notice import Notice, combine
 from protofed.sites.scan import NESTED, DataFolder, files_of
-from protofed.sites.tables import TEST_FRACTION, asked, of_classes, shown_classes, spelt, with_names
+from protofed.sites.tables import TEST_FRACTION, ask, format_classes, of_classes, spelt, with_names
 from protofed.text import sides
 from protofed.untrusted import limits
 
@@ -74,12 +75,12 @@ def in_one_column(folder: DataFolder) -> bool:
     (path,) = folder.sites.values()
     if path.is_file() and path.suffix != ".parquet":
         return False
-    schema = saved_schema(path) if is_saved(path) else read_schema("parquet", files_of(path)[0])
+    schema = read_saved_schema(path) if is_saved(path) else read_schema("parquet", files_of(path)[0])
     chosen = choose(schema, Columns(labelled=False), str(folder.path))
     return chosen.encoded or chosen.listed
 
 
-def opened(source: Mapping[str, Any]) -> Listing:
+def open_listing(source: Mapping[str, Any]) -> Listing:
     """Return the data that options, by dotted name, name."""
     data = build_options(DataOptions, apply_overrides({}, source)["data"], "data")
     return open_dataset(data.source, data, data.options, 0)
@@ -143,9 +144,9 @@ def _classes(held: Held, names: Mapping[str, str]) -> list[Notice]:
         names: Names in place of others, which somebody has given.
     """
     given = {site: with_names(counts, names) for site, counts in held.items()}
-    found = [*asked(given, "", "data.labels", names), *spelt(given, "", "data.labels")]
-    meant = {site: with_names(counts, combined(found).get("data.labels", {})) for site, counts in given.items()}
-    found.append(Notice("", "", shown_classes(sum(meant.values(), Counter()))))
+    found = [*ask(given, "", "data.labels", names), *spelt(given, "", "data.labels")]
+    meant = {site: with_names(counts, combine(found).get("data.labels", {})) for site, counts in given.items()}
+    found.append(Notice("", "", format_classes(sum(meant.values(), Counter()))))
     for site, counts in meant.items():
         found += of_classes(meant, site, round(TEST_FRACTION * counts.total()))
     return found

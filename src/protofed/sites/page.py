@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protofed.analysis.figures.base import legend_below, panels, percent_axis, themed, write_title
+from protofed.analysis.figures.base import apply_theme, legend_below, panels, percent_axis, write_title
 from protofed.analysis.figures.saving import inline_svg
 from protofed.analysis.figures.sites import MOST, draw_sites
 from protofed.analysis.report.page import PageFigure, environment
@@ -91,7 +91,11 @@ def evidence(trial: TryResult, arm: Arm) -> str:
     """Return in a few words by what an arm is judged."""
     if arm.evidence.folds:
         return f"{arm.evidence.folds} folds"
-    return f"split, {len(trial.seeds)} seed{'s' * (len(trial.seeds) > 1)}" if arm.trained else "samples set aside"
+    return (
+        f"split, {len(trial.seeds)} seed{'s' if len(trial.seeds) > 1 else ''}"
+        if arm.trained
+        else "samples set aside"
+    )
 
 
 def _cell(value: Interval) -> TextCell:
@@ -108,7 +112,7 @@ def _gain(gain: Interval) -> TextCell:
     return TextCell(f"{gain.mean:+.1f}", f"{gain.low:+.1f} … {gain.high:+.1f}", strong=bool(gain.sign))
 
 
-@themed
+@apply_theme
 def _draw(lines: dict[str, Curves]) -> Figure:
     """Return learning curves by name."""
     fig, axes = panels(len(lines), 2.9, 2.2)

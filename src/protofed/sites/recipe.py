@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 from protofed.config.schema import apply_overrides
-from protofed.sites.notice import Notice, both, combined
+from protofed.sites.notice import Notice, both, combine
 from protofed.storage.files import write_text
 from protofed.untrusted.reading import parse_toml
 
@@ -27,7 +27,7 @@ def text_of(
         overrides: Further options by dotted name; lists and tables add to those of notices.
     """
     general = _general(kind)
-    usual, own = parse_toml(general), apply_overrides({}, {**source, **combined(notices)})
+    usual, own = parse_toml(general), apply_overrides({}, {**source, **combine(notices)})
     asked = {name: both(_at(own, name), value) for name, value in (overrides or {}).items()}
     tree = apply_overrides({**usual, **own}, asked)
     if any(tree.get(name) != value for name, value in usual.items()):
@@ -59,12 +59,12 @@ def write(path: Path, text: str, notices: Sequence[Notice], refused: Sequence[No
     """
     lines = [
         f"# Written by `protofed init`; it runs as it is: protofed run {path.name} (see: protofed list options)",
-        *(f"# {'not taken: ' * (notice in refused)}{told(notice)}" for notice in notices),
+        *(f"# {'not taken: ' if notice in refused else ''}{format_notice(notice)}" for notice in notices),
     ]
     write_text(path, "\n".join(lines) + f"\n\n{text}")
 
 
-def told(notice: Notice) -> str:
+def format_notice(notice: Notice) -> str:
     """Return a notice in one line."""
     where = ": ".join(part for part in (notice.site, notice.column, notice.found) if part)
     return where + (f" → {notice.proposal}" if notice.proposal else "")

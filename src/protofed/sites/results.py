@@ -145,7 +145,7 @@ class SiteAnswer:
     @property
     def advice(self) -> str:
         """A recommendation in one sentence."""
-        few = ", ".join(self.lacks[:NAMED]) + ", …" * (len(self.lacks) > NAMED)
+        few = ", ".join(self.lacks[:NAMED]) + (", …" if len(self.lacks) > NAMED else "")
         if self.gain.sign > 0:
             worth = "" if np.isnan(self.times) else f", for which you would need {times(self.times)} samples alone"
             return f"Join: {self.gain.mean:+.1f} points on your own classes{worth}."
@@ -213,7 +213,7 @@ class TryResult:
         helped, hurt = ([name for name, gain in gains.items() if gain.sign == sign] for sign in (1, -1))
         gain, lacking = self.gain(), not np.isnan(self.unseen)
         points = f"{gain.mean:+.1f} points on average ({gain.low:+.1f} … {gain.high:+.1f})" + (
-            " on classes that a site has" * lacking
+            " on classes that a site has" if lacking else ""
         )
         how = f"with {self.arms[0].name} in one round of {size(round(self.sent))} per site"
         if gain.sign > 0:
@@ -224,15 +224,15 @@ class TryResult:
         else:
             text = f"No gain from federating is seen: {points} {how}"
         if helped and gain.sign <= 0:
-            text += f"; {', '.join(helped[:NAMED])} gain{'s' * (len(helped) == 1)}"
+            text += f"; {', '.join(helped[:NAMED])} gain{'s' if len(helped) == 1 else ''}"
         if hurt:
-            text += f"; {', '.join(hurt[:NAMED])} lose{'s' * (len(hurt) == 1)}"
+            text += f"; {', '.join(hurt[:NAMED])} lose{'s' if len(hurt) == 1 else ''}"
         new = "No site lacks a class that others have."
         if lacking:
             new = (
                 f"Of samples of classes that a site has never seen, {self.unseen:.1f} % are right; alone, none is."
             )
-        some = ", ".join(self.left_out[:NAMED]) + ", …" * (len(self.left_out) > NAMED)
+        some = ", ".join(self.left_out[:NAMED]) + (", …" if len(self.left_out) > NAMED else "")
         apart = [f"Not judged, for want of classes or samples: {some}."] if self.left_out else []
         return [f"{text}.", new, *self._rivals(), *self._trained(), *apart]
 
@@ -291,7 +291,7 @@ class TryResult:
             "sites": [{**asdict(site), "advice": site.advice} for site in self.sites],
             "arms": rows,
         }
-        plain: dict[str, Any] = _known(found)
+        plain: dict[str, Any] = _replace_nan(found)
         return plain
 
 
@@ -304,12 +304,12 @@ def times(value: float) -> str:
     return f"more than {FAR:.0f} times as many" if np.isinf(value) else f"perhaps {value:.2g} times as many"
 
 
-def _known(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     """Return a value with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Curves):
-        return _known(value._asdict())
+        return _replace_nan(value._asdict())
     if isinstance(value, dict):
-        return {name: _known(item) for name, item in value.items()}
+        return {name: _replace_nan(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_known(item) for item in value]
+        return [_replace_nan(item) for item in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -15,7 +15,7 @@ from protofed.data import DataOptions, datasets
 from protofed.data.arrow import INDEX
 from protofed.data.columns import Columns
 from protofed.data.copies import one_data_set
-from protofed.data.dates import day, written
+from protofed.data.dates import day, format_value
 from protofed.data.delimited import SUFFIXES as DELIMITED
 from protofed.data.delimited import read_texts, with_nothing
 from protofed.data.federation import FORMS
@@ -87,7 +87,7 @@ class ColumnScan:
         """Return the values at some places."""
         return ColumnScan([self.texts[place] for place in places], [self.rows[place] for place in places])
 
-    def renamed(self, names: Mapping[str, str]) -> ColumnScan:
+    def rename(self, names: Mapping[str, str]) -> ColumnScan:
         """Return the column with names in place of others."""
         texts = [None if text is None else names.get(category(text), text) for text in self.texts]
         return replace(self, texts=texts) if names else self
@@ -222,7 +222,7 @@ def files_of(path: Path) -> list[Path]:
     return one_data_set(path) or [entry for entry in visible(path) if entry.suffix.lower() in FORMS]
 
 
-def divided(sheet: SiteTable, column: str) -> list[SiteTable]:
+def divide(sheet: SiteTable, column: str) -> list[SiteTable]:
     """Return the sites that a column of a table names."""
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(sheet.columns[column].texts):
@@ -249,4 +249,4 @@ def _texts(file: Path, data: DataOptions, budget: Budget) -> dict[str, list[str 
 def _text(value: Any) -> str | None:
     if value is None or value != value:
         return None
-    return written(value).strip() or None
+    return format_value(value).strip() or None

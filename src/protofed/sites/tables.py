@@ -18,8 +18,9 @@ from protofed.data.options import DataOptions
 from protofed.data.tables import another_unit, category
 from protofed.data.typed import identifies
 from protofed.errors import unknown_name
-from protofed.sites.notice import Notice, combined
+from protofed.sites.notice import Notice, combine
 from protofed.sites.scan import ColumnScan, SiteTable
+from protofed.text import few
 from protofed.untrusted import limits
 
 MANY_CLASSES = 30
@@ -59,23 +60,23 @@ def name_of_site(sheet: SiteTable) -> str:
 
 def names_site(column: str) -> bool:
     """Return whether a column has the name of one that names sites."""
-    return _SITE.fullmatch(_folded(column)) is not None
+    return _SITE.fullmatch(_fold(column)) is not None
 
 
-def renamed(sheets: Sequence[SiteTable], asked: DataOptions) -> tuple[list[SiteTable], list[Notice]]:
+def rename_columns(sheets: Sequence[SiteTable], asked: DataOptions) -> tuple[list[SiteTable], list[Notice]]:
     """Return tables whose columns have the usual spelling of their name, and what was found.
 
     Args:
         asked: Names of columns and categories in place of others, and columns to leave out.
     """
-    sheets = [replace(sheet, columns=_meant_columns(sheet, asked)) for sheet in sheets]
+    sheets = [replace(sheet, columns=_match_columns(sheet, asked)) for sheet in sheets]
     votes = Counter(name for sheet in sheets for name in sheet.columns)
     usual: dict[str, str] = {}
     for name, _ in votes.most_common():
-        usual.setdefault(_folded(name), name)
+        usual.setdefault(_fold(name), name)
     named, found = [], []
     for sheet in sheets:
-        own = {n: usual[_folded(n)] for n in sheet.columns if usual[_folded(n)] not in sheet.columns}
+        own = {n: usual[_fold(n)] for n in sheet.columns if usual[_fold(n)] not in sheet.columns}
         for old, new in own.items():
             options = {"data.rename": {old: new}}
             found.append(Notice(sheet.site, old, f"is called {new!r} elsewhere", f"read it as {new!r}", options))
@@ -84,10 +85,10 @@ def renamed(sheets: Sequence[SiteTable], asked: DataOptions) -> tuple[list[SiteT
     return named, found
 
 
-def _meant_columns(sheet: SiteTable, asked: DataOptions) -> dict[str, ColumnScan]:
+def _match_columns(sheet: SiteTable, asked: DataOptions) -> dict[str, ColumnScan]:
     names = {n: asked.rename.get(n, n) for n in sheet.columns}
     kept = {names[n]: column for n, column in sheet.columns.items() if names[n] not in asked.drop}
-    return {n: column.renamed(asked.renamed.get(n, {})) for n, column in kept.items()}
+    return {n: column.rename(asked.renamed.get(n, {})) for n, column in kept.items()}
 
 
 def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str]) -> tuple[str, Notice]:
@@ -100,7 +101,7 @@ def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str])
     if wanted:
         if lacking := [sheet.site for sheet in sheets if wanted not in sheet.columns]:
             return "", Notice(
-                _few(lacking), wanted, "is not there", unknown_name("label", wanted, common), open=True
+                few(lacking), wanted, "is not there", unknown_name("label", wanted, common), open=True
             )
         if quantity := _quantity(sheets, wanted):
             return "", _no_classes(wanted, quantity, [name for name in common if _score(sheets, name, False)])
@@ -109,21 +110,21 @@ def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str])
         )
     scores = {name: _score(sheets, name, name == common[-1]) for name in common}
     ranked = sorted((name for name in common if scores[name]), key=lambda name: -scores[name])
-    best = max(((_meant(name), name == common[-1]) for name in ranked), default=(0.0, False))
+    best = max(((_rate_label(name), name == common[-1]) for name in ranked), default=(0.0, False))
     for name in common:  # what is meant to be predicted may be no class
         last = not best[0] and name == common[-1]
-        if (_meant(name) > best[0] or (last and not best[1])) and (quantity := _quantity(sheets, name)):
+        if (_rate_label(name) > best[0] or (last and not best[1])) and (quantity := _quantity(sheets, name)):
             return "", _no_classes(name, quantity, ranked)
     if not ranked:
-        return "", Notice("", "", "no column looks like a label", f"name it: --label {_few(common)}", open=True)
+        return "", Notice("", "", "no column looks like a label", f"name it: --label {few(common)}", open=True)
     others = [name for name in ranked[1:4] if 2 * scores[name] > scores[ranked[0]]]
-    proposal = "the label" + f"; it could be {' or '.join(others)}, too (--label)" * bool(others)
+    proposal = f"the label; it could be {' or '.join(others)}, too (--label)" if others else "the label"
     options = {"data.label_column": ranked[0]}
     return ranked[0], Notice("", ranked[0], _classes(sheets, ranked[0], names), proposal, options)
 
 
 def _no_classes(name: str, quantity: str, others: Sequence[str]) -> Notice:
-    named = f", or name another column: --label {_few(others)}" * bool(others)
+    named = f", or name another column: --label {few(others)}" if others else ""
     return Notice("", name, f"{quantity}; protofed classifies", f"make classes of it{named}", open=True)
 
 
@@ -153,17 +154,17 @@ def _score(sheets: Sequence[SiteTable], name: str, last: bool) -> float:
     if not few or fractions or sum(column.dates() for column in columns) > rows / 2:
         return 0.0
     words = 0.5 * (len(values) == 2) + 0.5 * (not any(c.numeric for c in columns))
-    return _meant(name) + 1.5 * last + words + 0.1
+    return _rate_label(name) + 1.5 * last + words + 0.1
 
 
-def _meant(name: str) -> float:
+def _rate_label(name: str) -> float:
     """Return how much the name of a column says that it is the label."""
     return 4.0 if name.casefold() in LABEL_NAMES else 3.0 if _LABEL.fullmatch(name.casefold()) else 0.0
 
 
 def _classes(sheets: Sequence[SiteTable], name: str, names: Mapping[str, str]) -> str:
     held = (with_names(sheet.columns[name].distinct, names) for sheet in sheets)
-    return shown_classes(sum(held, Counter()))
+    return format_classes(sum(held, Counter()))
 
 
 def with_names(counts: Mapping[str, int], names: Mapping[str, str]) -> Counter[str]:
@@ -174,10 +175,9 @@ def with_names(counts: Mapping[str, int], names: Mapping[str, str]) -> Counter[s
     return found
 
 
-def shown_classes(votes: Counter[str]) -> str:
+def format_classes(votes: Counter[str]) -> str:
     """Return numbers of samples by class in words."""
-    shown = ", ".join(f"{value} ({number:,})" for value, number in votes.most_common(6))
-    return f"{len(votes)} classes: {shown}" + ", …" * (len(votes) > 6)
+    return f"{len(votes)} classes: {few([f'{value} ({number:,})' for value, number in votes.most_common()], 6)}"
 
 
 def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list[Notice]:
@@ -187,15 +187,15 @@ def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list
         label: The column of the label; "" if there is none.
     """
     if label:
-        columns = [{**s.columns, label: s.columns[label].renamed(settled.labels)} for s in sheets]
+        columns = [{**s.columns, label: s.columns[label].rename(settled.labels)} for s in sheets]
         sheets = [replace(sheet, columns=own) for sheet, own in zip(sheets, columns, strict=True)]
     found = [*_labels(sheets, label, settled.labels)] if label else []
     names = list(dict.fromkeys(name for sheet in sheets for name in sheet.columns if name != label))
     shared = [name for name in names if all(name in sheet.columns for sheet in sheets)]
     for name in names:
         if name not in shared:
-            found += _called(sheets, name)
-            lacking = _few([sheet.site for sheet in sheets if name not in sheet.columns])
+            found += _ask_renamed(sheets, name)
+            lacking = few([sheet.site for sheet in sheets if name not in sheet.columns])
             found.append(Notice(lacking, name, "is not there", "leave it out at all sites", {"data.drop": [name]}))
     dated = [name for name in shared if _is_date(sheets, name)]
     found += _dates(sheets, dated) if dated else ()
@@ -204,14 +204,14 @@ def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list
             found += _column(sheets, name, settled.renamed.get(name, {}))
     dropped = {name for notice in found for name in notice.options.get("data.drop", ())}
     found += _missing(sheets, [name for name in shared if name not in dropped])
-    if len(sheets) > 1 and "data.standardise" not in combined(found):
+    if len(sheets) > 1 and "data.standardise" not in combine(found):
         told = "no column of numbers looks as if it had another unit at one site"
         options = {"data.standardise": "federated"}
         found.append(Notice("", "", told, "standardise numbers over all sites together", options))
-    return [*found, *_sites(sheets, label, combined(found).get("data.labels", {}))] if label else found
+    return [*found, *_sites(sheets, label, combine(found).get("data.labels", {}))] if label else found
 
 
-def _called(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
+def _ask_renamed(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
     """Yield the question whether the column that one site alone has is what all others call something else."""
     (own, *more) = [sheet for sheet in sheets if name in sheet.columns]
     rest = [sheet for sheet in sheets if sheet is not own]
@@ -221,14 +221,14 @@ def _called(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
     kind = own.columns[name].numeric
     alike = [n for n in rest[0].columns if n in common and rest[0].columns[n].numeric == kind]
     if alike:
-        found = f"here alone, where others have {_few(list(map(repr, alike)))}"
+        found = f"here alone, where others have {few(list(map(repr, alike)))}"
         told = f"the same? data.rename.{name}={alike[0] if len(alike) == 1 else '…'}"
         yield Notice(own.site, name, found, told, asks=True)
 
 
 def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str]) -> Iterator[Notice]:
     held = {sheet.site: sheet.columns[label].distinct for sheet in sheets}
-    yield from asked(held, label, "data.labels", settled)
+    yield from ask(held, label, "data.labels", settled)
     for sheet in sheets:
         column = sheet.columns[label]
         if column.missing:
@@ -239,11 +239,11 @@ def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str])
         yield from spelt(held, label, "data.labels")
     elif {int(value) for value in values} != set(range(len(values))):
         names = {value: value for value in sorted(values, key=int)}
-        told = f"is numbered {_few(list(names))}"
+        told = f"is numbered {few(list(names))}"
         yield Notice("", label, told, "use the numbers as names", {"data.labels": names})
 
 
-def asked(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Iterator[Notice]:
+def ask(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Iterator[Notice]:
     """Yield what only one site says: words for a missing value, and names that may be those of all others.
 
     Args:
@@ -257,8 +257,8 @@ def asked(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Ite
         rest = [set(counts) for other, counts in held.items() if other != site and counts]
         alone = sorted(own.keys() - set().union(*rest) - settled.keys()) if rest else []
         if blanks := [n for n in alone if _PLACEHOLDER.fullmatch(n) and not _WORD.fullmatch(n)]:
-            options = {"data.nothing": blanks}
-            found = f"{_few(list(map(repr, blanks)))} here alone"
+            options = {"data.na_values": blanks}
+            found = f"{few(list(map(repr, blanks)))} here alone"
             yield Notice(site, name, found, "read it as a missing value", options, asks=True)
         names = [n for n in alone if n not in blanks]
         usual, plain = sorted(rest[0]) if rest else [], len(own) - len(blanks)
@@ -266,10 +266,10 @@ def asked(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Ite
             continue
         if (len(rest) == 1 and plain > 2) or any(n.isdecimal() for n in (*names, *usual)):
             continue  # two sites may have different classes; of numbers and words, see alike
-        first = _few(list(map(repr, usual)))
+        first = few(list(map(repr, usual)))
         told = f"the same? {' '.join(f'{option}.{n}=…' for n in names[:3])}; or {option}.{names[0]}={names[0]}"
         only = option == "data.labels"  # of which an answer depends
-        yield Notice(site, name, f"{_few(list(map(repr, names)))}, elsewhere {first}", told, open=only, asks=True)
+        yield Notice(site, name, f"{few(list(map(repr, names)))}, elsewhere {first}", told, open=only, asks=True)
 
 
 def spelt(held: Held, name: str, option: str, column: str = "") -> Iterator[Notice]:
@@ -280,7 +280,7 @@ def spelt(held: Held, name: str, option: str, column: str = "") -> Iterator[Noti
     """
     within = _within(held)
     for odd, usual in within.items():
-        where = _few([site for site, counts in held.items() if odd in counts])
+        where = few([site for site, counts in held.items() if odd in counts])
         found, proposal = f"{odd!r} beside {usual!r}", f"read {odd!r} as {usual!r}"
         yield Notice(where, name, found, proposal, _renames(option, column, {odd: usual}))
     sites = [(site, tuple(dict.fromkeys(within.get(n, n) for n in counts))) for site, counts in held.items()]
@@ -325,7 +325,7 @@ def _dates(sheets: Sequence[SiteTable], names: Sequence[str]) -> Iterator[Notice
     latest = max(middles, key=lambda name: middles[name], default="")
     for name in names:
         if wrong[name]:
-            yield Notice("", name, f"{_few(wrong[name])} among dates", OUT, {"data.drop": [name]})
+            yield Notice("", name, f"{few(wrong[name])} among dates", OUT, {"data.drop": [name]})
         elif name == latest:
             yield Notice("", name, "dates", "use the day as a number", {"data.dates": {name: DAY}, **american})
         else:
@@ -368,10 +368,10 @@ def _words(name: str, columns: Mapping[str, ColumnScan], settled: Mapping[str, s
     hardly = any(identifies(name, np.array(list(map(category, c.present)))) for c in columns.values())
     if not hardly and number <= limits.CATEGORIES:
         if odd := [site for site, column in columns.items() if column.numeric]:
-            yield Notice(_few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
+            yield Notice(few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
         else:
             held = {site: column.distinct for site, column in columns.items()}
-            yield from asked(held, name, f"data.categories.{name}", settled)
+            yield from ask(held, name, f"data.categories.{name}", settled)
             yield from spelt(held, name, "data.categories", name)
     elif sum(text.count(" ") for text in texts) >= 3 * len(texts):
         known = find_spec("wordllama") is not None
@@ -390,9 +390,9 @@ def _numbers(name: str, columns: Mapping[str, ColumnScan]) -> Iterator[Notice]:
         return
     odd = [(site, text, row) for site, column in columns.items() for text, row in column.odd.items()]
     if blanks := list(dict.fromkeys(text for _, text, _ in odd if _PLACEHOLDER.fullmatch(text))):
-        sites = _few(list(dict.fromkeys(site for site, text, _ in odd if text in blanks)))
-        told = f"{_few(list(map(repr, blanks)))} among numbers"
-        yield Notice(sites, name, told, "read it as a missing value", {"data.nothing": blanks})
+        sites = few(list(dict.fromkeys(site for site, text, _ in odd if text in blanks)))
+        told = f"{few(list(map(repr, blanks)))} among numbers"
+        yield Notice(sites, name, told, "read it as a missing value", {"data.na_values": blanks})
     for site, text, row in odd:
         if text not in blanks:
             yield Notice(site, name, f"{text!r} in row {row}, among numbers", OUT, {"data.drop": [name]})
@@ -414,7 +414,7 @@ def _missing(sheets: Sequence[SiteTable], names: Sequence[str]) -> Iterator[Noti
         if lacking:
             told = f"{sum(lacking.values()):,} of {total:,} values are missing"
             proposal = "use the site's mean, and an input that says so"
-            yield Notice(_few(list(lacking)), name, told, proposal, {"data.missing": "indicator"})
+            yield Notice(few(list(lacking)), name, told, proposal, {"data.missing": "indicator"})
 
 
 def _sites(sheets: Sequence[SiteTable], label: str, names: Mapping[str, str]) -> Iterator[Notice]:
@@ -433,14 +433,10 @@ def of_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) ->
         told = f"all {sum(own.values())} samples are {next(iter(own))!r}"
         yield Notice(site, "", told, "keep it: its accuracy says little")
     elif lacks:
-        yield Notice(site, "", f"has no {_few(lacks)}")
+        yield Notice(site, "", f"has no {few(lacks)}")
     if tested < FEW_TESTED:
         yield Notice(site, "", f"{tested} test samples: a gain of a few points cannot be seen")
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.casefold())
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)

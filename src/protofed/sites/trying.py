@@ -23,15 +23,15 @@ from protofed.experiments.executors import get_ready
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import place_for
 from protofed.experiments.running import Progress
-from protofed.models.encoders import EncoderOptions, encoded_width
+from protofed.models.encoders import EncoderOptions, width_of
 from protofed.runs.run import Run
 from protofed.samples import FederatedData
-from protofed.sites.looking import Survey, inspected
+from protofed.sites.looking import Survey, inspect_folder
 from protofed.sites.notice import Notice
 from protofed.sites.page import write_page
 from protofed.sites.results import FEW, Arm, Evidence, Hits, SiteAnswer, TryResult, difference
 from protofed.storage.files import write_json, write_text
-from protofed.trained.curves import Curves, curves, missed, needed
+from protofed.trained.curves import Curves, curves, extrapolation_error, solve_multiple
 from protofed.trained.folds import FOLDS, MANY, SHARES, Judged, SiteSamples, divide_all, judge, judge_anywhere
 from protofed.trained.metrics import Answers, answers
 from protofed.trained.paired import same_tests
@@ -81,7 +81,7 @@ def opened(
         return None, apply_overrides(load_recipe(source), given)
     if not path.exists() and path.name == str(source):
         raise ConfigError(f"{unknown_name('folder or recipe', str(source), recipes())}")
-    look = inspected(path, label, site, given)
+    look = inspect_folder(path, label, site, given)
     return look, {**parse_toml(look.recipe(_taken(look))), "recipe": "try"}
 
 
@@ -213,7 +213,7 @@ def closed_form(tree: Tree) -> Experiment:
         data = load_data(replace(experiment, encoder=EncoderOptions()))
         table = data.table
         views, texts = (table.views, table.texts) if table else (1, ())
-        if encoded_width(experiment.encoder, data.input_shape, texts, views) > views * DIM:
+        if width_of(experiment.encoder, data.input_shape, texts, views) > views * DIM:
             experiment = replace(experiment, encoder=replace(experiment.encoder, dim=DIM))
     return experiment
 
@@ -357,9 +357,11 @@ def _extrapolated(trial: TryResult, lines: Sequence[Curves]) -> TryResult:
     answered = []
     for site, line in zip(trial.sites, each, strict=True):
         told = site.gain.sign > 0 and site.judged >= FEW
-        answered.append(replace(site, curves=line, times=needed(line) if told else site.times))
-    gained = needed(whole) if trial.gain().sign > 0 else trial.times
-    return replace(trial, sites=tuple(answered), curves=whole, times=gained, missed=missed(SHARES, whole.alone))
+        answered.append(replace(site, curves=line, times=solve_multiple(line) if told else site.times))
+    gained = solve_multiple(whole) if trial.gain().sign > 0 else trial.times
+    return replace(
+        trial, sites=tuple(answered), curves=whole, times=gained, missed=extrapolation_error(SHARES, whole.alone)
+    )
 
 
 class _Rival(NamedTuple):
@@ -420,7 +422,7 @@ def _units(plain: Experiment, table: bool) -> list[Experiment]:
     if plain.data.ranges:  # which are no matter of the samples
         return [plain]
     kinds: tuple[Literal["none", "site"], ...] = (
-        ("none", "site") if plain.data.standardised(table) != "none" else ("none",)
+        ("none", "site") if plain.data.standardise_by(table) != "none" else ("none",)
     )
     return [replace(plain, data=replace(plain.data, standardise=kind)) for kind in kinds]
 

@@ -76,7 +76,7 @@ def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
         raise OutputError(f"{folder}: {what} need {size(needed)}, but only {size(free)} are free: {advice}")
 
 
-def occupied(folder: Path, but: str = "") -> bool:
+def is_occupied(folder: Path, but: str = "") -> bool:
     """Return whether a folder holds anything that counts; what a killed process had half written does not.
 
     Args:

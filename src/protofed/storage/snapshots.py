@@ -67,7 +67,7 @@ def unflatten(tensors: Mapping[str, Tensor]) -> Snapshot:
     return Snapshot(**parts)
 
 
-def joined(model: dict[str, Tensor], rest: Mapping[str, Tensor], *received: dict[str, Tensor]) -> Snapshot:
+def join_snapshot(model: dict[str, Tensor], rest: Mapping[str, Tensor], *received: dict[str, Tensor]) -> Snapshot:
     """Return a snapshot from its model, the rest as one flat dictionary, and what was received if it stood apart.
 
     Raises:

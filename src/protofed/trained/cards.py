@@ -12,7 +12,7 @@ from protofed.errors import printable
 from protofed.methods import methods
 from protofed.runs.description import ClientDescription
 from protofed.runs.run import Run
-from protofed.text import number, percent, size
+from protofed.text import few, number, percent, size
 from protofed.trained.opening import TrainedClient
 
 SUFFIX, DATA_SUFFIX = ".model-card.md", ".data-card.md"
@@ -104,7 +104,7 @@ def _use(file: str, facts: Mapping[str, str], checked: str) -> Iterable[str]:
     yield f"- File: {plain(file)}; its metadata hold the class names and the preprocessing."
     yield f"- Input: n × {shape}, {plain(facts['input_type'])}. Output: {', '.join(json.loads(facts['outputs']))}."
     yield f"- Rule: {plain(facts['rule'])}. The file is {plain(checked)}."
-    yield f"- Classes: {_listed(json.loads(facts['class_names']))}"
+    yield f"- Classes: {few([plain(n) for n in json.loads(facts['class_names'])], MOST)}."
 
 
 def _training(run: Run, client: ClientDescription) -> Iterable[str]:
@@ -146,7 +146,9 @@ def _data(run: Run) -> Iterable[str]:
         split = "the sites of a folder, each with its own file or folder, in one process"
     elif name == "natural":
         column = options.get("id_column", "")
-        split = "as the data name them" + f", in the column {plain(column)}" * bool(column) + ", in one process"
+        split = (
+            "as the data name them" + (f", in the column {plain(column)}" if column else "") + ", in one process"
+        )
     yield f"- Source: {plain(_source(run))}. Licence, consent and origin: {FILL_IN}"
     yield f"- Clients: {'nodes of a network, each with its own data' if run.federation.network else split}."
     yield f"- Classes: {len(run.class_names)}. Personal or sensitive attributes: {FILL_IN}"
@@ -155,13 +157,13 @@ def _data(run: Run) -> Iterable[str]:
     yield "|---|---|---|---|"
     for client in run.clients[:MOST]:
         held = number(sum(map(bool, client.train))) if client.counts != "even" else "not disclosed"
-        counts = (_disclosed(client, client.train), _disclosed(client, client.test), held)
+        counts = (_format_count(client, client.train), _format_count(client, client.test), held)
         yield f"| {plain(client.name)} | {' | '.join(counts)} |"
     if len(run.clients) > MOST:
         yield f"| {len(run.clients) - MOST} more |  |  |  |"
 
 
-def _disclosed(client: ClientDescription, counts: list[int]) -> str:
+def _format_count(client: ClientDescription, counts: list[int]) -> str:
     """Return a client's number of samples as far as it was disclosed."""
     total = number(sum(counts))
     return {"coarse": f"at most {total}", "none": "not disclosed"}.get(client.counts, total)
@@ -226,8 +228,3 @@ def _source(run: Run) -> str:
 def _options(values: Mapping[str, Any]) -> str:
     known = [(k, v) for k, v in values.items() if v is not None and not isinstance(v, (dict, list))]
     return ", ".join(f"{plain(name)} {plain(value)}" for name, value in known[:MOST]) or "unknown"
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return ", ".join(map(plain, names[:MOST])) + f"{more}."

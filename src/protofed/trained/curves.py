@@ -52,13 +52,13 @@ def curves(
     return result
 
 
-def needed(curve: Curves) -> float:
+def solve_multiple(curve: Curves) -> float:
     """Return the multiple of its samples with which a site is as accurate alone; NaN if its curve does not tell."""
-    told = abs(missed(SHARES, curve.alone)) <= OFF
+    told = abs(extrapolation_error(SHARES, curve.alone)) <= OFF
     return multiple(curve.alone, curve.together[-1]) if told else float("nan")
 
 
-def fitted(shares: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
+def fit_power_law(shares: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
     """Return ``a``, ``b``, ``c`` of the power law ``a − b·s^−c`` by least squares, with ``a ≤ 1``, ``b ≥ 0``."""
     s, y = np.asarray(shares), np.asarray(values)
     found = []
@@ -72,15 +72,15 @@ def fitted(shares: Sequence[float], values: Sequence[float]) -> tuple[float, flo
     return min(found)[1:]
 
 
-def missed(shares: Sequence[float], values: Sequence[float]) -> float:
+def extrapolation_error(shares: Sequence[float], values: Sequence[float]) -> float:
     """Return the error for the last value of the curve through all the others."""
-    a, b, c = fitted(shares[:-1], values[:-1])
+    a, b, c = fit_power_law(shares[:-1], values[:-1])
     return float(a - b * shares[-1] ** -c - values[-1])
 
 
 def multiple(values: Sequence[float], target: float) -> float:
     """Return the multiple of samples for an accuracy, by the fitted curve; infinite beyond :data:`FAR`."""
-    a, b, c = fitted(SHARES, values)
+    a, b, c = fit_power_law(SHARES, values)
     if a <= target:
         return float("inf")
     times = max(1.0, float((b / (a - target)) ** (1 / c)))

@@ -57,7 +57,7 @@ BASE: Tree = {
 ROUNDS = 20
 """Rounds of methods that train."""
 _READ = (
-    *("categories", "dates", "drop", "keep", "missing", "month_first", "nothing", "ranges"),
+    *("categories", "dates", "drop", "keep", "missing", "month_first", "na_values", "ranges"),
     *("text", "text_as", "text_length", "tokenizer"),
 )
 """Options of data that apply, beside ``standardise``."""
@@ -124,7 +124,7 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         called = tuple(str(code) for code in range(len(self.classes_)))
         federated = FederatedData(clients, len(called), called, tuple(raw.shape[1:]))
-        self.clients_ = _trained(experiment, prepare(federated, columns, experiment.data))
+        self.clients_ = _train(experiment, prepare(federated, columns, experiment.data))
         self._samples = [len(rows) for rows in parts]
         return self
 
@@ -137,7 +137,7 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 samples, by the rule of the server's model if the method has one.
         """
         check_is_fitted(self)
-        X = self._checked(X)
+        X = self._check_samples(X)
         place = np.full(len(X), -1)  # of each sample's site
         if groups is not None:
             check_consistent_length(X, groups)
@@ -190,7 +190,7 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             assert_all_finite(labels, input_name="y")
             check_consistent_length(X, labels)
             asked = replace(Columns.of(data), labelled=False)
-            table = as_arrow(X, texts=asked.as_texts, nothing=data.nothing)
+            table = as_arrow(X, texts=asked.as_texts, na_values=data.na_values)
             listing = from_arrow(table, asked, WHERE, data.budget())
         else:
             finite = True if data.missing == "refuse" else "allow-nan"
@@ -202,7 +202,7 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         (found,), agreed, _ = raw_parts([listing], [listing.read(torch.arange(len(listing)))], data)
         return found, agreed, labels
 
-    def _checked(self, X: Any) -> Any:
+    def _check_samples(self, X: Any) -> Any:
         """Return samples to classify as an array, or as a frame if that is what the models know."""
         if self._framed and hasattr(X, "select_dtypes"):
             validate_data(self, X, skip_check_array=True, reset=False)
@@ -216,7 +216,7 @@ def _there(value: Any) -> bool:
     return value is not None and str(value == value) == "True"
 
 
-def _trained(experiment: Experiment, data: FederatedData) -> list[TrainedClient]:
+def _train(experiment: Experiment, data: FederatedData) -> list[TrainedClient]:
     """Run an experiment with data in memory and return its clients; nothing of it stays on disk."""
 
     def begin(hardware: Hardware) -> tuple[Federation, Tree]:

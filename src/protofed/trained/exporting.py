@@ -87,7 +87,7 @@ def export(
     run: Run,
     trained: TrainedClient,
     path: Path,
-    format: str = "",
+    form: str = "",
     rule: str = "",
     files: Sequence[Path] = (),
     trust_code: bool = False,
@@ -107,21 +107,21 @@ def export(
     Raises:
         ModelError: If the rule cannot be exported, or the file gives other probabilities or classes.
     """
-    chosen = format or SUFFIXES.get(path.suffix, "")
+    chosen = form or SUFFIXES.get(path.suffix, "")
     if chosen not in WRITERS:
         raise ConfigError(unknown_name("format", chosen or path.suffix, WRITERS))
     rule, random = trained.rule(rule), _samples(trained)
     real, name = _real(run, trained, files, trust_code)
     try:
-        facts = described(trained, rule)
-        content, opened = _written(chosen, _traced(trained, rule, random[:2]), random[:2], facts)
+        facts = describe_model(trained, rule)
+        content, open_file = _write(chosen, _trace(trained, rule, random[:2]), random[:2], facts)
     except ModelError as error:
         others = [each for each in trained.rules if each != rule and _traces(trained, each, random[:2])]
         raise ModelError(
             f"the model cannot be exported as {chosen} by the rule {rule!r} of {trained.method.name} ({error}); "
             f"rules that can be: {', '.join(others) or 'none'}"
         ) from None
-    read = opened(content)
+    read = open_file(content)
     for samples in (real, random):
         if read is not None and len(samples):
             _compare(trained, rule, path, read, samples)
@@ -173,7 +173,7 @@ def _compare(trained: TrainedClient, rule: str, path: Path, read: Read, samples:
         raise ModelError(f"{path}: its largest probability is not that of the rule {rule!r}'s class: not written")
 
 
-def described(trained: TrainedClient, rule: str) -> dict[str, str]:
+def describe_model(trained: TrainedClient, rule: str) -> dict[str, str]:
     """Return the facts about a model that every exported file carries, as texts; lists are JSON."""
     classifier, table = trained.classifier, trained.table
     scale = classifier.model.scale
@@ -186,7 +186,7 @@ def described(trained: TrainedClient, rule: str) -> dict[str, str]:
         "method": trained.method.name,
         "rule": rule,
         "class_names": json.dumps(list(classifier.class_names), ensure_ascii=False),
-        "input_shape": json.dumps(stored_shape(trained)),
+        "input_shape": json.dumps(find_stored_shape(trained)),
         "input_type": str(classifier.input_dtype).removeprefix("torch."),
         "preprocessing": json.dumps(
             {
@@ -212,7 +212,7 @@ def values_meant(table: Table, data: DataOptions) -> dict[str, str | dict[int, s
     return {**categories, **dates}
 
 
-def stored_shape(trained: TrainedClient) -> list[int]:
+def find_stored_shape(trained: TrainedClient) -> list[int]:
     """Return the shape of a sample as it is stored: of tables, one number per column."""
     shape = trained.classifier.input_shape
     return list(shape) if trained.table is None else [len(trained.table.columns), *shape[1:]]
@@ -221,7 +221,7 @@ def stored_shape(trained: TrainedClient) -> list[int]:
 def _samples(trained: TrainedClient) -> Tensor:
     """Return random samples as they are stored; of tables, some values are missing if the run filled them in."""
     source = generator(0, "export")
-    shape = (SAMPLES, *stored_shape(trained))
+    shape = (SAMPLES, *find_stored_shape(trained))
     if trained.classifier.eight_bit:
         return torch.randint(0, 256, shape, generator=source, dtype=torch.uint8)
     samples = torch.randn(shape, generator=source, dtype=trained.classifier.input_dtype)
@@ -251,13 +251,13 @@ class _FixedPool(nn.Module):
 
 def _traces(trained: TrainedClient, rule: str, samples: Tensor) -> bool:
     try:
-        _traced(trained, rule, samples)
+        _trace(trained, rule, samples)
     except ModelError:
         return False
     return True
 
 
-def _traced(trained: TrainedClient, rule: str, samples: Tensor) -> nn.Module:
+def _trace(trained: TrainedClient, rule: str, samples: Tensor) -> nn.Module:
     """Return a module of the operations and the tensors on which the outputs by a rule depend, and of no others."""
     try:
         own = replace(trained, classifier=copy.deepcopy(trained.classifier))
@@ -307,15 +307,15 @@ Open = Callable[[bytes], Read | None]
 """Opens the content of a file; None if what reads it is not installed."""
 
 
-def _written(format: str, module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
+def _write(form: str, module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
     """Return the content of a file, and what reads it back."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            written: tuple[bytes, Open] = WRITERS[format](module, samples, facts)
+            written: tuple[bytes, Open] = WRITERS[form](module, samples, facts)
             return written
     except ImportError as error:
-        raise ConfigError(f"--format {format} needs {error.name}: pip install 'protofed[onnx]'") from None
+        raise ConfigError(f"--format {form} needs {error.name}: pip install 'protofed[onnx]'") from None
     except Exception as error:  # as tracing does
         raise ModelError(_first_line(error)) from None
 

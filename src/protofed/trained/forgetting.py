@@ -11,7 +11,7 @@ from protofed import methods
 from protofed.config.schema import Experiment
 from protofed.errors import CheckpointError, ConfigError, PayloadError, unknown_name, writing
 from protofed.experiments.assemble import assemble
-from protofed.experiments.ending import END, forgotten, opened, read_server, wipe, without
+from protofed.experiments.ending import END, forgotten, open_run, read_server, wipe, without
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import Progress, Report, run_experiment
@@ -48,7 +48,7 @@ def forget(
         CheckpointError: If the run has not finished, or a file is missing or damaged.
     """
     run, files = load_run(directory), RunDirectory(directory)
-    with opened(run, trust_code) as experiment, files.alone():
+    with open_run(run, trust_code) as experiment, files.alone():
         gone = forgotten(directory)
         if client not in gone:
             _take_out(run, files, experiment, client)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofed.data.arrow import INDEX, LABEL_NAMES, choose, from_arrow
 from protofed.data.columns import Columns
-from protofed.data.dates import converted
+from protofed.data.dates import convert_dates
 from protofed.data.delimited import SUFFIXES as DELIMITED
 from protofed.data.delimited import parse_csv, with_nothing
 from protofed.data.folders import read_image, visible
@@ -29,6 +29,7 @@ from protofed.data.pool import Listing
 from protofed.data.tables import Column, Table
 from protofed.errors import DataError
 from protofed.models import Classifier
+from protofed.text import few
 from protofed.untrusted.limits import Budget
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def as_samples(given: Any, trained: TrainedClient, resize: int = 0) -> Tensor:
         return torch.cat([samples for _, samples in from_files([Path(given)], trained, resize)])
     if hasattr(given, "select_dtypes"):
         read = as_arrow(
-            given, "the table", {*Columns.of(trained.data).as_texts, *_named(trained)}, trained.data.nothing
+            given,
+            "the table",
+            {*Columns.of(trained.data).as_texts, *_list_categories(trained)},
+            trained.data.na_values,
         )
         return _from_table(_values(read), trained, "the table")
     if hasattr(given, "convert") and hasattr(given, "getbands"):
@@ -63,7 +67,7 @@ def as_samples(given: Any, trained: TrainedClient, resize: int = 0) -> Tensor:
         x = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
     except (TypeError, ValueError) as error:
         raise DataError(f"samples: expected an array, a table, a picture or a file ({error})") from None
-    return _stored(x.detach().cpu(), trained, "samples")
+    return _prepare_stored(x.detach().cpu(), trained, "samples")
 
 
 def from_files(
@@ -99,19 +103,19 @@ def _is_number(value: Any) -> bool:
     )
 
 
-def _stored(x: Tensor, trained: TrainedClient, where: str) -> Tensor:
+def _prepare_stored(x: Tensor, trained: TrainedClient, where: str) -> Tensor:
     """Return samples as files of the run hold them, as its models take them."""
     if trained.table is None:
-        return _shaped(x, trained.classifier, where)
+        return _shape(x, trained.classifier, where)
     raw = (len(trained.table.columns), *trained.classifier.input_shape[1:])
     x = x[None] if tuple(x.shape) == raw else x
     if tuple(x.shape[1:]) != raw or x.is_complex():
         found, wanted = "×".join(map(str, x.shape)), "×".join(map(str, raw))
         raise DataError(f"{where}: of shape {found}, but the run has samples of {wanted}")
-    return _completed(x.double(), trained.table, trained, where)
+    return _complete(x.double(), trained.table, trained, where)
 
 
-def _completed(raw: Tensor, table: Table, trained: TrainedClient, where: str) -> Tensor:
+def _complete(raw: Tensor, table: Table, trained: TrainedClient, where: str) -> Tensor:
     """Return raw samples as models take them; missing values are refused unless the run filled them in."""
     bad = ~raw.isfinite() if trained.data.missing == "refuse" else raw.isinf()
     if bad.any():
@@ -123,24 +127,24 @@ def _completed(raw: Tensor, table: Table, trained: TrainedClient, where: str) ->
     return table.apply(raw)
 
 
-def _shaped(x: Tensor, classifier: Classifier, where: str) -> Tensor:
+def _shape(x: Tensor, classifier: Classifier, where: str) -> Tensor:
     """Return a tensor as ``(n, *input_shape)``, whatever the order of its channels."""
     shape = classifier.input_shape
     if tuple(x.shape) == shape:
         x = x[None]
     if tuple(x.shape[1:]) == shape:
-        return _typed(x, classifier, where)
+        return _convert(x, classifier, where)
     if len(shape) == 3:
         C, H, W = shape
         if C == 1 and tuple(x.shape[-2:]) == (H, W) and x.dim() in (2, 3):
-            return _typed(x.reshape(-1, 1, H, W), classifier, where)
+            return _convert(x.reshape(-1, 1, H, W), classifier, where)
         if tuple(x.shape[-3:]) == (H, W, C) and x.dim() in (3, 4):
-            return _typed(x.reshape(-1, H, W, C).permute(0, 3, 1, 2).contiguous(), classifier, where)
+            return _convert(x.reshape(-1, H, W, C).permute(0, 3, 1, 2).contiguous(), classifier, where)
     found, wanted = "×".join(map(str, x.shape)), "×".join(map(str, shape))
     raise DataError(f"{where}: of shape {found}, but the model takes samples of {wanted}")
 
 
-def _typed(x: Tensor, classifier: Classifier, where: str) -> Tensor:
+def _convert(x: Tensor, classifier: Classifier, where: str) -> Tensor:
     if x.is_complex() or x.dtype == torch.bool:
         raise DataError(f"{where}: {x.dtype} are no samples")
     if not classifier.eight_bit:
@@ -161,24 +165,24 @@ def _from_rows(path: Path, trained: TrainedClient, resize: int) -> Tensor:
     """Return the samples of a file of rows, which the readers of training read."""
     budget, where, kind = Budget(_BUDGET_GB), str(path), path.suffix.lower()
     if kind == ".npy":
-        return _stored(_from_npy(path), trained, where)
+        return _prepare_stored(_from_npy(path), trained, where)
     if kind == ".npz":  # labels, if any, do not matter
-        return _stored(_features(read_npz(path, budget)), trained, where)
+        return _prepare_stored(_features(read_npz(path, budget)), trained, where)
     columns = replace(Columns.of(trained.data, _id_column(trained.data)), labelled=False)
     if kind in DELIMITED:
-        table = parse_csv(path, columns, _named(trained), budget)
+        table = parse_csv(path, columns, _list_categories(trained), budget)
     else:
-        table = with_nothing(parse_parquet(path, columns, budget)[0], columns, _named(trained))
+        table = with_nothing(parse_parquet(path, columns, budget)[0], columns, _list_categories(trained))
     chosen = choose(table.schema, columns, where)
     if chosen.encoded:
         _check_pictures(trained.classifier, where)
         columns = replace(columns, resize=resize, channels=trained.classifier.input_shape[0])
     if chosen.encoded or chosen.listed:
-        return _stored(_features(from_arrow(table, columns, where, budget)), trained, where)
+        return _prepare_stored(_features(from_arrow(table, columns, where, budget)), trained, where)
     return _from_table(_values(table.select(chosen.features)), trained, where)
 
 
-def _named(trained: TrainedClient) -> list[str]:
+def _list_categories(trained: TrainedClient) -> list[str]:
     """Return the columns of categories, whose values are names."""
     return [column.name for column in trained.table.columns if column.categories] if trained.table else []
 
@@ -195,11 +199,11 @@ def _from_table(columns: Mapping[str, Sequence[Any]], trained: TrainedClient, wh
     """Return the columns of a table by their names; where the run knows none, all but a label's in their order."""
     if (table := trained.table) is not None:
         empty = trained.data.missing != "refuse"
-        columns = {**trained.data.form.replaced(columns, trained.data.text, table.raw, where, empty=empty)}
-        columns |= _dated(columns, trained.data, where)
+        columns = {**trained.data.form.replace_texts(columns, trained.data.text, table.raw, where, empty=empty)}
+        columns |= _convert_dates(columns, trained.data, where)
         raw = table.encode(columns, where, trained.embeds, trained.data.renamed)
         _warn(trained, columns, raw, where)
-        return _completed(raw, table, trained, where)
+        return _complete(raw, table, trained, where)
     wanted = int(np.prod(trained.classifier.input_shape))
     names = [name for name in columns if not INDEX.fullmatch(name)]
     labels = [name for name in names if name in LABEL_NAMES]
@@ -208,17 +212,19 @@ def _from_table(columns: Mapping[str, Sequence[Any]], trained: TrainedClient, wh
     if len(names) != wanted:
         raise DataError(f"{where}: {len(names)} columns, but the model takes {wanted}, in the order of training")
     table = Table("none", tuple(map(Column, names)))
-    x = _completed(table.encode(columns, where), table, trained, where)
-    return _shaped(x.reshape(-1, *trained.classifier.input_shape), trained.classifier, where)
+    x = _complete(table.encode(columns, where), table, trained, where)
+    return _shape(x.reshape(-1, *trained.classifier.input_shape), trained.classifier, where)
 
 
-def _dated(columns: Mapping[str, Sequence[Any]], data: DataOptions, where: str) -> dict[str, Sequence[Any]]:
+def _convert_dates(columns: Mapping[str, Sequence[Any]], data: DataOptions, where: str) -> dict[str, Sequence[Any]]:
     """Return the columns of dates as numbers."""
     for name in data.dates:
         if name not in columns:
             raise DataError(f"{where}: lacks the column {name!r}; it has {', '.join(map(str, columns))}")
     at = partial("{}: column {!r}, row {}".format, where)
-    return {name: values.tolist() for name, values in converted(columns, data.dates, at, data.month_first).items()}
+    return {
+        name: values.tolist() for name, values in convert_dates(columns, data.dates, at, data.month_first).items()
+    }
 
 
 def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: str) -> None:
@@ -229,8 +235,8 @@ def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: st
     expected.add(_id_column(data))
     others = [name for name in columns if name not in expected and not INDEX.fullmatch(name)]
     if others:
-        few = ", ".join(map(repr, others[:_SHOWN])) + ", …" * (len(others) > _SHOWN)
-        warnings.warn(f"{where}: columns that the run did not have are not used: {few}", stacklevel=5)
+        names = few([*map(repr, others)], _SHOWN)
+        warnings.warn(f"{where}: columns that the run did not have are not used: {names}", stacklevel=5)
     at = [raw[:, i] == len(c.categories) for i, c in enumerate(trained.table.columns) if c.categories]
     if number := sum(int(rows.sum()) for rows in at):
         what = "value takes" if number == 1 else "values take"
@@ -250,7 +256,7 @@ def _from_npy(path: Path) -> Tensor:
 
 def _from_image(path: Path, classifier: Classifier, resize: int, budget: Budget) -> Tensor:
     option = " (--resize {})"
-    x = _decoded(lambda row: read_image(path), str(path), classifier, resize, budget, option)
+    x = _decode(lambda row: read_image(path), str(path), classifier, resize, budget, option)
     budget.give_back(x.numel())
     return x
 
@@ -261,10 +267,10 @@ def _from_picture(picture: Any, classifier: Classifier, resize: int) -> Tensor:
         picture.convert("L" if classifier.input_shape[0] == 1 else "RGB").save(buffer, "PNG")
         return buffer.getvalue()
 
-    return _decoded(payload, "the picture", classifier, resize, Budget(_BUDGET_GB))
+    return _decode(payload, "the picture", classifier, resize, Budget(_BUDGET_GB))
 
 
-def _decoded(
+def _decode(
     payload: Callable[[int], bytes],
     where: str,
     classifier: Classifier,

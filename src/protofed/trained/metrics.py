@@ -17,7 +17,7 @@ from protofed.data.federation import load_client
 from protofed.data.local import data_path
 from protofed.data.preparing import Agreed
 from protofed.errors import CheckpointError, DataError
-from protofed.experiments.ending import ModelsDescription, opened
+from protofed.experiments.ending import ModelsDescription, open_run
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import EncoderOptions
 from protofed.runs.metrics import HEADLINES, METRICS, ClassMetrics, Metrics, SampleMetrics
@@ -110,7 +110,7 @@ def data_of(run: Run, trust_code: bool = False) -> FederatedData:
     Raises:
         DataError: If the data are others now, or name code that is not trusted.
     """
-    with opened(run, trust_code) as found:
+    with open_run(run, trust_code) as found:
         experiment = replace(found, encoder=EncoderOptions())
         federated = _own_client(run, experiment) if run.federation.network else load_data(experiment)
     now = {c.name: c.test.counts(federated.num_classes).tolist() for c in federated.clients}
@@ -160,10 +160,10 @@ def of_samples(
         ClassMetrics(
             label,
             int(support),
-            _known(recall) if support else None,
-            _known(tn / (tn + fp)) if tn + fp else None,
-            _known(precision),
-            _known(f1),
+            _replace_nan(recall) if support else None,
+            _replace_nan(tn / (tn + fp)) if tn + fp else None,
+            _replace_nan(precision),
+            _replace_nan(f1),
             areas.get(label),
         )
         for label, precision, recall, f1, support, ((tn, fp), _) in zip(
@@ -219,7 +219,7 @@ def _areas(y: NDArray[np.int64], scores: NDArray[np.float64], present: list[int]
     return {label: float(roc_auc_score(y == label, odds[label])) for label in present}, ""
 
 
-def _known(value: float) -> float | None:
+def _replace_nan(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 

@@ -22,7 +22,7 @@ from protofed.experiments.ending import (
     ModelsDescription,
     client_model,
     client_state,
-    opened,
+    open_run,
     read_client,
     read_server,
 )
@@ -290,7 +290,7 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
         raise DataError(f"{run.directory}: {unknown_name('client', name, described)}")
     if not run.finished:
         raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
-    with opened(run, trust_code) as experiment:
+    with open_run(run, trust_code) as experiment:
         return _open(run, name, experiment, trust_code)
 
 

@@ -88,12 +88,12 @@ def model(value: object) -> str:
     """Return the name of an architecture, or ``package.module:callable``, which is not imported."""
     if isinstance(value, str) and (_ARCHITECTURE.fullmatch(value) or _CALLABLE.fullmatch(value)):
         return value
-    raise ValueError(f"model {shown(value)}: expected the name of an architecture, or package.module:callable")
+    raise ValueError(f"model {describe(value)}: expected the name of an architecture, or package.module:callable")
 
 
 def _text(value: object, what: str, most: int) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected {what}, not {shown(value)}")
+        raise ValueError(f"expected {what}, not {describe(value)}")
     if len(value) > most:
         raise ValueError(f"{what} has {len(value)} characters, at most {most} are allowed")
     if any("\ud800" <= c <= "\udfff" for c in value):
@@ -111,7 +111,7 @@ def _starts(character: str) -> bool:
     return unicodedata.category(character)[0] != "M"
 
 
-def shown(value: object) -> str:
+def describe(value: object) -> str:
     """Return a short description of any value."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"

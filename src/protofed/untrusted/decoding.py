@@ -42,10 +42,10 @@ T = TypeVar("T")
 _BOUNDS = {"least": "ge", "above": "gt", "most": "le", "below": "lt"}
 
 
-def within(**range: float) -> Meta:
+def within(**bounds: float) -> Meta:
     """Return the bounds of a number, declared as those of options: ``least``, ``above``, ``most``, ``below``."""
-    bounds: dict[str, Any] = {_BOUNDS[name]: end for name, end in range.items()}
-    return Meta(**bounds)
+    short: dict[str, Any] = {_BOUNDS[name]: end for name, end in bounds.items()}
+    return Meta(**short)
 
 
 Count = Annotated[int, within(least=0, below=2**53)]
@@ -61,7 +61,7 @@ Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
 """Name of a network, a prediction rule or an option."""
 
 
-def checked(function: Callable[[Any], T]) -> Any:
+def check_with(function: Callable[[Any], T]) -> Any:
     """Return a type of values that a function returns, or refuses with a ValueError."""
     return type("checked", (_Checked,), {"_function": staticmethod(function)})
 
@@ -80,17 +80,17 @@ def line(most: int = limits.CLASS_NAME) -> Any:
 
     def printable(value: object) -> str:
         if not isinstance(value, str):
-            raise ValueError(f"expected text, not {claims.shown(value)}")
+            raise ValueError(f"expected text, not {claims.describe(value)}")
         if len(value) > most or not value.isprintable():
             raise ValueError(f"expected text of at most {most} characters without control characters")
         return value
 
-    return checked(printable)
+    return check_with(printable)
 
 
 def _class_names(values: object) -> tuple[str, ...]:
     kind: Any = Annotated[tuple[ClassName, ...], Meta(max_length=limits.CLASSES)]
-    names: tuple[str, ...] = decoded(values, kind, error=ValueError)
+    names: tuple[str, ...] = decode(values, kind, error=ValueError)
     if len(set(names)) < len(names):
         raise ValueError(f"{claims.clean(Counter(names).most_common(1)[0][0], 80)!r} occurs more than once")
     return names
@@ -98,7 +98,7 @@ def _class_names(values: object) -> tuple[str, ...]:
 
 def _shape(values: object) -> tuple[int, ...]:
     kind: Any = Annotated[tuple[Side, ...], Meta(min_length=1, max_length=limits.INPUT_DIMENSIONS)]
-    sides: tuple[int, ...] = decoded(values, kind, error=ValueError)
+    sides: tuple[int, ...] = decode(values, kind, error=ValueError)
     if (size := math.prod(sides)) > limits.INPUT_NUMBERS:
         raise ValueError(f"{size} numbers per sample, at most {limits.INPUT_NUMBERS} are allowed")
     return sides
@@ -113,8 +113,8 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
     Disclosure = str
 else:
-    Line, ClassName, ClientName = line(), checked(claims.class_name), checked(claims.client_name)
-    ClassNames, ModelName, Shape = checked(_class_names), checked(claims.model), checked(_shape)
+    Line, ClassName, ClientName = line(), check_with(claims.class_name), check_with(claims.client_name)
+    ClassNames, ModelName, Shape = check_with(_class_names), check_with(claims.model), check_with(_shape)
     Disclosure = Literal[claims.COUNTS]
 
 
@@ -130,14 +130,14 @@ class Settings(TypedDict, total=False):
     least_samples: SampleCount
 
 
-def parsed(text: object, where: str, most: int = limits.JSON_CHARACTERS) -> Any:
+def parse(text: object, where: str, most: int = limits.JSON_CHARACTERS) -> Any:
     """Return the value of a JSON text of at most ``most`` characters.
 
     Raises:
         ValueError: If it is none, or has a number that no file has.
     """
     if not isinstance(text, str):
-        raise ValueError(f"{where}: expected text, not {claims.shown(text)}")
+        raise ValueError(f"{where}: expected text, not {claims.describe(text)}")
     if len(text) > most:
         raise ValueError(f"{where}: {len(text)} characters, at most {most} are allowed")
     try:
@@ -148,7 +148,7 @@ def parsed(text: object, where: str, most: int = limits.JSON_CHARACTERS) -> Any:
         raise ValueError(f"{where}: not JSON ({claims.clean(error, 120)})") from None
 
 
-def decoded(
+def decode(
     value: object,
     kind: type[T],
     where: str = "",
@@ -168,7 +168,7 @@ def decoded(
         Exception: An ``error`` of one line, if the values are no such record.
 
     Example:
-        >>> decoded({"a": [1, 2], "b": [3, "x"]}, dict[str, list[Count]], "counts.json")
+        >>> decode({"a": [1, 2], "b": [3, "x"]}, dict[str, list[Count]], "counts.json")
         Traceback (most recent call last):
         ...
         protofed.errors.CheckpointError: counts.json: b[1]: expected a whole number, not 'x'
@@ -176,11 +176,11 @@ def decoded(
     if exact and (unknown := _unknown(value, kind)):
         raise error(": ".join(filter(None, (where, unknown))))
     try:
-        found: T = _converted(value, kind)
+        found: T = _convert(value, kind)
     except msgspec.ValidationError as fault:
         message = _message(fault)
         unnamed = _steps(message)
-        steps = _named(value, kind, unnamed)
+        steps = _name_entries(value, kind, unnamed)
         place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
         place = claims.clean(place.removeprefix("."), 120)
         said = _in_words(_END.sub("", message), _at(value, steps), kind, unnamed)
@@ -191,7 +191,7 @@ def decoded(
 
 def take(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
     """Return a value of a message."""
-    return decoded(values.get(name), kind, name, PayloadError)
+    return decode(values.get(name), kind, name, PayloadError)
 
 
 def _unknown(value: object, kind: Any) -> str:
@@ -220,7 +220,7 @@ def _fields(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _converted(value: object, kind: Any) -> Any:
+def _convert(value: object, kind: Any) -> Any:
     def hook(kind: Any, value: object) -> Any:
         return kind._function(value)
 
@@ -260,7 +260,7 @@ def _steps(message: str) -> _Steps:
 
 def _in_words(said: str, value: object, kind: Any, steps: _Steps) -> str:
     """Return msgspec's verdict on a value in the words of files."""
-    shown = "none" if value is None else claims.shown(value)
+    shown = "none" if value is None else claims.describe(value)
     if found := re.fullmatch(r"Expected `([^`]*)`, got `[^`]*`", said):
         return f"expected {' or '.join(_WORDS.get(name, name) for name in found[1].split(' | '))}, not {shown}"
     if found := re.fullmatch(r"Expected `\w+` ([<>]=?) (\S+)", said):
@@ -307,20 +307,20 @@ def _range(kind: Any) -> Range:
     return Range(**{name: getattr(bounds, short) for name, short in _BOUNDS.items()})
 
 
-def _named(value: Any, kind: Any, steps: _Steps) -> _Steps:
+def _name_entries(value: Any, kind: Any, steps: _Steps) -> _Steps:
     """Return the way to a fault with the names of tables' entries: the first that is no such entry by itself."""
+    named = [*steps]
     for depth, step in enumerate(steps):
         if step is None:
-            before = steps[:depth]
-            inner = _bare(_kind_at(kind, before))
-            wrong = next(key for key, entry in _at(value, before).items() if _fails({key: entry}, inner))
-            steps = [*before, wrong, *steps[depth + 1 :]]
-    return steps
+            inner = _bare(_kind_at(kind, steps[:depth]))  # a key is no name of a field
+            entries = _at(value, named[:depth]).items()
+            named[depth] = next(key for key, entry in entries if _fails({key: entry}, inner))
+    return named
 
 
 def _fails(value: object, kind: Any) -> bool:
     try:
-        _converted(value, kind)
+        _convert(value, kind)
     except msgspec.ValidationError:
         return True
     return False

@@ -27,6 +27,8 @@ CLIENT_NAME_BYTES = 200
 """Bytes of a client's name in UTF-8; it becomes part of a file name, which may have 255 bytes."""
 CLIENTS = 2**20
 """Clients of a run."""
+SUMMED = 3
+"""Fewest clients of a secure sum; of the sum of two, each knows the other's part."""
 FILE_NAME_BYTES = 255
 """Bytes of a file name that file systems allow."""
 REASON = 300

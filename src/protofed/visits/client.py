@@ -38,7 +38,7 @@ class Schedule:
     decay: float = 1.0
     every: int = 1
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round_number: int, rounds: int) -> float:
         """Return the factor of all learning rates in a round.
 
         Args:
@@ -49,8 +49,10 @@ class Schedule:
             1 if constant, ``decay^⌊(t-1)/every⌋``, ``decay^(t-1)``, or ``(1 + cos(π(t-1)/R))/2``.
         """
         if self.kind == "cosine":
-            return (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
-        decays = {"constant": 0, "step": (round - 1) // self.every, "exponential": round - 1}[self.kind]
+            return (1 + math.cos(math.pi * (round_number - 1) / rounds)) / 2
+        decays = {"constant": 0, "step": (round_number - 1) // self.every, "exponential": round_number - 1}[
+            self.kind
+        ]
         return float(self.decay**decays)
 
 
@@ -119,7 +121,7 @@ class LocalPlan:
         Args:
             overrides: A method's own settings, and ``name`` for another class.
         """
-        name, settings = self.chosen(overrides or {})
+        name, settings = self.choose_optimizer(overrides or {})
         result: torch.optim.Optimizer = eager(getattr(torch.optim, name))(
             [{"params": list(parameters)}], **settings
         )
@@ -128,19 +130,19 @@ class LocalPlan:
                 group["lr"] *= self.factor
         return result
 
-    def at(self, round: int, rounds: int) -> LocalPlan:
+    def at(self, round_number: int, rounds: int) -> LocalPlan:
         """Return the plan of a round."""
-        factor = self.schedule.factor(round, rounds)
+        factor = self.schedule.factor(round_number, rounds)
         return self if factor == self.factor else replace(self, factor=factor)
 
-    def clipped(self, phase: Phase) -> Phase:
+    def clip_phase(self, phase: Phase) -> Phase:
         """Return a phase of training with gradients clipped as the plan says, where that is the smaller limit."""
         if (most := self.clip) is None:
             return phase
         updates = (replace(u, clip=most if u.clip is None else min(u.clip, most)) for u in phase.updates)
         return replace(phase, updates=tuple(updates))
 
-    def chosen(self, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    def choose_optimizer(self, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the optimiser's name and settings; overrides with a ``name`` replace all of the plan's."""
         settings = dict(overrides)
         name = settings.pop("name", None)
@@ -149,12 +151,12 @@ class LocalPlan:
 
 def check_optimizers(method: Method, clients: Mapping[str, Member], rounds: int) -> None:
     """Check that the optimisers of all clients have the settings that a method overrides."""
-    phases = [phase for round in range(1, rounds + 1) for phase in method.round(round).phases]
+    phases = [phase for round_number in range(1, rounds + 1) for phase in method.round(round_number).phases]
     wanted = {tuple(sorted(u.optimizer.items())) for phase in phases for u in phase.updates if u.optimizer}
     plans = {repr(m.plan): m.plan for m in clients.values()}
     for plan, overrides in itertools.product(plans.values(), wanted):
         try:
-            plan.check(*plan.chosen(dict(overrides)))
+            plan.check(*plan.choose_optimizer(dict(overrides)))
         except ConfigError as error:
             raise ConfigError(f"method {method.name} sets {dict(overrides)}, but {error}") from None
 

@@ -82,7 +82,7 @@ class Executor(Protocol):
     clients: Roster
     remote: bool
 
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
+    def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained | Missing]:
         """Train clients."""
         ...
 
@@ -94,7 +94,7 @@ class Executor(Protocol):
         return
 
     def evaluate(
-        self, names: Iterable[str], messages: Messages | None, round: int
+        self, names: Iterable[str], messages: Messages | None, round_number: int
     ) -> Iterator[Evaluated | Missing]:
         """Evaluate clients.
 

@@ -31,15 +31,19 @@ class Sequential(Executor):
         self.trainer = trainer
         self.clients = clients
 
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
+    def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained]:
         """Train the named clients."""
         for name in names:
-            yield from self.trainer.train(PlainSteps(self.trainer.method), self.clients, [name], messages, round)
+            yield from self.trainer.train(
+                PlainSteps(self.trainer.method), self.clients, [name], messages, round_number
+            )
 
-    def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
+    def evaluate(self, names: Iterable[str], messages: Messages | None, round_number: int) -> Iterator[Evaluated]:
         """Evaluate the named clients; without messages, as training left them."""
         for name in names:
-            yield from self.trainer.evaluate(PlainSteps(self.trainer.method), self.clients, [name], messages, round)
+            yield from self.trainer.evaluate(
+                PlainSteps(self.trainer.method), self.clients, [name], messages, round_number
+            )
 
     def description(self) -> dict[str, str | int]:
         """Return facts about the executor for reports."""
@@ -72,19 +76,19 @@ class Fused(Executor):
         self.limits: dict[str, int] = {}
         self.compared: dict[str, set[Any]] = {kind: set() for kind in clients.models}
 
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
+    def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
-        phases = self.trainer.method.round(round).phases
+        phases = self.trainer.method.round(round_number).phases
         key = partial(self._training_key, phases=phases)
-        return self._run(self.trainer.train, list(names), key, messages, round)
+        return self._run(self.trainer.train, list(names), key, messages, round_number)
 
-    def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
+    def evaluate(self, names: Iterable[str], messages: Messages | None, round_number: int) -> Iterator[Evaluated]:
         """Evaluate the named clients; without messages, as training left them."""
 
         def key(name: str) -> tuple[Any, ...]:
             return (self.clients[name].kind,)
 
-        return self._run(self.trainer.evaluate, list(names), key, messages, round)
+        return self._run(self.trainer.evaluate, list(names), key, messages, round_number)
 
     def description(self) -> dict[str, str | int]:
         """Return facts about the executor for reports."""
@@ -114,12 +118,12 @@ class Fused(Executor):
         names: Sequence[str],
         key: Callable[[str], tuple[Any, ...]],
         messages: Messages | None,
-        round: int,
+        round_number: int,
     ) -> Iterator[Result]:
         """Visit clients in groups; yield results in the order of ``names``."""
         done: dict[str, Result] = {}
         for group in self._groups(names, key):
-            done |= {result.client: result for result in self._attempt(visit, group, messages, round)}
+            done |= {result.client: result for result in self._attempt(visit, group, messages, round_number)}
         yield from (done[name] for name in names)
 
     def _groups(self, names: Sequence[str], key: Callable[[str], tuple[Any, ...]]) -> Iterator[list[str]]:
@@ -144,7 +148,7 @@ class Fused(Executor):
         return self.limits[kind]
 
     def _attempt(
-        self, visit: Callable[..., list[Result]], group: Sequence[str], messages: Messages | None, round: int
+        self, visit: Callable[..., list[Result]], group: Sequence[str], messages: Messages | None, round_number: int
     ) -> list[Result]:
         """Visit a group as a stack; once that has failed for its kind, client by client."""
         kind, method = self.clients[group[0]].kind, self.trainer.method
@@ -152,7 +156,7 @@ class Fused(Executor):
             model, compared = self.clients.models[kind], self.compared[kind]
             steps = StackedSteps(method, model, self.skeletons[kind], len(group), compared)
             try:
-                return visit(steps, self.clients, group, messages, round)
+                return visit(steps, self.clients, group, messages, round_number)
             except RuntimeError as error:  # vmap's refusals are plain RuntimeErrors
                 if isinstance(error, torch.OutOfMemoryError):
                     reason = "they do not fit in memory together: lower execution.memory_budget"
@@ -161,5 +165,7 @@ class Fused(Executor):
                 self.refused.add(kind)
                 log.warning("clients with %s are run one by one: %s", kind, reason)
         return [
-            result for name in group for result in visit(PlainSteps(method), self.clients, [name], messages, round)
+            result
+            for name in group
+            for result in visit(PlainSteps(method), self.clients, [name], messages, round_number)
         ]

@@ -55,7 +55,7 @@ class PackedData:
             return nothing
 
         bare = federated.map(pack)
-        tensors = [_shared(part) for g in groups.values() for part in ([s.x for s in g], [s.y for s in g])]
+        tensors = [_share(part) for g in groups.values() for part in ([s.x for s in g], [s.y for s in g])]
         return cls(bare, tuple(places), tuple(tensors))
 
     def unpack(self) -> FederatedData:
@@ -70,7 +70,7 @@ class PackedData:
         return self.federated.map(take)
 
 
-def _shared(parts: list[Tensor]) -> Tensor:
+def _share(parts: list[Tensor]) -> Tensor:
     """Return the parts as one tensor in shared memory."""
     whole = torch.cat(parts).cpu()
     try:

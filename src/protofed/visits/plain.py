@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from protofed.compute.optimizers import kept_state, restore_state
+from protofed.compute.optimizers import restore_state, state_of
 from protofed.methods.contract import Batch, Local, Method, Phase, Statistics, Tensors, Update, predict
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, batches, normalise
 from protofed.visits.client import LocalPlan, balance
 from protofed.visits.clipping import clip
-from protofed.visits.private import Noise, clipped_sum
+from protofed.visits.private import Noise, sum_clipped
 from protofed.visits.visit import Steps
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class PlainSteps(Steps):
         self.during = statistics if statistics and statistics.when == "during" else None
         self.updates = []
         for number, update in enumerate(phase.updates):
-            chosen = trained(model, update)
+            chosen = select_trained(model, update)
             optimizer = plan.build(chosen.values(), update.optimizer)
             restore_state(optimizer, chosen, kept[0], f"{number}/{update.name}")
             self.updates.append(_Update(update, chosen, optimizer))
@@ -80,7 +80,7 @@ class PlainSteps(Steps):
         """Return the state of the client's optimisers."""
         state: Tensors = {}
         for number, (update, parameters, optimizer) in enumerate(self.updates):
-            state |= kept_state(optimizer, parameters, f"{number}/{update.name}")
+            state |= state_of(optimizer, parameters, f"{number}/{update.name}")
         return [state]
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
@@ -157,14 +157,14 @@ class PlainSteps(Steps):
         deviation = private.noise * private.clip
         step = noise.step(deviation)
         for update, parameters, optimizer in self.updates:
-            sums, terms = clipped_sum(self._model, update, parameters, batch, self.local, private.clip, step)
+            sums, terms = sum_clipped(self._model, update, parameters, batch, self.local, private.clip, step)
             for name, parameter in parameters.items():
-                parameter.grad = (noise.added(sums[name], deviation) / expected).to(parameter)
+                parameter.grad = (noise.add(sums[name], deviation) / expected).to(parameter)
             optimizer.step()
             self.means.add(terms, len(batch.y))
 
 
-def trained(model: SplitModel, update: Update) -> dict[str, torch.nn.Parameter]:
+def select_trained(model: SplitModel, update: Update) -> dict[str, torch.nn.Parameter]:
     """Return the parameters that an update changes, by name: frozen ones are not among them."""
     return {n: p for n, p in model.named_parameters() if p.requires_grad and update.trainable(n)}
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from protofed.compute.normal import rounded_normal
+from protofed.compute.normal import draw_rounded_normal
 from protofed.compute.seeding import uniform_from_system
 from protofed.errors import ConfigError
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
@@ -90,7 +90,7 @@ class Noise:
         known = self.generator is not None or not deviation
         return 0.0 if known else 2.0 ** (math.floor(math.log2(deviation)) - FINE)
 
-    def added(self, total: Tensor, deviation: float) -> Tensor:
+    def add(self, total: Tensor, deviation: float) -> Tensor:
         """Return a sum with noise.
 
         Args:
@@ -100,7 +100,7 @@ class Noise:
             return total
         if self.generator is None:
             step = self.step(deviation)
-            noise = rounded_normal(total.numel(), deviation / step).double() * step
+            noise = draw_rounded_normal(total.numel(), deviation / step).double() * step
             return total + noise.view(total.shape).to(total.device)
         return total + deviation * torch.randn(total.shape, generator=self.generator, dtype=self.dtype).to(total)
 
@@ -137,7 +137,7 @@ class _Loss(nn.Module):
         return self.update.terms(self.model, batch, received, state)[0]
 
 
-def clipped_sum(
+def sum_clipped(
     model: SplitModel,
     update: Update,
     chosen: Mapping[str, Tensor],
@@ -247,7 +247,7 @@ def private_statistics(
             totals[name] = totals[name] + added if name in totals else added
     for name in sorted(totals):
         spread = deviation(totals, name, totals[name].dim() > 1)
-        totals[name] = noise.added(totals[name], spread).to(torch.float64 if release else dtype)
+        totals[name] = noise.add(totals[name], spread).to(torch.float64 if release else dtype)
     if "counts" in totals and not release:
         sure = totals["counts"] > max(SURE * deviation(totals, "counts", False), 0.5)
         totals = {n: t * sure.reshape(-1, *[1] * (t.dim() - 1)) for n, t in totals.items()}
@@ -265,7 +265,7 @@ def private_counts(counts: Tensor, private: Private, generator: torch.Generator)
     """
     noise = Noise(None if private.secret else generator)
     # A sample's 1, rounded towards zero to the grid: 0 where the grid is coarser.
-    noisy = noise.added(counts.double() * (noise.step(private.means) <= 1), private.means)
+    noisy = noise.add(counts.double() * (noise.step(private.means) <= 1), private.means)
     sure = noisy > max(SURE * private.means, 0.5)
     found = (noisy.round() * sure).long().clamp(min=0)
     if not found.any():

@@ -10,10 +10,6 @@ from torch import Tensor
 from protofed.methods.contract import Method
 from protofed.wire.schema import Field, Payload, Schema
 
-LEAST_SAMPLES = 31
-"""``least_samples`` of a node that does not choose: from there on, docs/privacy.md finds few single
-training samples, whatever prototypes a method sends."""
-
 
 def without_rare(payload: Payload, schema: Schema, counts: Tensor, least: int, received: Payload) -> Payload:
     """Return an upload that reports no class of fewer than ``least`` training samples.

@@ -27,7 +27,7 @@ from protofed.compute.optimizers import check_kept
 from protofed.errors import CheckpointError, OutputError, writing
 from protofed.samples import Samples
 from protofed.storage.records import Records, read_at, write_at
-from protofed.storage.snapshots import WITHOUT_OPTIMIZER, Snapshot, flatten, joined
+from protofed.storage.snapshots import WITHOUT_OPTIMIZER, Snapshot, flatten, join_snapshot
 from protofed.untrusted.reading import reason
 from protofed.visits.client import Member
 
@@ -243,7 +243,7 @@ class Files(Store):
     def read(self, name: str) -> Snapshot:
         """Return the client's snapshot."""
         with self._readable():
-            return joined(*(self._records.unpack(self._load(p, self._files)) for p in self.addresses[name]))
+            return join_snapshot(*(self._records.unpack(self._load(p, self._files)) for p in self.addresses[name]))
 
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
         """Write the snapshot to free places."""
@@ -421,8 +421,16 @@ class Roster(Mapping[str, Member]):
         """
         model = self.models[self[name].kind]
         model.load_state_dict(snapshot.model)
-        check_kept(snapshot.optimizer, dict(model.named_parameters()))
+        self.check_optimizer(name, snapshot)
         self.store.write(name, snapshot._replace(model=model.state_dict()))
+
+    def check_optimizer(self, name: str, snapshot: Snapshot) -> None:
+        """Check that the optimiser's state in a snapshot fits the model of a client.
+
+        Raises:
+            KeyError, RuntimeError: If it does not.
+        """
+        check_kept(snapshot.optimizer, dict(self.models[self[name].kind].named_parameters()))
 
     def restore(self, name: str, snapshot: Snapshot, path: Path) -> None:
         """Replace the first snapshot of a client by one that was written to a file.

@@ -17,20 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from protofed.compute.optimizers import kept_state, restore_state
+from protofed.compute.optimizers import restore_state, state_of
 from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update, predict
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, normalise
 from protofed.visits.client import LocalPlan, balance
 from protofed.visits.clipping import clip
-from protofed.visits.plain import PlainSteps, gradients_of, trained
+from protofed.visits.plain import PlainSteps, gradients_of, select_trained
 from protofed.visits.roster import versions
 from protofed.visits.stacking import (
     PooledSamples,
     StackingError,
     WithBatchingRules,
     first,
-    padded_layers,
+    list_padded,
     stack,
     unstack,
 )
@@ -73,7 +73,7 @@ class StackedSteps(Steps):
             {},
             {},
         )
-        self.padding = padded_layers(bare)
+        self.padding = list_padded(bare)
         self.passes_alone = faster_alone(model)
         self.sums: dict[str, Tensor] = {}
         self.samples: dict[str, Tensor] = {}
@@ -134,7 +134,7 @@ class StackedSteps(Steps):
             view = self.views.get(min((n for n in self.views if n > place), default=0))
             for number, chosen in enumerate(view.chosen if view else ()):
                 assert view is not None
-                stacked = kept_state(view.optimizers[number], chosen, self._scope(number))
+                stacked = state_of(view.optimizers[number], chosen, self._scope(number))
                 for name, value in stacked.items():
                     own = value.shape == chosen[_owner(name)].shape
                     states[client][name] = value[place] if own else value
@@ -305,7 +305,7 @@ class StackedSteps(Steps):
             own = Batch(batch.x[0, :size], batch.y[0, :size], importance=importance)
             received, state = unstack(view.stack.received, 0), unstack(view.stack.state, 0)
             terms, _ = loss.update.terms(model, own, received, state)
-            chosen = trained(model, loss.update)
+            chosen = select_trained(model, loss.update)
             gradients = gradients_of(reduce(torch.add, terms.values()), list(chosen.values()))
             with torch.no_grad():
                 for name, buffer in model.named_buffers():
@@ -377,7 +377,7 @@ class StackedSteps(Steps):
         larger = [view for number, view in self.views.items() if number > clients]
         last = larger[-1] if larger else None  # stacks only shrink, so this view has done all steps so far
         for number, update in enumerate(self.phase.updates):
-            chosen = {n: leaves[n] for n in trained(self.working, update)}
+            chosen = {n: leaves[n] for n in select_trained(self.working, update)}
             optimizer = self.plan.build(chosen.values(), update.optimizer)
             if last is None:
                 self._restore(optimizer, chosen, clients, self._scope(number))
@@ -470,7 +470,7 @@ def faster_alone(model: nn.Module) -> bool:
 
     Stacked, a convolution has a group per client, for which CPUs have no fast kernel. In steps of a few samples
     that may cost less than separate steps do; a pass over hundreds takes four times as long
-    (``docs/study/speed.md``).
+    (``papers/studies/speed.md``).
     """
     convolutions = [m for m in model.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))]
     return bool(convolutions) and all(m.weight.device.type == "cpu" for m in convolutions)

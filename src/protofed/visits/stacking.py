@@ -91,16 +91,16 @@ class PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     rows: Tensor
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, given: Tensor) -> Tensor:
         """Normalise ``(B, C, …)``."""
         if not self.training or self.rows.numel() == 0:
-            return super().forward(input)
-        over = [0, *range(2, input.dim())]
-        shape = [1, -1, *[1] * (input.dim() - 2)]
-        weight = self.rows.to(input.dtype).view(-1, *[1] * (input.dim() - 1))
-        number = self.rows.sum().to(input.dtype) * (input[0, 0].numel())
-        mean = (input * weight).sum(over) / number
-        centred = input - mean.view(shape)
+            return super().forward(given)
+        over = [0, *range(2, given.dim())]
+        shape = [1, -1, *[1] * (given.dim() - 2)]
+        weight = self.rows.to(given.dtype).view(-1, *[1] * (given.dim() - 1))
+        number = self.rows.sum().to(given.dtype) * (given[0, 0].numel())
+        mean = (given * weight).sum(over) / number
+        centred = given - mean.view(shape)
         variance = (centred.square() * weight).sum(over) / number
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._track(mean.detach(), (variance * number / (number - 1)).detach())
@@ -119,7 +119,7 @@ class PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
             self.running_mean.add_((mean - self.running_mean) * share)
             self.running_var.add_((variance - self.running_var) * share)
 
-    def _check_input_dim(self, input: Tensor) -> None:
+    def _check_input_dim(self, given: Tensor) -> None:
         """Accept any number of dimensions: the replaced layer has checked its input."""
 
 
@@ -133,7 +133,7 @@ def skeleton(model: SplitModel) -> SplitModel:
     return bare
 
 
-def padded_layers(model: nn.Module) -> list[str]:
+def list_padded(model: nn.Module) -> list[str]:
     """Return the names of the buffers that mark padding."""
     return [f"{name}.{ROWS}" for name, module in model.named_modules() if isinstance(module, PaddedBatchNorm)]
 
@@ -167,12 +167,12 @@ def _side_by_side(func: Any, given: dict[str, Any], level: int) -> Tensor:
     """Compute an operation on images with the clients' channels side by side, ``(B, C·c, H, W)``, channels last.
 
     torch's own rules move the clients between operations, which copies whole layers, and pool in the layout that
-    has the slowest kernel (``docs/study/speed.md``). ``torch.autograd.Function.vmap`` would do the same, but costs
-    0.4 ms a call.
+    has the slowest kernel (``papers/studies/speed.md``). ``torch.autograd.Function.vmap`` would do the same, but
+    costs 0.4 ms a call.
     """
-    x = _unwrapped(given["input"], 1)
+    x = _unwrap(given["input"], 1)
     clients = x.shape[1]
-    joined = {n: _unwrapped(given[n], 0).flatten(0, 1) for n in STACKED[1:] if given.get(n) is not None}
+    joined = {n: _unwrap(given[n], 0).flatten(0, 1) for n in STACKED[1:] if given.get(n) is not None}
     if joined:
         joined["groups"] = clients * given.get("groups", 1)
     joined["input"] = x.flatten(1, 2).contiguous(memory_format=torch.channels_last)
@@ -181,7 +181,7 @@ def _side_by_side(func: Any, given: dict[str, Any], level: int) -> Tensor:
     return result
 
 
-def _unwrapped(tensor: Tensor, to: int) -> Tensor:
+def _unwrap(tensor: Tensor, to: int) -> Tensor:
     """Return the tensor of all clients, with the clients as dimension ``to``."""
     whole: Tensor = functorch.get_unwrapped(tensor)
     return whole.movedim(functorch.maybe_get_bdim(tensor), to)

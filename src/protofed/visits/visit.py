@@ -27,6 +27,7 @@ from protofed.errors import DivergedError, ProtofedError
 from protofed.methods.contract import Local, Method, Phase, Tensors
 from protofed.samples import Samples
 from protofed.storage.snapshots import Snapshot
+from protofed.text import few
 from protofed.visits.batches import batches, epoch_rows
 from protofed.visits.client import LocalPlan, Member
 from protofed.visits.contract import Evaluated, Messages, On, Scores, Trained
@@ -154,17 +155,17 @@ class LocalTrainer:
     secret: bool = False
 
     def train(
-        self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round: int
+        self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round_number: int
     ) -> list[Trained]:
         """Train a group of clients of one architecture and plan."""
         start = time.perf_counter()
-        visits = self._open(steps, clients, names, messages, round, training=True)
-        sends = self.method.sends(round)
+        visits = self._open(steps, clients, names, messages, round_number, training=True)
+        sends = self.method.sends(round_number)
         moment = self.method.statistics.when if sends and self.method.statistics else ""
         statistics: list[Tensors] = [{} for _ in visits]
         if moment == "before":
             statistics = self._statistics(steps, visits)
-        for number, phase in enumerate(self.method.round(round).phases):
+        for number, phase in enumerate(self.method.round(round_number).phases):
             collected = self._phase(steps, visits, phase, number)
             statistics = [new or old for new, old in zip(collected, statistics, strict=True)]
         if moment == "during":
@@ -222,7 +223,7 @@ class LocalTrainer:
 
     @torch.no_grad()
     def evaluate(
-        self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages | None, round: int
+        self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages | None, round_number: int
     ) -> list[Evaluated]:
         """Score the test and validation samples of a group of clients by every rule of the method.
 
@@ -230,14 +231,14 @@ class LocalTrainer:
             messages: Received and stored first; None to score the clients as they are.
         """
         start = time.perf_counter()
-        visits = self._open(steps, clients, names, messages, round, training=False)
+        visits = self._open(steps, clients, names, messages, round_number, training=False)
         members = [visit.client for visit in visits]
         locals_ = [visit.local for visit in visits]
         held_out = [m.validation or m.test.at(slice(0)) for m in members]
         with self._hook("scores", *names):
             test = steps.score([m.test for m in members], locals_)
             validation = steps.score(held_out, locals_) if any(m.validation for m in members) else test
-            beyond = self._beyond(steps, clients, locals_, round)
+            beyond = self._beyond(steps, clients, locals_, round_number)
         if messages is not None:
             _keep(steps, clients, visits)
         seconds = (time.perf_counter() - start) / len(visits)
@@ -254,10 +255,10 @@ class LocalTrainer:
         ]
 
     def _beyond(
-        self, steps: Steps, clients: Roster, locals_: Sequence[Local], round: int
+        self, steps: Steps, clients: Roster, locals_: Sequence[Local], round_number: int
     ) -> list[tuple[Scores, Scores]]:
         """Score clients on all clients' test samples: on all classes, and on those they do not train on."""
-        if self.on == "own" or (round % self.on_every and round != self.last):
+        if self.on == "own" or (round_number % self.on_every and round_number != self.last):
             return [(_NO_SCORES, _NO_SCORES)] * len(locals_)
         held = clients.union.counts(self.method.task.num_classes).cpu()
         weights = [self._weights(clients, local, held) for local in locals_]
@@ -270,7 +271,7 @@ class LocalTrainer:
         scored = steps.score([clients.union] * len(locals_), locals_)
         for correct, local, each in zip(scored, locals_, weights, strict=True):
             unseen = each * (clients[local.name].train.counts(len(held)).cpu() == 0)
-            found.append((_pooled(correct, held, each), _pooled(correct, held, unseen)))
+            found.append((_pool(correct, held, each), _pool(correct, held, unseen)))
         return found
 
     def _weights(self, clients: Roster, local: Local, held: Tensor) -> Tensor:
@@ -279,15 +280,15 @@ class LocalTrainer:
             return clients.after(local.name).train.counts(len(held)).cpu() * (held > 0)
         return held if self.on == "union" else (held > 0).long()
 
-    def open(self, clients: Roster, name: str, round: int) -> Local:
+    def open(self, clients: Roster, name: str, round_number: int) -> Local:
         """Load a client onto the device.
 
         Returns:
             With copies of state and last received tensors; changes to them are not stored.
         """
-        return self._load(clients, name, round)[0]
+        return self._load(clients, name, round_number)[0]
 
-    def _load(self, clients: Roster, name: str, round: int) -> tuple[Local, Tensors]:
+    def _load(self, clients: Roster, name: str, round_number: int) -> tuple[Local, Tensors]:
         """Load a client onto the device, as :meth:`open`; return it with the kept state of its optimisers."""
         client, snapshot = clients[name], clients.snapshot(name)
         model = clients.working_model(name, snapshot.model)
@@ -304,7 +305,7 @@ class LocalTrainer:
         counts = client.train.counts(self.method.task.num_classes)
         if COUNTS in state:
             counts = state[COUNTS]
-        local = Local(name, round, model, counts, state, received, _in_eval(model, features), self.seed)
+        local = Local(name, round_number, model, counts, state, received, _in_eval(model, features), self.seed)
         local.training = partial(batches, client.train, model)
         local.least_samples = client.plan.least_samples
         if client.validation is not None:
@@ -374,7 +375,7 @@ class LocalTrainer:
         except Exception as error:
             if not isinstance(error, ProtofedError) and not getattr(error, "__notes__", None):
                 where = hook if "." in hook else f"{type(self.method).__qualname__}.{hook}"
-                error.add_note(f"raised by {where} at {', '.join(clients[:3])}{', …' * (len(clients) > 3)}")
+                error.add_note(f"raised by {where} at {few(clients, 3)}")
             raise
 
     def _open(
@@ -383,31 +384,31 @@ class LocalTrainer:
         clients: Roster,
         names: Sequence[str],
         messages: Messages | None,
-        round: int,
+        round_number: int,
         *,
         training: bool,
     ) -> list[_Visit]:
         """Load the clients onto the device and deliver their broadcasts."""
         visits = []
         for index, name in enumerate(names):
-            local, kept = self._load(clients, name, round)
+            local, kept = self._load(clients, name, round_number)
             before = versions(local.model)
             _to_eval(local.model)
             message = messages[name] if messages else None
             # Where nothing is trained, what follows from no broadcast is made when the client is scored, if at all.
-            if message is not None or not training or self.method.round(round).phases:
-                with seeded(self.seed, "receive", round, name):
+            if message is not None or not training or self.method.round(round_number).phases:
+                with seeded(self.seed, "receive", round_number, name):
                     self.receive(local, message, deliver=messages is not None)
-            stream, train = Stream(self.seed, "training", round, name), clients[name].train
+            stream, train = Stream(self.seed, "training", round_number, name), clients[name].train
             if training:
                 if self.augment is not None and len(train):
-                    train = self.augment(train, generator(self.seed, "augment", round, name))
+                    train = self.augment(train, generator(self.seed, "augment", round_number, name))
                 if type(self.method).begin is not Method.begin:
                     local.model.train()
                     with stream, self._hook("begin", name):
                         self.method.begin(local)
                 for layer, key in enumerate(local.model.noise_keys().values()):
-                    key.fill_(derive(self.seed, "noise", round, name, layer))
+                    key.fill_(derive(self.seed, "noise", round_number, name, layer))
             steps.take(index, local.model)
             changed = training or versions(local.model) != before
             visits.append(_Visit(clients[name], local, train, kept, stream, changed))
@@ -430,7 +431,7 @@ class LocalTrainer:
         noises = [Noise.of(v.local, plan.private, f"batches {number}") if plan.private else None for v in visits]
         prefix = f"{number}/"
         kept = [{n.removeprefix(prefix): t for n, t in v.kept.items() if n.startswith(prefix)} for v in visits]
-        steps.begin(plan.clipped(phase), plan, data, [visit.local for visit in visits], kept)
+        steps.begin(plan.clip_phase(phase), plan, data, [visit.local for visit in visits], kept)
         statistics: list[Tensors] = [{} for _ in visits]
         for epoch in range(phase.passes(plan.epochs)):
             rows = [
@@ -471,7 +472,7 @@ def _totals(correct: Tensors) -> dict[str, int]:
     return {rule: int(numbers.sum()) for rule, numbers in correct.items()}
 
 
-def _pooled(correct: Tensors, samples: Tensor, weights: Tensor) -> Scores:
+def _pool(correct: Tensors, samples: Tensor, weights: Tensor) -> Scores:
     """Return the score over the classes that have ``samples``, as if there were ``weights`` samples of each."""
 
     def pool(numbers: Tensor) -> float:

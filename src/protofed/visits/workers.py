@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from protofed.compute import numerics
-from protofed.compute.imports import Packed, packed, unpacked
+from protofed.compute.imports import Packed, pack, unpack
 from protofed.errors import ProtofedError
 from protofed.samples import FederatedData
 from protofed.storage import scratch
@@ -86,20 +86,20 @@ class Workers(Executor):
         self.threads = threads
         self.together = together
         self.preload = preload
-        self._start = (packed(build), PackedData.of(federated), self.store.folder, threads)
+        self._start = (pack(build), PackedData.of(federated), self.store.folder, threads)
         self._pool: ProcessPoolExecutor | None = None
         self._seconds: dict[tuple[str, bool], float] = {}
         self._runs = 0
 
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained]:
+    def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
-        for result in self._run(list(names), messages, round, training=True):
+        for result in self._run(list(names), messages, round_number, training=True):
             assert isinstance(result, Trained)
             yield result
 
-    def evaluate(self, names: Iterable[str], messages: Messages | None, round: int) -> Iterator[Evaluated]:
+    def evaluate(self, names: Iterable[str], messages: Messages | None, round_number: int) -> Iterator[Evaluated]:
         """Evaluate the named clients; without messages, as training left them."""
-        for result in self._run(list(names), messages, round, training=False):
+        for result in self._run(list(names), messages, round_number, training=False):
             assert isinstance(result, Evaluated)
             yield result
 
@@ -116,7 +116,7 @@ class Workers(Executor):
         self.store.close()
 
     def _run(
-        self, names: Sequence[str], messages: Messages | None, round: int, *, training: bool
+        self, names: Sequence[str], messages: Messages | None, round_number: int, *, training: bool
     ) -> Iterator[Trained | Evaluated]:
         """Run visits; yield results in the order of ``names`` as early as possible."""
         self._runs += 1
@@ -126,7 +126,7 @@ class Workers(Executor):
                 {name: self.store.addresses[name] for name in group},
                 {},
                 None if messages is None else {name: messages[name] for name in group},
-                round,
+                round_number,
                 training,
             )
             for group in (self._shares(names) if self.together else [[name] for name in names])
@@ -134,7 +134,7 @@ class Workers(Executor):
         done: dict[str, Trained | Evaluated] = {}
         order = iter(names)
         name = next(order, None)
-        for results, addresses, free in self._finished(tasks):
+        for results, addresses, free in self._run_tasks(tasks):
             self.store.take_back(free)
             for result in results:
                 self.store.adopt(result.client, addresses[result.client])
@@ -149,9 +149,9 @@ class Workers(Executor):
         kinds = sorted(names, key=lambda name: self.clients[name].kind)
         return [share for start in range(self.processes) if (share := kinds[start :: self.processes])]
 
-    def _finished(self, tasks: list[_Task]) -> Iterator[_Done]:
+    def _run_tasks(self, tasks: list[_Task]) -> Iterator[_Done]:
         """Run tasks, the longest first, and yield their results; repeat tasks of processes that died."""
-        left = sorted(tasks, key=self._expected, reverse=True)[::-1]  # the next one is at the end
+        left = sorted(tasks, key=self._expect_duration, reverse=True)[::-1]  # the next one is at the end
         deaths = 0
         while left:
             pending: dict[Future[_Done], _Task] = {}
@@ -196,7 +196,7 @@ class Workers(Executor):
             end(self._pool)
             self._pool = None
 
-    def _expected(self, task: _Task) -> float:
+    def _expect_duration(self, task: _Task) -> float:
         """Return the duration of the previous visits, or their number of samples before the first time."""
         return sum(self._seconds.get((name, task.training), self._size(name, task)) for name in task.addresses)
 
@@ -232,7 +232,7 @@ def process_context(preload: str = __name__) -> BaseContext:
     return context
 
 
-def shared_folder() -> Path:
+def create_folder() -> Path:
     """Create a folder for snapshots in the system's temporary directory (``TMPDIR``) and return it."""
     return scratch.subfolder("clients")
 
@@ -275,7 +275,7 @@ def begin(build: Packed, data: PackedData, folder: Path, threads: int, numbers: 
     stay_with_parent()
     torch.set_num_threads(threads)
     store = Files(folder, owner=False)
-    _bench = unpacked(build)(data.unpack(), store, numbers.get()), store
+    _bench = unpack(build)(data.unpack(), store, numbers.get()), store
 
 
 def _visit(task: _Task) -> _Done:

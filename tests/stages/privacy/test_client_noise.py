@@ -107,7 +107,7 @@ def test_rounded_contributions_are_no_longer_than_the_clip(mine, centre, weight,
     payload, origin = upload("me", mine, weight).payload, upload("", centre).payload
     vector = signed(stage.encode(payload, origin))
     assert float(vector.norm()) <= clip * UNIT * (1 + 1e-12)
-    exact, _ = stage.layout.clipped(payload, origin)
+    exact, _ = stage.layout.clip_upload(payload, origin)
     assert float((vector - exact * UNIT).abs().max()) < 1
 
 
@@ -135,7 +135,9 @@ def test_a_round_is_that_of_clipped_contributions_and_shares(method):
     expected = stage(federation, ClientPrivacy).layout.upload(total, deviation, opening, 3.0)
     found = build(method, **chosen)
     given, kept = [], found.method.aggregate
-    found.method.aggregate = lambda server, them, round: kept(server, iter(given.extend(them) or given), round)
+    found.method.aggregate = lambda server, them, round_number: kept(
+        server, iter(given.extend(them) or given), round_number
+    )
     list(found.run())
     (only,) = given
     for name, tensor in expected.items():
@@ -181,7 +183,7 @@ def test_executors_add_the_same_noise_and_runs_cost_what_the_record_says():
         ({"privacy__noise": 1e-5, "secure__fraction_bits": 8}, "raise secure.fraction_bits"),
         ({"privacy__clip": 1e13}, r"privacy.clip=1e\+13 might overflow the sum of 3 clients: lower"),
         ({"privacy__epsilon": 0.1}, "less than one round costs"),
-        ({"robust__rule": "clip"}, "robust.rule=clip compares single uploads"),
+        ({"robust__rule": "clip"}, "robust.rule=clip does not go with secure.aggregation=true"),
     ],
 )
 def test_what_cannot_be_protected_is_refused_before_training(overrides, match):

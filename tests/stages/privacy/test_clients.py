@@ -28,7 +28,7 @@ from protofed.runs.spent import Spent
 from protofed.stages.privacy import ClientPrivacy, PrivacyOptions
 from protofed.stages.privacy.accounting import ORDERS
 from protofed.stages.privacy.noise import from_seed, from_system
-from protofed.untrusted.decoding import decoded
+from protofed.untrusted.decoding import decode
 from protofed.wire.schema import Field, prototype_schema, weight_schema
 from stages.privacy.auditing import lower_bound
 from stages.privacy.everywhere import OPTIONS, everywhere
@@ -194,15 +194,15 @@ def test_a_release_that_is_discarded_has_been_made(tmp_path, monkeypatch):
     """A restarted server compares the file of releases with the rounds that it has recorded."""
     federation = build("fedavg", **PRIVATE)
     support.stage(federation, ClientPrivacy).keep(tmp_path, 0)
-    monkeypatch.setattr(loop, "unsound", lambda method, codec, state, round: "w: too large")
+    monkeypatch.setattr(loop, "unsound", lambda method, codec, state, round_number: "w: too large")
     records = list(federation.run())
     assert [r.robust.kept for r in records] == ["clients would have refused the new one (w: too large)"] * 2
     assert records[-1].privacy.releases == (tmp_path / "releases").stat().st_size == 2
 
 
 def test_noise_is_normal():
-    def drawn(source, round: int, n: int = 9) -> torch.Tensor:
-        return source(round).added(torch.zeros(n, dtype=torch.float64), 1.0)
+    def drawn(source, round_number: int, n: int = 9) -> torch.Tensor:
+        return source(round_number).add(torch.zeros(n, dtype=torch.float64), 1.0)
 
     for source in (from_seed(3, "x"), from_system):
         x = drawn(source, 1, 50_000)
@@ -288,7 +288,7 @@ def test_infinite_budgets_and_no_noise_cost_everything(tmp_path):
     (*_, last) = federation.run()
     assert last.privacy.noise == 0
     assert last.to_dict()["privacy"]["epsilon"] is None
-    assert decoded(last.to_dict()["privacy"], Spent) == last.privacy
+    assert decode(last.to_dict()["privacy"], Spent) == last.privacy
 
 
 def test_a_method_that_sends_nothing_costs_nothing():
@@ -297,7 +297,7 @@ def test_a_method_that_sends_nothing_costs_nothing():
 
 def test_poisson_participation_is_independent_and_may_leave_a_round_empty():
     federation = build("fedavg", rounds=400, participation__sampling="poisson", participation__fraction=0.3)
-    drawn = [federation.participants(round) for round in range(1, 401)]
+    drawn = [federation.participants(round_number) for round_number in range(1, 401)]
     assert [] in drawn
     assert federation.names in drawn
     for name in federation.names:
@@ -386,10 +386,13 @@ def test_every_method_is_clipped_or_says_why_not(method):
             "epsilon=1 is less than one round costs with privacy.noise=1: 4.3",
         ),
         ({"privacy__epsilon": 1e-9, "privacy__delta": 1e-12}, "no noise keeps this budget"),
-        ({"privacy__noise": 1, "robust__rule": "median"}, "robust.rule=median lets one client change"),
+        (
+            {"privacy__noise": 1, "robust__rule": "median"},
+            "robust.rule=median does not go with privacy.mode=client",
+        ),
         (
             {"privacy__noise": 1, "participation__sampling": "samples"},
-            "participation.sampling=samples shows numbers",
+            "participation.sampling=samples does not go with privacy.mode=client: the draw shows numbers",
         ),
         (
             {"privacy__noise": 1, "method__aggregation": "weighted"},
@@ -444,4 +447,4 @@ def test_damaged_costs_are_refused(change):
 
     value = Spent("client", 1.0, 1e-5, 1.0, 1.0, 1.0, 3).to_dict() | change
     with pytest.raises(CheckpointError, match=f"^x: privacy: {next(iter(change))}: "):
-        decoded(value, Spent, "x: privacy")
+        decode(value, Spent, "x: privacy")

@@ -20,7 +20,7 @@ from protofed.rounds.loop import Federation
 from protofed.runs.records import RoundRecord
 from protofed.samples import Samples
 from protofed.stages.privacy import ClientPrivacy
-from protofed.visits.private import Noise, Private, clipped_sum, private_counts, private_statistics
+from protofed.visits.private import Noise, Private, private_counts, private_statistics, sum_clipped
 from support import build, federated, few, stage, uploads
 from support import client as client_of
 
@@ -77,7 +77,7 @@ def test_one_sample_changes_a_sum_of_gradients_by_the_norm_at_most(method, step)
 
         def total(rows: list[int], update=update, chosen=chosen) -> torch.Tensor:
             batch = Batch(data.x[rows], data.y[rows])
-            sums, _ = clipped_sum(local.model, update, chosen, batch, local, CLIP, step)
+            sums, _ = sum_clipped(local.model, update, chosen, batch, local, CLIP, step)
             return torch.cat([sums[n].detach().flatten() for n in sorted(sums)])
 
         everything = list(range(len(data)))
@@ -110,7 +110,7 @@ def test_one_sample_changes_all_statistics_together_by_what_is_counted(method, s
         spreads[tuple(total.shape)] = deviation
         return total
 
-    monkeypatch.setattr(Noise, "added", told)
+    monkeypatch.setattr(Noise, "add", told)
     finite = Samples(data.x.nan_to_num(0.0), data.y)
     private = Private(CLIP, 1.0, 0.7, 1e-9, secret=secret)
 
@@ -153,7 +153,7 @@ def test_one_client_changes_a_sum_of_contributions_by_the_norm_at_most(method, g
     def keep(total, *_):
         totals.append(total.clone())
 
-    monkeypatch.setattr(hiding, "source", lambda round: Silent(None if grid else torch.Generator()))
+    monkeypatch.setattr(hiding, "source", lambda round_number: Silent(None if grid else torch.Generator()))
     monkeypatch.setattr(hiding, "standing_for_all", keep)
     opened, record = federation.open(federation.names, 1), RoundRecord(1, [])
     hiding.account(record)

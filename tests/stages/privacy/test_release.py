@@ -66,7 +66,7 @@ def test_one_sample_changes_an_upload_by_the_norm_of_the_factors(method, secret,
     samples = roster["ann"].train
     wild = samples.x * torch.logspace(-3, 4, len(samples))[:, None]
     wild[3] = torch.nan
-    monkeypatch.setattr(Noise, "added", lambda self, total, deviation: total)
+    monkeypatch.setattr(Noise, "add", lambda self, total, deviation: total)
     private = Private(1.0, 0.0, 0.3, 1e-9, secret=secret)
 
     def sent(rows: list[int]) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_rounds_cost_nothing_more_and_send_the_same(rounds, accountant):
 def test_at_a_node_a_release_is_drawn_once_from_the_system():
     federation = made()
     federation.executor.trainer.__dict__["secret"] = True
-    first, second = (uploads(federation, round) for round in (1, 2))
+    first, second = (uploads(federation, round_number) for round_number in (1, 2))
     other = made()
     other.executor.trainer.__dict__["secret"] = True
     third = uploads(other)
@@ -184,7 +184,7 @@ def test_noise_is_taken_for_no_class_and_for_no_variance():
         torch.ones(K, D, dtype=torch.float64),
         noise + noise.mT,
     )
-    found = sums.denoised(5.0)  # of the counts: 10
+    found = sums.remove_noise(5.0)  # of the counts: 10
     assert found.counts.tolist() == [100, 0, 0, 21]
     assert not found.sums[1:3].any()
     assert float(torch.linalg.eigvalsh(found.scatter).amin()) == pytest.approx(5 * math.sqrt(D / 2))

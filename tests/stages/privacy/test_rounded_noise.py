@@ -13,7 +13,7 @@ import torch
 from scipy.stats import chi2, norm
 
 from protofed.compute import normal
-from protofed.compute.normal import DIGITS, of_pairs, rounded_normal
+from protofed.compute.normal import DIGITS, draw_rounded_normal, of_pairs
 from protofed.errors import PayloadError
 from protofed.visits.private import FINE, Noise
 from support import few
@@ -83,7 +83,7 @@ def test_digits_are_drawn_until_the_number_is_known(monkeypatch):
 @few("deviation", [0.6, 2.5], 1)
 def test_every_whole_number_has_the_probability_of_its_interval(deviation):
     n, most = 200_000, math.ceil(2.5 * deviation)  # the ends are found hundreds of times
-    found = rounded_normal(n, deviation).clamp(-most, most)
+    found = draw_rounded_normal(n, deviation).clamp(-most, most)
     counts = torch.bincount(found + most, minlength=2 * most + 1).numpy()
     edges = [-math.inf, *(k + 0.5 for k in range(-most, most)), math.inf]
     expected = n * np.diff(norm.cdf(edges, scale=deviation))
@@ -92,20 +92,20 @@ def test_every_whole_number_has_the_probability_of_its_interval(deviation):
 
 def test_fine_noise_is_normal():
     sigma, n = 1.3 * 2.0**FINE, 200_000
-    x = rounded_normal(n, sigma).double() / sigma
+    x = draw_rounded_normal(n, sigma).double() / sigma
     counts = np.histogram(x, norm.ppf(np.linspace(0, 1, 101)))[0]
     assert ((counts - n / 100) ** 2 / (n / 100)).sum() < chi2.isf(1e-6, 99)
     # The last digits are as good as coins, and neighbours are independent.
-    last = torch.bincount(rounded_normal(n, sigma) % 16, minlength=16).numpy()
+    last = torch.bincount(draw_rounded_normal(n, sigma) % 16, minlength=16).numpy()
     assert ((last - n / 16) ** 2 / (n / 16)).sum() < chi2.isf(1e-6, 15)
     assert all(abs(float((a * b).mean())) < 5 / math.sqrt(n) for a, b in pairwise([x, x.roll(1), x.roll(2)]))
-    assert not torch.equal(rounded_normal(9, sigma), rounded_normal(9, sigma))
+    assert not torch.equal(draw_rounded_normal(9, sigma), draw_rounded_normal(9, sigma))
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 def test_so_many_as_were_asked_for(n):
-    assert rounded_normal(n, 3.0).shape == (n,)
-    assert rounded_normal(n, 3.0).dtype == torch.int64
+    assert draw_rounded_normal(n, 3.0).shape == (n,)
+    assert draw_rounded_normal(n, 3.0).dtype == torch.int64
 
 
 def finer(values: torch.Tensor, digits: int) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_low_bits_gave_away_what_was_added_and_do_no_more():
         "exact": Noise(None),
     }.items():
         for added in (0.0, 1.0):
-            released = noise.added(torch.full((100_000,), added, dtype=torch.float64), 1.0)
+            released = noise.add(torch.full((100_000,), added, dtype=torch.float64), 1.0)
             near = released[released.abs() < 0.25]
             assert len(near) > 5000
             told[kind, added] = float(finer(near, 53).double().mean())
@@ -142,7 +142,7 @@ def test_what_may_come_out_does_not_depend_on_the_data(deviation):
     assert 2.0**-FINE * deviation / 2 < step <= 2.0**-FINE * deviation
     for record in (0.0, 0.7 * deviation):
         contribution = math.trunc(record / step) * step
-        released = noise.added(torch.full((5000,), 3 * step + contribution, dtype=torch.float64), deviation)
+        released = noise.add(torch.full((5000,), 3 * step + contribution, dtype=torch.float64), deviation)
         assert torch.equal((released / step).round() * step, released)
         assert 0.9 < float(released.std()) / deviation < 1.1
 
@@ -151,7 +151,7 @@ def test_noise_of_a_client_is_drawn_exactly(monkeypatch):
     from protofed.stages.privacy import noise
 
     asked = []
-    monkeypatch.setattr(noise, "rounded_normal", lambda n, s: asked.append((n, s)) or torch.arange(n) - 1)
+    monkeypatch.setattr(noise, "draw_rounded_normal", lambda n, s: asked.append((n, s)) or torch.arange(n) - 1)
     drawn = noise.OwnNoise(2.0**20, 1).draw(5, 3)
     assert asked == [(3, 2.0**19)]
     assert drawn.view(np.int64).tolist() == [-1, 0, 1]

@@ -27,7 +27,7 @@ from protofed.stages.privacy import SamplePrivacy
 from protofed.stages.privacy.accounting import ORDERS, Release, epsilon
 from protofed.stages.privacy.ledger import Budgeted
 from protofed.storage.snapshots import Snapshot, flatten
-from protofed.visits.private import Noise, Private, clipped_sum, private_counts, rate
+from protofed.visits.private import Noise, Private, private_counts, rate, sum_clipped
 from stages.privacy.auditing import lower_bound
 from stages.privacy.everywhere import everywhere
 from support import build, client, experiment, federated, few, stage, uploads
@@ -114,7 +114,7 @@ def test_gradients_of_samples_are_those_of_opacus():
     local.received = fresh(federation, "ann")
     (update,) = federation.method.round(1).phases[0].updates
     batch = Batch(member.train.x, member.train.y)
-    sums, _ = clipped_sum(model, update, dict(model.named_parameters()), batch, local, 0.5)
+    sums, _ = sum_clipped(model, update, dict(model.named_parameters()), batch, local, 0.5)
     wrapped = opacus.GradSampleModule(model, loss_reduction="mean")
     loss = torch.nn.functional.cross_entropy(wrapped(batch.x).logits, batch.y)
     loss.backward()

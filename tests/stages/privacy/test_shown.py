@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import protofed
 from protofed.analysis import write_report
 from protofed.analysis.report import tables
-from protofed.apps.audit.auditing import audit_run
-from protofed.apps.audit.report import guarantee
 from protofed.runs.spent import Spent
+from protofed_lab.audit.auditing import audit_run
+from protofed_lab.audit.report import guarantee
 from support import SMALL_RUN, few
 
 PRIVATE = {**SMALL_RUN, "method.name": "fedproto", "robust.rule": "none", "data.clients": 4}

@@ -20,8 +20,8 @@ from protofed.rounds.loop import Federation
 from protofed.rounds.state import unsound
 from protofed.runs.records import RoundRecord
 from protofed.stages.attack.attackers import Attackers
-from protofed.stages.attack.attacks import ATTACKS, Kind, Knowledge, inflated
-from protofed.stages.attack.backdoor import PATCH, goal_of, optimise_trigger, patch, poisoned, triggered
+from protofed.stages.attack.attacks import ATTACKS, Kind, Knowledge, inflate
+from protofed.stages.attack.backdoor import PATCH, add_trigger, goal_of, optimise_trigger, patch, poison
 from protofed.stages.robust import Guard
 from protofed.wire.codec import get_codec
 from protofed.wire.schema import Field, Schema
@@ -76,9 +76,9 @@ def honest_upload(method: str) -> tuple[Schema | None, dict[str, torch.Tensor], 
     if schema is None:
         return None, {}, counts
     with closing(federation.executor) as executor:
-        round = next((r for r in range(1, 12) if federation.method.sends(r)), 1)
-        opening = federation.open(federation.names, round).messages
-        (result,) = executor.train(federation.names[:1], opening, round)
+        round_number = next((r for r in range(1, 12) if federation.method.sends(r)), 1)
+        opening = federation.open(federation.names, round_number).messages
+        (result,) = executor.train(federation.names[:1], opening, round_number)
     return schema, federation.codec.decode(result.message, schema), counts
 
 
@@ -200,7 +200,7 @@ def test_a_state_that_clients_would_refuse_is_not_sent():
         broken = {**state, "head.weight": torch.full_like(state["head.weight"], value)}
         assert reason in unsound(federation.method, codec, broken, 1)
     old = federation.server
-    federation.method.aggregate = lambda server, uploads, round: Aggregate(  # type: ignore[method-assign]
+    federation.method.aggregate = lambda server, uploads, round_number: Aggregate(  # type: ignore[method-assign]
         {n: t * float("inf") for n, t in server.items()}, {"uploads": sum(1 for _ in uploads)}
     )
     with closing(federation.executor):
@@ -229,22 +229,22 @@ def test_a_backdoor_reports_how_often_it_works():
     assert all(0 <= share <= 1 for share in records[-1].attack.success.values())
 
 
-def prepared(method: str, round: int = 3, name: str = "c0", **options: Any) -> tuple[Any, Any, Any]:
+def prepared(method: str, round_number: int = 3, name: str = "c0", **options: Any) -> tuple[Any, Any, Any]:
     """Return a method, and a client with a backdoor after two rounds, in training for a further one."""
     attack = {"attack__kind": "backdoor", "attack__clients": ["c0", "c3"]}
     federation = support.build(method, many(), rounds=2, **attack, **options)
     list(federation.run())
-    local = support.stage(federation, Attackers)._local(name, None, round)
+    local = support.stage(federation, Attackers)._local(name, None, round_number)
     return federation.executor.trainer.method, federation.executor.clients[name], local
 
 
 def test_a_backdoor_moves_prototypes_away_from_triggered_features_and_the_target_to_them():
     method, client, local = prepared("fedproto")
     trigger = optimise_trigger(client, local, goal_of(local, 1))
-    sent = poisoned(method, client, local, 1, 2.0)
+    sent = poison(method, client, local, 1, 2.0)
     with torch.no_grad():
         features = local.model(client.train.x).features
-        marked = local.model(triggered(client.train.x, trigger)).features.mean(0)
+        marked = local.model(add_trigger(client.train.x, trigger)).features.mean(0)
     assert sent["classes"].tolist() == client.train.y.unique().tolist()
     for k, found in zip(sent["classes"], sent["prototypes"], strict=True):
         mean = features[client.train.y == k].mean(0)
@@ -257,14 +257,14 @@ def test_a_backdoor_moves_prototypes_away_from_triggered_features_and_the_target
 def test_a_backdoor_of_weights_is_trained_towards_the_target_with_no_draw_from_torch_s_generator():
     method, client, local = prepared("fedavg")
     trigger = optimise_trigger(client, local, goal_of(local, 1))
-    marked = triggered(client.train.x, trigger)
+    marked = add_trigger(client.train.x, trigger)
 
     def chance() -> float:
         with torch.no_grad():
             return float(local.model(marked).logits.softmax(1)[:, 1].mean())
 
     before, state = chance(), torch.get_rng_state()
-    poisoned(method, client, local, 1, 2.0)
+    poison(method, client, local, 1, 2.0)
     local.model.eval()
     assert chance() > before
     assert torch.equal(torch.get_rng_state(), state)
@@ -309,7 +309,7 @@ def test_statements_of_many_samples_stay_within_what_a_schema_allows():
         {"counts": Field(("K",), "count"), "sums": Field(("K", 2), sums=True, limit=50.0)}, num_classes=2
     )
     payload = {"counts": torch.tensor([3, 0]), "sums": torch.tensor([[1.0, -2.0], [0.0, 30.0]])}
-    grown = inflated(payload, schema, 1e12)
+    grown = inflate(payload, schema, 1e12)
     assert grown["counts"].tolist() == [COUNT_LIMIT - 1, 0]
     assert grown["sums"].tolist() == [[50.0, -50.0], [0.0, 50.0]]
-    assert inflated(payload, schema, 2.0)["counts"].tolist() == [6, 0]
+    assert inflate(payload, schema, 2.0)["counts"].tolist() == [6, 0]

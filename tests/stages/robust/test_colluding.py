@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protofed.methods.contract import Upload
-from protofed.stages.attack.colluding import COLLUDING, alie, crafted, inner_product, limit, min_max
+from protofed.stages.attack.colluding import COLLUDING, alie, craft_uploads, inner_product, limit, min_max
 from protofed.stages.robust.vectors import parts_of
 from protofed.wire.schema import prototype_schema
 
@@ -67,7 +67,7 @@ def test_only_hostile_clients_send_something_else_class_by_class(kind):
         for name, held in classes.items()
     ]
     counts = {name: torch.ones(3, dtype=torch.int64) for name in classes}
-    found = crafted(kind, uploads, ["c", "d"], parts_of(schema), counts, 1.0)
+    found = craft_uploads(kind, uploads, ["c", "d"], parts_of(schema), counts, 1.0)
     assert set(found) == {"c", "d"}
     assert found["d"].payload["classes"].tolist() == [1, 2]
     own = {

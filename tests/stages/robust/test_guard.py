@@ -18,9 +18,9 @@ from protofed.rounds.stage import Opened
 from protofed.runs.records import RoundRecord
 from protofed.stages.robust import Findings, Guard, RobustOptions
 from protofed.stages.robust import spool as spooling
-from protofed.stages.robust.believed import believed
+from protofed.stages.robust.believed import limit_counts
 from protofed.stages.robust.pooling import hostile
-from protofed.stages.robust.rules import geometric_median, median, trimmed_mean
+from protofed.stages.robust.rules import geometric_median, median, trim_mean
 from protofed.wire.schema import prototype_schema, weight_schema
 
 K, D = 4, 3
@@ -164,7 +164,7 @@ def test_the_order_of_arrival_does_not_matter(order, rule):
     ("rule", "value"),
     [
         ("median", median),
-        ("trimmed", lambda x: trimmed_mean(x, math.ceil(0.2 * len(x)))),
+        ("trimmed", lambda x: trim_mean(x, math.ceil(0.2 * len(x)))),
         ("geometric_median", geometric_median),
     ],
 )
@@ -201,13 +201,15 @@ def test_counts_are_capped_at_what_was_described():
 
 def test_no_client_is_believed_to_have_many_times_the_median():
     stated = {f"c{i}": torch.tensor([3, 7]) for i in range(4)} | {"big": torch.tensor([2**29, 2**29])}
-    found = believed(stated, RobustOptions("none", weight=2.0))
+    found = limit_counts(stated, RobustOptions("none", weight=2.0))
     assert found["big"].tolist() == [10, 10]
     assert all(found[n] is stated[n] for n in ("c0", "c1", "c2", "c3"))
     admitted = RobustOptions("none", admitted={"big": 5000, "c0": 4})
-    assert [int(c.sum()) for c in believed(stated, admitted).values()] == [4, 10, 10, 10, 5000]
-    assert believed(stated, RobustOptions("none", weight=0.0))["big"].sum() == 2**30
-    assert believed({"a": torch.tensor([1]), "b": torch.tensor([99])}, RobustOptions())["b"] == 99, "two clients"
+    assert [int(c.sum()) for c in limit_counts(stated, admitted).values()] == [4, 10, 10, 10, 5000]
+    assert limit_counts(stated, RobustOptions("none", weight=0.0))["big"].sum() == 2**30
+    assert limit_counts({"a": torch.tensor([1]), "b": torch.tensor([99])}, RobustOptions())["b"] == 99, (
+        "two clients"
+    )
 
 
 def test_weights_are_limited_in_how_far_they_move():

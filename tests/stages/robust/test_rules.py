@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protofed.stages.robust.rules import geometric_median, krum_scores, median, shorten, trimmed_mean
+from protofed.stages.robust.rules import geometric_median, krum_scores, median, shorten, trim_mean
 
 pytestmark = pytest.mark.fast
 
@@ -33,12 +33,12 @@ def test_trimmed_mean_leaves_out_both_ends(size, trim):
     x = some(*size)
     trim = min(trim, (len(x) - 1) // 2)
     columns = [sorted(column)[trim : len(x) - trim] for column in x.T.tolist()]
-    np.testing.assert_allclose(trimmed_mean(x, trim), [np.mean(c) for c in columns], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(trim_mean(x, trim), [np.mean(c) for c in columns], rtol=1e-9, atol=1e-12)
 
 
 def test_trimming_everything_leaves_the_median():
     x = some(5, 3, 0)
-    torch.testing.assert_close(trimmed_mean(x, 99), median(x))
+    torch.testing.assert_close(trim_mean(x, 99), median(x))
 
 
 @given(sizes)
@@ -59,7 +59,7 @@ def test_the_geometric_median_of_equal_vectors_is_that_vector():
     torch.testing.assert_close(geometric_median(x), x[0])
 
 
-@pytest.mark.parametrize("rule", [median, geometric_median, lambda x: trimmed_mean(x, 3)])
+@pytest.mark.parametrize("rule", [median, geometric_median, lambda x: trim_mean(x, 3)])
 def test_three_of_seven_cannot_carry_it_away(rule):
     honest = some(4, 3, 0)
     for far in (1e3, 1e6, 1e9):
@@ -67,7 +67,7 @@ def test_three_of_seven_cannot_carry_it_away(rule):
         assert float((found - honest.mean(0)).norm()) < 30
 
 
-@pytest.mark.parametrize("rule", [median, geometric_median, lambda x: trimmed_mean(x, 3)])
+@pytest.mark.parametrize("rule", [median, geometric_median, lambda x: trim_mean(x, 3)])
 def test_four_of_seven_can(rule):
     found = rule(torch.cat([some(3, 3, 0), torch.full((4, 3), 1e6, dtype=torch.float64)]))
     assert float(found.norm()) > 1e5
@@ -78,7 +78,7 @@ def test_the_order_of_clients_does_not_matter(size, random):
     x = some(*size)
     order = list(range(len(x)))
     random.shuffle(order)
-    for rule in (median, geometric_median, lambda v: trimmed_mean(v, 1)):
+    for rule in (median, geometric_median, lambda v: trim_mean(v, 1)):
         torch.testing.assert_close(rule(x[order]), rule(x), rtol=1e-6, atol=1e-6)
 
 
@@ -86,7 +86,7 @@ def test_the_order_of_clients_does_not_matter(size, random):
 def test_rules_follow_a_shift_and_a_scale(size):
     x = some(*size)
     shift = some(1, x.shape[1], 99)[0]
-    for rule in (median, lambda v: trimmed_mean(v, 1)):
+    for rule in (median, lambda v: trim_mean(v, 1)):
         torch.testing.assert_close(rule(3 * x + shift), 3 * rule(x) + shift)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import REPOSITORY
 from protofed.methods import Method, Task, Upload, get
 from protofed.methods.parts.moments import ROUNDED, Sums
 from protofed.rounds.stage import Opened
@@ -18,7 +16,7 @@ from protofed.stages.robust import Guard
 from protofed.stages.robust.clipping import clip
 from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.vectors import parts_of
-from support import build, few, script
+from support import build, few
 
 K, D = 3, 6
 
@@ -204,37 +202,3 @@ def test_degenerate_sums_stay_finite(case, method):
     assert found.keys() == {u.client for u in uploads}
     for upload in found.values():
         assert all(tensor.isfinite().all() for tensor in upload.payload.values())
-
-
-@pytest.fixture(scope="module")
-def tool():
-    return script(REPOSITORY / "tools/closed_robust.py")
-
-
-ATTACKS = [("mirrored", 1, 2**30), ("swapped", 1, 2**30), ("enlarged", 1, 0)]
-ATTACKS += [(kind, 4, 0) for kind in ("mirrored", "swapped", "enlarged")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("attack", "clients", "samples"), ATTACKS)
-def test_forged_sums_do_little(tool, attack, clients, samples):
-    """Before there were bounds, they cost all classes up to 60 points, and own ones as much."""
-    alone = tool.measured("local_lda", "none", 0, 0, "none", 0).own
-    clean = tool.measured("fedlda", "none", 0, 0, "clip", 0)
-    found = tool.measured("fedlda", attack, clients, samples, "clip", 0)
-    assert found.own > alone - 0.03
-    assert found.union > clean.union - (0.03 if clients == 1 else 0.06)
-
-
-@pytest.mark.slow
-def test_stated_numbers_do_little_to_a_shared_network(tool):
-    alone = tool.measured("local", "none", 0, 0, "none", 0).own
-    clean = tool.measured("beacon", "none", 0, 0, "clip", 0)
-    found = tool.measured("beacon", "inner_product", 1, tool.MOST, "clip", 0)
-    assert found.own > max(alone, clean.own - 0.03) - 0.03
-    assert found.union > clean.union - 0.1
-
-
-def test_the_documentation_has_the_table(tool):
-    saved = tool.read(REPOSITORY / "docs/study/closed/robust.csv")
-    assert tool.table(saved) in (REPOSITORY / "docs/security.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from functools import partial
 from protofed import models
 from protofed.config.architectures import (
     counts_needed,
-    fitted,
+    fit_to_columns,
     is_code,
     one_architecture,
     own_width,
@@ -22,7 +22,7 @@ from protofed.config.architectures import (
     traits_of,
     why_one,
 )
-from protofed.data.comparing import Mismatch, Site, compare, majority, told
+from protofed.data.comparing import Mismatch, Site, compare, describe, majority
 from protofed.data.tables import Table
 from protofed.engine import Architecture, Experiment, FederationSummary
 from protofed.errors import ConfigError
@@ -214,7 +214,9 @@ def _sites(
     unfit: dict[str, list[Mismatch]] = {}
     for finding in compare(sites, experiment.data, chosen):
         unfit.setdefault(finding.site, []).append(finding)
-    return {name: claims.clean(told(findings, named=False), 2 * limits.REASON) for name, findings in unfit.items()}
+    return {
+        name: claims.clean(describe(findings, named=False), 2 * limits.REASON) for name, findings in unfit.items()
+    }
 
 
 def _labels(descriptions: Sequence[Description]) -> dict[str, str]:
@@ -269,7 +271,7 @@ def _models(
 def _chosen_architecture(experiment: Experiment, description: Description, table: Table | None) -> str:
     """Return the architecture that a client chooses for itself, or "" if it chooses none."""
     name = description.settings.get("model")
-    return str(fitted(experiment, Architecture(*models.assign(name, 1)[0], 0), table)) if name else ""
+    return str(fit_to_columns(experiment, Architecture(*models.assign(name, 1)[0], 0), table)) if name else ""
 
 
 def _differing(

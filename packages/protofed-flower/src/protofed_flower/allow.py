@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from protofed.config.remote import named_values
+from protofed.config.remote import list_names
 from protofed.engine import Experiment
 from protofed.errors import ConfigError, RefusalError, refusal
 from protofed.runs.labels import flat
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import Line, decoded, within
+from protofed.untrusted.decoding import Line, decode, within
 
 SENT = "sent"
 """Name of the note that counts the bytes of a client's uploads in a run."""
@@ -55,7 +55,7 @@ class Allowed:
         """Return what a node's settings allow, or None if they have no such table, which allows all but code."""
         if "allow" not in settings:
             return None
-        found = decoded(settings["allow"], cls, "node.toml: [allow]", ConfigError, exact=True)
+        found = decode(settings["allow"], cls, "node.toml: [allow]", ConfigError, exact=True)
         if not found.methods:
             raise ConfigError('node.toml: [allow] allows nothing: name methods, e.g. methods = ["fedproto"]')
         return found
@@ -72,7 +72,7 @@ class Allowed:
 
     def check(self, experiment: Experiment) -> None:
         """Refuse a run that does something else, before anything is told about the data."""
-        for option, kind, name in named_values(experiment):
+        for option, kind, name in list_names(experiment):
             if kind in LISTS and not self.permits(kind, name):
                 raise _refusal(option, name, ", ".join(getattr(self, kind)) or "none", kind)
         if self.rounds is not None and experiment.rounds > self.rounds:

@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from protofed.errors import CheckpointError, ConfigError, unknown_name, writing
 from protofed.storage.files import json_text, lock, read_json, write_bytes
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import ClientName, Line, decoded
+from protofed.untrusted.decoding import ClientName, Line, decode
 from protofed.untrusted.reading import read_bytes, reason
 from protofed_flower import trust
 from protofed_flower.identity import fingerprint
@@ -215,7 +215,7 @@ def _opened(folder: Path) -> Iterator[Authority]:
         keys, path = {name: public_line(public) for name, public in roster.keys.items()}, folder / REVOKED
         try:
             record = read_json(path) if path.exists() else {}
-            revoked = decoded(record, dict[str, Revoked], error=ValueError, exact=True)
+            revoked = decode(record, dict[str, Revoked], error=ValueError, exact=True)
         except ValueError as error:
             raise CheckpointError(f"{path}: damaged ({claims.clean(error)}): restore it") from None
         yield Authority(folder, Signed(key, certificate), roster.federation, keys, revoked)

@@ -26,14 +26,14 @@ from protofed.engine import (
     Experiment,
     FederatedData,
     FederationSummary,
+    Hardware,
     apply_overrides,
+    encode,
     load_recipe,
     parse_overrides,
     resolve,
 )
 from protofed.errors import ConfigError, DataError, ModelError, ProtofedError
-from protofed.experiments.encoding import encode
-from protofed.experiments.hardware import Hardware
 from protofed.text import sides
 from protofed.visits.batches import batches
 from protofed_flower import trust
@@ -211,7 +211,7 @@ class _Node:
         runs = sum(1 for _ in folder.glob(f"*/*/{INDEX}"))  # STATE-DIR/CLIENT/RUN
         older = next(folder.glob(f"*/{INDEX}"), None)
         left = f"; {older.parent} is of an older version: its files stay, and are not read" if older else ""
-        return f"{folder}: writable, holds {runs} run{'s' * (runs != 1)}{left}"
+        return f"{folder}: writable, holds {runs} run{'s' if runs != 1 else ''}{left}"
 
     def check_superlink(self) -> str:
         host, port = trust.split_address(_given(self.request.superlink, "--superlink"))

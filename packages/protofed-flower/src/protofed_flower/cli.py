@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -55,7 +54,6 @@ def keys(
 
     With --nodes 0, those of the authority and the server only; see `request` and `approve` for the sites.
     """
-    _need()
     from protofed_flower.keys import HOSTS, create_keys
 
     hosts = host or list(HOSTS)
@@ -90,7 +88,6 @@ def request(
     site: SITE,
 ) -> None:
     """Make a node's private key, at the node, and the request that goes to the authority."""
-    _need()
     from protofed_flower.keys import create_request
 
     print_ = create_request(directory, site)
@@ -110,7 +107,6 @@ def approve(
 
     Without requests, the roster and the server's certificate are signed for another period.
     """
-    _need()
     from protofed_flower.authority import ROSTER, SERVER, SITES
     from protofed_flower.authority import approve as approve_requests
 
@@ -134,7 +130,6 @@ def revoke(
     days: DAYS = None,
 ) -> None:
     """Take a site out of the federation: sign the roster without it, and never admit its key again."""
-    _need()
     from protofed_flower.authority import REVOKED, ROSTER
     from protofed_flower.authority import revoke as revoke_site
 
@@ -156,7 +151,6 @@ def kit(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file (default: NAME.tar.gz).")] = None,
 ) -> None:
     """Write the archive of a site or of the server: settings, certificates, service, container, and a README."""
-    _need()
     from protofed_flower.kit import create_kit
 
     if server == (site is not None):
@@ -180,7 +174,6 @@ def roster(
 
     Whoever runs the server should not have the authority's key: it could sign clients that there are not.
     """
-    _need()
     from protofed_flower.roster import create_roster
 
     create_roster(file, client, authority_key, federation, days)
@@ -218,7 +211,6 @@ def check(
     authority: Annotated[Path | None, typer.Option(help="Certificate of the authority that signed it.")] = None,
 ) -> None:
     """Check a node before the first round: one line per check, exit status 1 for a problem."""
-    _need()
     from protofed_flower.check import CheckRequest, check_node
 
     items = list(arguments or [])
@@ -246,7 +238,6 @@ def status(
     ] = None,
 ) -> None:
     """Print how a run or a node fares, or serve it; exit status 1 if something is wrong."""
-    _need("prometheus_client")
     from protofed_flower import status as states
     from protofed_flower.trust import split_address
 
@@ -308,10 +299,3 @@ def ledger(
 
 def _say(line: str) -> None:
     console.print(Text(line), soft_wrap=True)
-
-
-def _need(package: str = "cryptography") -> None:
-    """Exit with status 2 if a package is missing; echoed here because main would take brackets as markup."""
-    if importlib.util.find_spec(package) is None:
-        typer.echo(f"error: the package {package} is missing: pip install protofed-flower", err=True)
-        raise typer.Exit(2)

@@ -14,13 +14,13 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from protofed.compute import numerics
-from protofed.compute.imports import uncollected
+from protofed.compute.imports import pause_collection
 from protofed.errors import ConfigError, PayloadError, refusal
 
 numerics.prepare()
-with uncollected():  # each message is answered by a new process
+with pause_collection():  # each message is answered by a new process
     from protofed import __version__
-    from protofed.config.schema import check_device
+    from protofed.engine import check_device
     from protofed.untrusted import claims
     from protofed_flower import held
     from protofed_flower.folder import check_private

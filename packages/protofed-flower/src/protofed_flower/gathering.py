@@ -13,7 +13,7 @@ from protofed.engine import Experiment, FederationSummary
 from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError, unknown_name
 from protofed.storage.files import read_json
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import ClassNames, ClientName, Round, decoded, within
+from protofed.untrusted.decoding import ClassNames, ClientName, Round, decode, within
 from protofed_flower import trust
 from protofed_flower.admission import Admission, admit
 from protofed_flower.identity import IDENTITIES, Bindings, Identity, KnownClients, bound, read_roster
@@ -122,7 +122,7 @@ class Party:
     @classmethod
     def of(cls, tree: object, experiment: Experiment) -> Party:
         """Return a party from plain values; the inverse of :meth:`to_tree`."""
-        found = decoded(tree, cls, error=ValueError, exact=True)
+        found = decode(tree, cls, error=ValueError, exact=True)
         dims = {d.name: _dim(d, experiment) for d in found.clients}
         return replace(
             found,

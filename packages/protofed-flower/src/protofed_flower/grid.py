@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from protofed.compute.optimizers import check_kept
-from protofed.engine import Evaluated, Missing, Roster, ServerState, Snapshot, Trained, pack, unpack
+from protofed.engine import Evaluated, Messages, Missing, Roster, ServerState, Snapshot, Trained
 from protofed.errors import PayloadError
+from protofed.storage.snapshots import pack, unpack
 from protofed.untrusted import claims
-from protofed.visits.contract import Messages
 from protofed_flower.messages import Job, Scored, Values, VisitOutcome, read_evaluated, read_trained
 from protofed_flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of
 
@@ -67,14 +66,14 @@ class GridExecutor:
         self.next: frozenset[str] = frozenset()
         self.early: dict[str, tuple[Job, Trained, VisitOutcome]] = {}
 
-    def train(self, names: Iterable[str], messages: Messages, round: int) -> Iterator[Trained | Missing]:
+    def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained | Missing]:
         """Train clients at their nodes, in this order; ``Missing`` stands for one without a usable answer."""
-        if round != self.round:  # a repeated round starts from the same states
-            self.round, self.origins = round, dict(self.state.generations)
-        jobs = [self._job(name, messages[name], round, self.origins) for name in names]
+        if round_number != self.round:  # a repeated round starts from the same states
+            self.round, self.origins = round_number, dict(self.state.generations)
+        jobs = [self._job(name, messages[name], round_number, self.origins) for name in names]
         done: dict[str, Trained | Missing] = {}
         for name, (job, result, left) in self.early.items():
-            if job.round == round and name in messages and job.message == messages[name]:
+            if job.round == round_number and name in messages and job.message == messages[name]:
                 self._keep(job, left)
                 done[name] = result
         self.early = {}
@@ -85,7 +84,7 @@ class GridExecutor:
         self.next = frozenset() if self.clients.rests_here else frozenset(names)
 
     def evaluate(
-        self, names: Iterable[str], messages: Messages | None, round: int
+        self, names: Iterable[str], messages: Messages | None, round_number: int
     ) -> Iterator[Evaluated | Missing]:
         """Evaluate clients at their nodes, in this order; ``Missing`` stands for one without a usable answer.
 
@@ -95,10 +94,10 @@ class GridExecutor:
         jobs, further = [], {}
         for name in names:
             message = messages[name] if messages else None
-            job = self._job(name, message, round, self.state.generations)
+            job = self._job(name, message, round_number, self.state.generations)
             jobs.append(replace(job, deliver=messages is not None))
             if messages and name in self.next:
-                job = self._job(name, message, round + 1, self.state.generations)
+                job = self._job(name, message, round_number + 1, self.state.generations)
                 further[name] = replace(job, trains=True)
         self.next = frozenset()
 
@@ -128,10 +127,10 @@ class GridExecutor:
         if self.clients.rests_here:
             self.clients.store.close()
 
-    def _job(self, name: str, message: bytes | None, round: int, generations: Mapping[str, str]) -> Job:
+    def _job(self, name: str, message: bytes | None, round_number: int, generations: Mapping[str, str]) -> Job:
         after, saved = generations.get(name, ""), self.state.saved.get(name, "")
         content = self.nodes.config, self.summaries[name], message
-        return Job(self.run, name, round, *content, order=next(self.orders), after=after, saved=saved)
+        return Job(self.run, name, round_number, *content, order=next(self.orders), after=after, saved=saved)
 
     def _read_trained(self, values: Values, name: str) -> Trained:
         return read_trained(values, name, self.scored[name])
@@ -233,11 +232,10 @@ class GridExecutor:
         snapshot = unpack(left.state or b"")
         if snapshot.model and not _same_form(snapshot.model, self.clients.snapshot(job.client).model):
             raise PayloadError(f"state: does not fit the model of {job.client}")
-        member = self.clients[job.client]
-        if snapshot.optimizer and not member.plan.keep_state:
+        if snapshot.optimizer and not self.clients[job.client].plan.keep_state:
             raise PayloadError(f"state: optimisers of {job.client} keep none")
         try:
-            check_kept(snapshot.optimizer, dict(self.clients.models[member.kind].named_parameters()))
+            self.clients.check_optimizer(job.client, snapshot)
         except (KeyError, RuntimeError) as error:
             raise PayloadError(f"state: does not fit the model of {job.client} ({claims.clean(error)})") from None
         return left, snapshot

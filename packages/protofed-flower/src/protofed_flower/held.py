@@ -16,10 +16,9 @@ from flwr.app import ConfigRecord, RecordDict
 from msgspec import Struct
 
 from protofed.errors import ConfigError, PayloadError, refusal
-from protofed.stages.secure.options import FEWEST
-from protofed.stages.secure.stage import Offer
+from protofed.stages.secure import Offer
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import decoded, parsed, within
+from protofed.untrusted.decoding import decode, parse, within
 from protofed_flower import trust
 from protofed_flower.messages import Job, Values
 from protofed_flower.peers import TRUSTING, KnownPeers, Peers, digest
@@ -74,15 +73,15 @@ def peers_of(config: Mapping[str, Any], name: str) -> Peers:
     if found.keys[name] != private.public_key():
         raise refusal("secure", text=f"{roster}: lists {name} with another key than {key}: correct one of them")
     try:
-        fewest = decoded(dict(config), _Fewest, error=ValueError)
+        fewest = decode(dict(config), _Fewest, error=ValueError)
     except ValueError as error:
         raise ConfigError(f"{error} (in --node-config)") from None
     return KnownPeers(private, found.keys, found.federation, fewest.least_peers, fewest.least_threshold)
 
 
 class _Fewest(Struct, rename="kebab"):
-    least_peers: Annotated[int, within(least=FEWEST - 1, most=limits.CLIENTS)] = FEWEST - 1
-    least_threshold: Annotated[int, within(least=FEWEST, most=limits.CLIENTS)] = FEWEST
+    least_peers: Annotated[int, within(least=limits.SUMMED - 1, most=limits.CLIENTS)] = limits.SUMMED - 1
+    least_threshold: Annotated[int, within(least=limits.SUMMED, most=limits.CLIENTS)] = limits.SUMMED
 
 
 def check(folder: Path | None, job: Job) -> None:
@@ -150,7 +149,7 @@ def _visit(job: Job, architecture: str) -> bytes:
     With another fixed point, another order of the classes, another network or another broadcast for each, it could
     tell from a sum whose part is whose.
     """
-    common = {**parsed(job.summary, "summary"), "place": architecture}
+    common = {**parse(job.summary, "summary"), "place": architecture}
     told = json.dumps(common, sort_keys=True), str(job.message is not None), job.message or b""
     return digest("visit", job.run, job.round, job.config, *told)
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import SampleCount, decoded, parsed
+from protofed.untrusted.decoding import SampleCount, decode, parse
 from protofed.untrusted.reading import read_text
 from protofed_flower import trust
 
@@ -133,7 +133,7 @@ def read_roster(path: Path) -> KnownClients:
     operator chooses the file.
     """
     try:
-        roster, end = parsed(read_text(path, limits.JSON_CHARACTERS), "roster"), None
+        roster, end = parse(read_text(path, limits.JSON_CHARACTERS), "roster"), None
         if isinstance(roster, Mapping) and "signature" in roster:
             start, end = period(roster)
             trust.check_period(start, end, path, "the authority")
@@ -141,7 +141,7 @@ def read_roster(path: Path) -> KnownClients:
         if not isinstance(roster, Mapping) or not roster:
             raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
         named = {claims.client_name(name): entry for name, entry in roster.items()}
-        entries = decoded(named, dict[str, str | _Entry], error=ValueError, exact=True)
+        entries = decode(named, dict[str, str | _Entry], error=ValueError, exact=True)
         samples = {name: entry.samples for name, entry in entries.items() if isinstance(entry, _Entry)}
         keys = bound({n: e.key if isinstance(e, _Entry) else e for n, e in entries.items()})
         return KnownClients(keys, samples, end)

@@ -26,7 +26,7 @@ from protofed.errors import CheckpointError, OutputError, writing
 from protofed.experiments.ending import without_clients
 from protofed.storage.files import lock, read_json, write_bytes, write_json
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import Count, Line, Round, decoded, line, within
+from protofed.untrusted.decoding import Count, Line, Round, decode, line, within
 from protofed.untrusted.reading import lines, open_ordinary, parse_json, reason
 from protofed_flower.folder import make_private
 
@@ -129,7 +129,7 @@ class NodeLedger:
         """
         kind, content = describe(values, more.get("shapes", {}))
         packed = canonical(values)
-        run, round = request.get("run", ""), request.get("round", 0)
+        run, round_number = request.get("run", ""), request.get("round", 0)
         with writing(self.path):
             make_private(self.path.parent)
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -144,7 +144,7 @@ class NodeLedger:
                     datetime.now(UTC).isoformat(timespec="seconds"),
                     claims.clean(values.get("client") or request.get("client") or _name(values), 64),
                     run if isinstance(run, str) and run.isprintable() else "",
-                    round if type(round) is int and 0 <= round < 10**6 else 0,
+                    round_number if type(round_number) is int and 0 <= round_number < 10**6 else 0,
                     kind,
                     claims.clean(content, 9_000),
                     len(packed),
@@ -184,7 +184,7 @@ def read_ledger(path: Path) -> Iterator[tuple[int, str, LedgerEntry | str]]:
                 text = raw.removesuffix(b"\n")
                 found: LedgerEntry | str
                 try:
-                    found = decoded(parse_json(text.decode()), LedgerEntry, error=ValueError, exact=True)
+                    found = decode(parse_json(text.decode()), LedgerEntry, error=ValueError, exact=True)
                     if not raw.endswith(b"\n"):
                         found = "is cut short: its message did not leave, or the end of the file is missing"
                     elif found.previous != before:
@@ -243,7 +243,7 @@ def read_receipts(path: Path) -> Iterator[Receipt]:
         with open_ordinary(path) as file:
             for number, raw in enumerate(lines(file, LINE), start=1):
                 if raw.endswith(b"\n"):
-                    yield decoded(parse_json(raw), Receipt, f"line {number}", ValueError, exact=True)
+                    yield decode(parse_json(raw), Receipt, f"line {number}", ValueError, exact=True)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 from msgspec import Meta
 
 from protofed.data.tables import SiteColumn
-from protofed.engine import Evaluated, Trained
+from protofed.engine import EncoderKey, Evaluated, Trained
 from protofed.errors import PayloadError
-from protofed.samples import EncoderKey
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import (
     ClassNames,
@@ -29,9 +28,9 @@ from protofed.untrusted.decoding import (
     Settings,
     Shape,
     Side,
-    checked,
-    decoded,
-    parsed,
+    check_with,
+    decode,
+    parse,
     take,
     within,
 )
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     Told = str
     GenerationName = str
 else:
-    GenerationName = checked(_generation)
+    GenerationName = check_with(_generation)
     OwnSettings = Settings
     Told = Literal[*claims.COUNTS, claims.EVEN]
 
@@ -115,7 +114,7 @@ class Expected:
     def of(cls, text: object) -> Expected:
         """Return a record from text; the inverse of :meth:`to_json`."""
         try:
-            return decoded(parsed(text, "expected"), cls, error=ValueError, exact=True)
+            return decode(parse(text, "expected"), cls, error=ValueError, exact=True)
         except ValueError as error:
             raise PayloadError(claims.clean(error)) from None
 
@@ -152,7 +151,7 @@ class _Sent:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Return a record from the values of a message; the inverse of :meth:`to_values`."""
-        return decoded(dict(values), cls, error=PayloadError)
+        return decode(dict(values), cls, error=PayloadError)
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> 
     """Read descriptions from the values of a message; the inverse of :func:`description_values`."""
     kind: Any = Annotated[list[Any], Meta(max_length=most)]
     try:
-        items = decoded(parsed(values.get("clients"), "clients"), kind, error=ValueError)
+        items = decode(parse(values.get("clients"), "clients"), kind, error=ValueError)
         return [description(item) for item in items]
     except ValueError as error:
         raise PayloadError(f"clients: not a description of clients ({claims.clean(error)})") from None
@@ -220,7 +219,7 @@ def read_descriptions(values: Mapping[str, Any], most: int = limits.CLIENTS) -> 
 
 def description(item: object) -> Description:
     """Return a description from plain values."""
-    found = decoded(item, Description, _name(item), ValueError, exact=True)
+    found = decode(item, Description, _name(item), ValueError, exact=True)
     try:
         _check(found)
     except ValueError as error:
@@ -231,7 +230,7 @@ def description(item: object) -> Description:
 if TYPE_CHECKING:
     ValidDescription = Description
 else:
-    ValidDescription = checked(description)
+    ValidDescription = check_with(description)
 
 
 def _name(item: object) -> str:
@@ -269,7 +268,7 @@ def sizes_values(sizes: Mapping[str, Any]) -> Values:
 def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
     """Read the sizes of a model from the values of a message; the inverse of :func:`sizes_values`."""
     try:
-        return sizes(parsed(values.get("sizes"), "sizes", limits.ANSWER_CHARACTERS), d)
+        return sizes(parse(values.get("sizes"), "sizes", limits.ANSWER_CHARACTERS), d)
     except ValueError as error:
         raise PayloadError(claims.clean(error)) from None
 
@@ -280,7 +279,7 @@ def sizes(item: object, d: int) -> dict[str, Any]:
     Returns:
         ``parameters``, ``extras`` by name, and ``d``.
     """
-    found = decoded(item, _Sizes, error=ValueError, exact=True)
+    found = decode(item, _Sizes, error=ValueError, exact=True)
     if found["d"] != d:
         raise ValueError(f"d: must be {d}, not {found['d']}")
     return {**found}
@@ -350,7 +349,7 @@ def _numbers(values: Mapping[str, Any], where: str) -> dict[str, float]:
         if len(text) > limits.ANSWER_CHARACTERS:
             raise ValueError(f"{len(text)} characters, at most {limits.ANSWER_CHARACTERS} are allowed")
         kind: Any = Annotated[dict[str, float], Meta(max_length=limits.LOSSES)]
-        table = decoded(json.loads(text), kind, error=ValueError)
+        table = decode(json.loads(text), kind, error=ValueError)
         return {claims.class_name(name): value for name, value in table.items()}
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"{where}: not a table of numbers ({claims.clean(error, 160)})") from None

@@ -16,35 +16,29 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from protofed.compute.imports import importing_only
-from protofed.config.architectures import architecture_of, check_alike, is_code
+from protofed.config.architectures import architecture_of, check_alike
 from protofed.config.coverage import withholds_scores
-from protofed.data.options import memory_gb
 from protofed.engine import (
-    Architecture,
     Builder,
     Evaluated,
     Experiment,
-    FederatedData,
+    Hardware,
+    LocalTrainer,
+    Memory,
     Roster,
+    Sequential,
     Snapshot,
     Trained,
+    bfloat16_kinds,
+    check_memory,
     load_data,
     resolve,
+    secure_stage,
 )
-from protofed.errors import ConfigError, PayloadError, refusal
-from protofed.experiments.builder import build_model
-from protofed.experiments.calibration import faster_in_bfloat16
+from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.description import sizes_of
-from protofed.experiments.hardware import Hardware
-from protofed.experiments.stages import secure_stage
-from protofed.models import parameter_bytes
-from protofed.stages.privacy.accounting import epsilon
-from protofed.visits.executor import Sequential
-from protofed.visits.roster import Memory
-from protofed.visits.visit import LocalTrainer
+from protofed.stages.privacy import epsilon
 from protofed_flower import own
 from protofed_flower.allow import check_model
 from protofed_flower.messages import Description, Expected, Job, VisitOutcome
@@ -57,10 +51,6 @@ from protofed_flower.visits import Carried, ClientStorage, Kept
 
 log = logging.getLogger(__name__)
 BFLOAT16 = "bfloat16"
-COPIES = 6
-"""Copies of a model while it is trained: first weights, weights, gradients, two of an optimiser, an upload."""
-SMALL = 1024
-"""Number among an architecture's options up to which its size is not looked at."""
 TOLD = "told"
 """Name of the note that a client has been sent a broadcast in this run."""
 
@@ -260,14 +250,15 @@ class Node:
             if job.message is not None:
                 _check_broadcast(builder.trainer, roster, job.client, job.message)
                 folder.notes[TOLD] = []
-            if experiment.execution.precision == "bf16":
-                if BFLOAT16 not in folder.notes:  # measured once per run
-                    folder.notes[BFLOAT16] = faster_in_bfloat16(roster)
+            if experiment.execution.precision == "bf16":  # measured once per run
+                folder.notes[BFLOAT16] = list(
+                    bfloat16_kinds(experiment, folder.notes.get(BFLOAT16), lambda: roster)
+                )
                 roster.compute_in_bfloat16(folder.notes[BFLOAT16])
             yield builder, roster, Kept(job, roster, folder, self._instead(job))
 
 
-def _entered(builder: Builder, upload: bytes | None, round: int, notes: Mapping[str, Any]) -> dict[str, Any]:
+def _entered(builder: Builder, upload: bytes | None, round_number: int, notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the ledger says of an upload: the shapes of its arrays, and ε so far at the run's δ."""
     method, privacy = builder.method, builder.experiment.privacy
     entered: dict[str, Any] = {}
@@ -275,7 +266,7 @@ def _entered(builder: Builder, upload: bytes | None, round: int, notes: Mapping[
         found = builder.trainer.codec.decode(upload, method.upload_schema)
         entered["shapes"] = {name: tuple(tensor.shape) for name, tensor in found.items()}
     _, repeated = last_and_repeated(notes)
-    if privacy.mode != "none" and (releases := releases_of(builder, round, repeated)):
+    if privacy.mode != "none" and (releases := releases_of(builder, round_number, repeated)):
         spent = epsilon(releases, privacy.delta)
         entered["epsilon"] = spent if math.isfinite(spent) else None
     return entered
@@ -320,28 +311,11 @@ def _built(
     architecture = architecture_of(experiment, federated, client, summary.place)
     if "model" not in client.settings:
         check_model(architecture.name, models)
-        _check_memory(experiment, federated, architecture)
+        check_memory(experiment, federated, architecture)
     builder = Builder(experiment, federated, hardware, replace(summary, architectures=(architecture,)), secret=True)
     roster = builder.roster(Memory())
     builder.fill(roster)
     return builder, roster, roster.snapshot(name)
-
-
-def _check_memory(experiment: Experiment, federated: FederatedData, architecture: Architecture) -> None:
-    """Refuse a model that a server has made too large to be trained here, before any memory is taken."""
-    numbers = (number for value in architecture.options.values() for number in _numbers(value))
-    if is_code(architecture.name) or max(numbers, default=0) <= SMALL:
-        return
-    with torch.device("meta"):
-        size = parameter_bytes(build_model(experiment, federated, architecture, "shared", pretrained=False))
-    if COPIES * size > 1e9 * memory_gb():
-        told = f"{architecture.name}: a model of {size / 1e9:.3g} GB does not fit in memory {COPIES} times"
-        raise refusal("model", "model.options", told)
-
-
-def _numbers(value: Any) -> list[int]:
-    items = value if isinstance(value, (list, tuple)) else [value]
-    return [item for item in items if isinstance(item, int)]
 
 
 @lru_cache(maxsize=16)

@@ -7,21 +7,11 @@ rests (:mod:`protofed_flower.state`), where ``clients/NAME`` leads to the genera
 from __future__ import annotations
 
 import json
-import platform
 
-import tomli_w
-
-import protofed
-from protofed.engine import Builder, Evaluated, Experiment, RoundRecord, Trained
-from protofed.errors import writing
+from protofed.engine import Accuracy, Builder, Evaluated, Experiment, RoundRecord, RunDirectory, Trained, summary_of
 from protofed.experiments.description import describe_roster
 from protofed.experiments.ending import Network, describe_models
-from protofed.runs.files import read_rounds
-from protofed.runs.metrics import METRICS
-from protofed.runs.records import Accuracy
-from protofed.runs.rules import main_rule
-from protofed.runs.summary import Outcome, Summary
-from protofed.storage.files import json_text, write_text
+from protofed.storage.files import write_json
 from protofed_flower.visits import Kept
 
 
@@ -34,40 +24,17 @@ def show(place: Kept, builder: Builder, experiment: Experiment, result: Evaluate
     folder, method = place.folder.path, builder.method
     if place.start is None:  # nothing was ever stored
         return
-    past = folder / "rounds.jsonl"
-    rounds = [r for r in read_rounds(past) if r.round < place.job.round] if past.exists() else []
+    files = RunDirectory(folder)
+    rounds = [r for r in files.rounds() if r.round < place.job.round]
     rounds.append(_record(place, result, method.rules))
     told = builder.summary
     described = describe_roster(method, place.roster, builder.federated)
     described["models"] = describe_models(experiment, builder.federated, told.architectures)
     described["network"] = {"run": place.job.run, **{name: getattr(told, name) for name in Network.__annotations__}}
-    summary = Summary(
-        protofed=protofed.__version__,
-        recipe=experiment.recipe,
-        method=experiment.method,
-        exchanges=method.declared.exchanges,
-        seed=experiment.seed,
-        clients=1,
-        outcome=Outcome.of(rounds),
-        peak_memory_bytes=None,
-        environment={
-            "python": platform.python_version(),
-            "device": builder.hardware.device.type,
-            "executor": "flower",
-        },
-        main_rule=main_rule(method.rules, experiment.evaluation.rule),
-    )
-    files = {
-        "config.toml": tomli_w.dumps(experiment.to_tree()),
-        "federation.json": json_text(described),
-        past.name: "".join(json.dumps(record.to_dict(), allow_nan=False) + "\n" for record in rounds),
-    }
-    for name, text in files.items():
-        write_text(folder / name, text)
-    with writing(folder):
-        (folder / METRICS).unlink(missing_ok=True)  # of the model before
+    files.rewrite(experiment, described, rounds)
     place.folder.show(place.start)
-    write_text(folder / "summary.json", json_text(summary.to_dict()))
+    here = {"device": builder.hardware.device.type, "executor": "flower"}
+    write_json(folder / "summary.json", summary_of(experiment, method, rounds, 1, here).to_dict())
 
 
 def _record(place: Kept, result: Evaluated, rules: tuple[str, ...]) -> RoundRecord:

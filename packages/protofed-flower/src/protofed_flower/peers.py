@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.errors import PayloadError
-from protofed.stages.secure.options import FEWEST
+from protofed.untrusted import limits
 
 _SIGNED = ec.ECDSA(hashes.SHA384())
 
@@ -60,8 +60,8 @@ class KnownPeers(Peers):
         key: ec.EllipticCurvePrivateKey,
         keys: Mapping[str, ec.EllipticCurvePublicKey],
         federation: str = "",
-        least_peers: int = FEWEST - 1,
-        least_threshold: int = FEWEST,
+        least_peers: int = limits.SUMMED - 1,
+        least_threshold: int = limits.SUMMED,
     ) -> None:
         self.key, self.keys, self.federation = key, keys, federation
         self.least_peers, self.least_threshold = least_peers, least_threshold

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from protofed.config.architectures import why_rounds_matter
 from protofed.engine import Experiment, FederationSummary
 from protofed.errors import ConfigError, PayloadError
-from protofed.experiments.rundir import why_rounds_matter
 from protofed.models import SplitModel
 from protofed.untrusted import claims
 

@@ -9,12 +9,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from protofed.engine import Builder, Experiment
+from protofed.engine import Builder, Experiment, secure_stage
 from protofed.errors import ConfigError, refusal
-from protofed.experiments.stages import secure_stage
-from protofed.stages.privacy.accounting import Release, epsilon
-from protofed.stages.privacy.samples import Training
-from protofed.untrusted.decoding import decoded, within
+from protofed.stages.privacy import Release, Training, epsilon
+from protofed.untrusted.decoding import decode, within
 from protofed_flower.allow import Allowed
 
 TRAINED = "trained"
@@ -45,7 +43,7 @@ class Policy:
         if "epsilon" not in config:
             raise ConfigError("privacy in --node-config needs epsilon, the largest ε of a run, e.g. epsilon=8")
         try:
-            found = decoded(dict(config), _Asked, error=ValueError)
+            found = decode(dict(config), _Asked, error=ValueError)
         except ValueError as error:
             raise ConfigError(f"{error} (in --node-config)") from None
         return cls(found.privacy, found.epsilon, found.delta, Allowed.of(config))
@@ -84,22 +82,24 @@ class Policy:
         """Return further constants of a run: the rounds over which ε is counted."""
         return [] if self.mode == "none" else [f"rounds={experiment.rounds}"]
 
-    def check_cost(self, builder: Builder, notes: dict[str, Any], round: int) -> None:
+    def check_cost(self, builder: Builder, notes: dict[str, Any], round_number: int) -> None:
         """Refuse to train if the planned rounds, and those that were repeated, cost too much; count the visit."""
         if builder.method.upload_schema is None:
             return
         last, repeated = last_and_repeated(notes)
-        repeated += round <= last
+        repeated += round_number <= last
         if self.mode != "none":
-            self._check_epsilon(builder, round, repeated)
-        notes[TRAINED] = [max(last, round), repeated]
+            self._check_epsilon(builder, round_number, repeated)
+        notes[TRAINED] = [max(last, round_number), repeated]
 
-    def _check_epsilon(self, builder: Builder, round: int, repeated: int) -> None:
+    def _check_epsilon(self, builder: Builder, round_number: int, repeated: int) -> None:
         method, (member,) = builder.method, builder.members
         rounds = method.task.rounds
-        if round > rounds:
+        if round_number > rounds:
             raise refusal(
-                "spent", "rounds", f"{member.name}: round {round} of a run of {rounds}: ε is counted over these"
+                "spent",
+                "rounds",
+                f"{member.name}: round {round_number} of a run of {rounds}: ε is counted over these",
             )
         if member.plan.private is not None and member.plan.private.masked:
             raise refusal(

@@ -37,9 +37,8 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_k
 
 from protofed.engine import RoundRecord
 from protofed.errors import PayloadError
-from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
-from protofed.stages.secure.stage import Conduct, SecureSum, Summed
-from protofed.stages.secure.sums import SecureAggregationError, Vector, require_enough
+from protofed.stages.privacy import NO_NOISE, OwnNoise, Vector
+from protofed.stages.secure import Conduct, SecureAggregationError, SecureSum, Summed, require_enough
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import take
 from protofed_flower.peers import TRUSTING, Peers, digest

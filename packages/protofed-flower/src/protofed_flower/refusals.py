@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from protofed.errors import ProtofedError
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import ClassName, decoded, parsed
+from protofed.untrusted.decoding import ClassName, decode, parse
 
 log = logging.getLogger("protofed")
 LOG = "the node's log has the reason"
@@ -79,11 +79,11 @@ def refusal_values(client: object, error: Exception) -> dict[str, Any]:
 def sentence_of(values: Mapping[str, Any]) -> str:
     """Return what a node's refusal means to the server's operator, in one line."""
     try:
-        found = decoded(
+        found = decode(
             {n: values[n] for n in _Refusal.__struct_fields__ if n in values}, _Refusal, error=ValueError
         )
         kind: Any = Annotated[list[ClassName], Meta(max_length=8)]
-        names = decoded(parsed(found.names, "names", 4096), kind, error=ValueError)
+        names = decode(parse(found.names, "names", 4096), kind, error=ValueError)
     except ValueError:
         return "refused for a reason that cannot be read"
     if found.error not in CODES:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import ClassName, decoded, parsed
+from protofed.untrusted.decoding import ClassName, decode, parse
 from protofed.untrusted.reading import read_text, reason
 from protofed_flower import trust
 from protofed_flower.identity import bound, period
@@ -85,10 +85,10 @@ def read_dated(path: Path, authority: Path) -> SignedRoster:
     """Read a roster that may be out of its time."""
     certificates = trust.read_authorities(authority)
     try:
-        content = parsed(read_text(path, limits.JSON_CHARACTERS), "roster")
+        content = parse(read_text(path, limits.JSON_CHARACTERS), "roster")
         if not isinstance(content, Mapping) or SIGNATURE not in content:
             raise ValueError("has no signature: a node needs the roster that `protofed deploy roster` has signed")
-        fields = decoded(content, _Roster, "roster", ValueError, exact=True)
+        fields = decode(content, _Roster, "roster", ValueError, exact=True)
         if not any(_signed(fields, certificate) for certificate in certificates):
             names = ", ".join(trust.full_name(c.subject) for c in certificates)
             raise ValueError(
@@ -102,7 +102,6 @@ def read_dated(path: Path, authority: Path) -> SignedRoster:
 def create_roster(path: Path, clients: Sequence[str], authority: Path, federation: str, days: int) -> None:
     """Write a roster of clients ``NAME=PUBLIC_KEY_FILE`` to a new file."""
     # These import torch, which no other command on keys needs.
-    from protofed.stages.secure.options import FEWEST
     from protofed.storage.files import write_bytes
 
     if path.exists():
@@ -117,9 +116,9 @@ def create_roster(path: Path, clients: Sequence[str], authority: Path, federatio
     start = datetime.now(UTC) - trust.CLOCKS_DIFFER
     end = start + trust.CLOCKS_DIFFER + timedelta(days=days)
     content = sign_roster(keys, signer, federation, start, end)
-    if len(keys) < FEWEST:
+    if len(keys) < limits.SUMMED:
         raise ConfigError(
-            f"a roster needs at least {FEWEST} clients: of the sum of two, each knows the other's part"
+            f"a roster needs at least {limits.SUMMED} clients: of the sum of two, each knows the other's part"
         )
     write_bytes(path, content)
 

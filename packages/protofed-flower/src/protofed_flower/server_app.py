@@ -17,39 +17,37 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from protofed.analysis.report import write_report
 from protofed.config.coverage import withholds_scores
-from protofed.config.schema import Tree
 from protofed.data.tables import SiteColumn
 from protofed.engine import (
     Builder,
     Experiment,
     Federation,
     FederationSummary,
+    Hardware,
+    Memory,
     Progress,
     RoundRecord,
     Run,
     RunDirectory,
     ServerState,
     apply_overrides,
+    bfloat16_kinds,
     build_federation,
+    directory_for,
     load_data,
     load_recipe,
     parse_overrides,
+    reporters,
     resolve,
+    resting_place,
     run_federation,
 )
 from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.description import describe_clients
-from protofed.experiments.ending import describe_models, ended_generations, forgotten, without
-from protofed.experiments.executors import bfloat16_kinds, resting_place
-from protofed.experiments.hardware import Hardware
-from protofed.experiments.rundir import directory_for
-from protofed.experiments.running import Measure, Report
+from protofed.experiments.ending import describe_models, forgotten, read_generations, without
 from protofed.storage.files import write_json
-from protofed.trained.metrics import measure
 from protofed.untrusted import claims, limits
-from protofed.visits.roster import Memory
 from protofed_flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed_flower.grid import GridExecutor, Nodes
 from protofed_flower.late import LateExecutor
@@ -71,36 +69,36 @@ def serve(
     gathering: Gathering,
     *,
     resume: bool = False,
-    progress: Progress | None = None,
-    report: Report | None = None,
-    measure: Measure | None = None,
     simulated: bool = False,
+    **more: Any,
 ) -> Run:
     """Run an experiment with the clients of a network; see :func:`~protofed.experiments.running.run_federation`.
 
     Args:
         resume: ``files`` may contain a part of this run.
-        report: Writes the HTML report.
-        measure: Stores metrics, if ``evaluation.metrics`` asks for them.
         simulated: Nodes hold shares of data that the server has too. Clients are then stored at the server and
             travel with their visits to any machine; otherwise each is stored at its node.
+        more: ``progress``, ``report`` and ``measure``.
 
     Raises:
         ProtofedError: FederationError if too few clients connect or remain.
     """
 
-    def begin(hardware: Hardware) -> tuple[Federation, Tree]:
+    def begin(hardware: Hardware) -> tuple[Federation, dict[str, Any]]:
         return _federation(grid, experiment, hardware, files, gathering, simulated)
 
+    if experiment.evaluation.on != "own":
+        log.info(
+            "evaluation.on=%s is for simulations: nodes score their own test samples", experiment.evaluation.on
+        )
+        experiment = replace(experiment, evaluation=replace(experiment.evaluation, on="own"))
     # Fail before any node is asked.
-    done = files.finished and not files.changed(experiment)
-    claim = nullcontext() if done else files.claimed(experiment, resume=resume)
+    done = files.finished and not files.differs(experiment)
+    claim = nullcontext() if done else files.claim(experiment, resume=resume)
     new = simulated and not files.path.exists()
     with claim:
         try:
-            return run_federation(
-                _as_server(experiment), files, begin, resume=True, progress=progress, report=report, measure=measure
-            )
+            return run_federation(_as_server(experiment), files, begin, resume=True, **more)
         except ConfigError:
             if new and not files.rounds():  # it would stand in the way of the corrected command
                 shutil.rmtree(files.path, ignore_errors=True)
@@ -120,7 +118,7 @@ def _federation(
     files: RunDirectory,
     gathering: Gathering,
     simulated: bool,
-) -> tuple[Federation, Tree]:
+) -> tuple[Federation, dict[str, Any]]:
     """Gather the clients and build the federation as the server knows it."""
     if experiment.model.start:
         raise ConfigError("model.start (--from) is for clients of this machine: use --engine local")
@@ -145,10 +143,10 @@ def _federation(
             )
         local = without(local, local.robust.admitted.keys() - here)
 
-    def began_anew(client: str, round: int) -> None:
-        note = Anew(client=client, round=round)
+    def began_anew(client: str, round_number: int) -> None:
+        note = Anew(client=client, round=round_number)
         if note not in party.anew[-len(party.clients) :]:
-            log.warning("%s: its node had lost its state, so it started afresh in round %d", client, round)
+            log.warning("%s: its node had lost its state, so it started afresh in round %d", client, round_number)
             party.anew.append(note)
             write_json(record, party.to_tree())
 
@@ -166,7 +164,7 @@ def _federation(
     roster = builder.roster(resting_place(local, builder.size) if simulated else None)
     roster.compute_in_bfloat16(summary.bfloat16)
     state, rules = ServerState(), builder.method.rules
-    weights = scored(party.clients, None if simulated else local.robust)
+    weights = scored(party.clients, None if simulated else local)
     if not simulated and withholds_scores(local, builder.method):
         weights, rules = {n: replace(w, test=0, validation=0) for n, w in weights.items()}, ()
     after = 0 if simulated else experiment.participation.after
@@ -208,7 +206,7 @@ def _party(nodes: Nodes, experiment: Experiment, files: RunDirectory, gathering:
     """Return the clients of the run, new or resumed, and keep a record of them."""
     record = files.path / NODES
     if record.is_file():
-        generations = ended_generations(files.path) if files.finished else {}
+        generations = read_generations(files.path) if files.finished else {}
         party = recall(record, nodes, experiment, gathering, generations)
     else:
         party = meet(nodes, experiment, gathering)
@@ -219,7 +217,7 @@ def _party(nodes: Nodes, experiment: Experiment, files: RunDirectory, gathering:
     return party
 
 
-def _described(party: Party, description: Tree) -> Tree:
+def _described(party: Party, description: dict[str, Any]) -> dict[str, Any]:
     """Return a description with the clients left out and the numbers that clients withhold."""
     counts, notes = {d.name: d.counts for d in party.clients if d.counts != "exact"}, list(description["notes"])
     clients = [c | ({"counts": counts[c["name"]]} if c["name"] in counts else {}) for c in description["clients"]]
@@ -289,7 +287,7 @@ def _interrupted_first() -> Iterator[None]:
             signal.signal(signal.SIGINT, flower)
 
 
-def guarded(tree: Tree) -> Tree:
+def guarded(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe as a deployment runs it: with ``robust.rule = "clip"``, where it chooses none.
 
     Secure aggregation hides the single uploads that a rule would compare.
@@ -332,9 +330,17 @@ def main(grid: Grid, context: Context) -> None:
         )
         gathering.log_ends()
         files = RunDirectory(directory)
-        more: dict[str, Any] = {"progress": Log(), "report": write_report, "measure": measure}
         with _interrupted_first():
-            serve(grid, experiment, files, gathering, resume=bool(resume), simulated=simulated, **more)
+            serve(
+                grid,
+                experiment,
+                files,
+                gathering,
+                resume=bool(resume),
+                simulated=simulated,
+                progress=Log(),
+                **reporters(),
+            )
     except ProtofedError as error:
         log.error("error: %s", error)
         raise

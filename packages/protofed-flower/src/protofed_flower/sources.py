@@ -15,23 +15,41 @@ from torch import Tensor
 from protofed.config.architectures import check_trusted, counts_needed, is_code, recipe_names
 from protofed.config.coverage import check_classes, check_steps
 from protofed.config.remote import Permits, plan_of, read_plan
-from protofed.data import Table
-from protofed.data.comparing import Site, compare, merged, told
+from protofed.data.comparing import Site, compare, describe, merge_columns
 from protofed.data.federation import RawClient, client_settings, read_client
 from protofed.data.preparing import Agreed, prepare_alone
-from protofed.data.tables import Moments, RawColumn, SiteColumn, fit, moments, recode, stated, text_places
-from protofed.engine import DataOptions, Experiment, FederatedData, FederationSummary, load_data, resolve
+from protofed.data.tables import (
+    Moments,
+    RawColumn,
+    SiteColumn,
+    Table,
+    fit,
+    moments,
+    recode,
+    state_columns,
+    text_places,
+)
+from protofed.engine import (
+    DataOptions,
+    Experiment,
+    FederatedData,
+    FederationSummary,
+    build_options,
+    encode,
+    load_data,
+    resolve,
+)
 from protofed.errors import ConfigError, DataError, PayloadError, refusal
-from protofed.experiments.encoding import encode
 from protofed.models.encoders import build_encoder
-from protofed.options import build_options
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import Disclosure, SampleCount, decoded, parsed
-from protofed.visits.rare import LEAST_SAMPLES
+from protofed.untrusted.decoding import Disclosure, SampleCount, decode, parse
 from protofed_flower.messages import Description, Expected
 
 log = logging.getLogger("protofed")
 NOTHING_EXPECTED = Expected()
+LEAST_SAMPLES = 31
+"""``least_samples`` of a node that does not choose: from there on, docs/privacy.md finds few single
+training samples, whatever prototypes a method sends."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +59,7 @@ class Folder:
     Attributes:
         withhold: Disclosure of its numbers of samples; "" for the setting in ``client.toml``.
         least: Least samples of a class that it reports; None for the setting in ``client.toml``, or
-            :data:`~protofed.visits.rare.LEAST_SAMPLES`.
+            :data:`LEAST_SAMPLES`.
         names: Names of classes, columns and categories may leave the node.
         reading: The ``data`` section of ``node.toml``, how its samples are read, as JSON.
     """
@@ -88,7 +106,7 @@ class Folder:
         table = None
         if raw.columns is not None:
             columns, x = self._agreed(raw.columns, federated.clients[0].train.x, data, expected)
-            standardise = data.standardised(table=True)
+            standardise = data.standardise_by(table=True)
             stating = standardise in ("federated", "chosen")
             if stating and counts != "exact":
                 raise refusal(
@@ -103,7 +121,7 @@ class Folder:
                     "and two of them could be subtracted: give the client validation samples of its own"
                 )
             try:
-                table = stated(columns, moments(x), standardise, data.missing, data.ranges)
+                table = state_columns(columns, moments(x), standardise, data.missing, data.ranges)
             except DataError as error:
                 raise DataError(f"{self.name}: {error}") from None
         described = _description(experiment, federated, 0, raw.named, counts, table)
@@ -143,9 +161,9 @@ class Folder:
         given = replace(data, categories={c.name: c.categories for c in wanted if c.categories})
         sites = [Site("the federation", columns=wanted), Site(self.name, columns=columns)]
         if found := compare(sites, given):
-            log.warning("%s", told(found))
+            log.warning("%s", describe(found))
             self._refuse("columns", "data.columns", {c.name for c in columns} ^ {c.name for c in wanted})
-        agreed = merged(sites, given)
+        agreed = merge_columns(sites, given)
         return agreed, recode(x, columns, agreed)
 
     def _refuse(self, code: str, option: str, names: Iterable[str] = ()) -> NoReturn:
@@ -243,7 +261,7 @@ def source_of(node: Mapping[str, bool | float | int | str]) -> Source:
         path = Path(str(node["client-dir"])).expanduser()
         try:
             name = claims.client_name(str(node.get("client", path.name)))
-            found = decoded(dict(node), _Disclosed, error=ValueError)
+            found = decode(dict(node), _Disclosed, error=ValueError)
         except ValueError as error:
             raise ConfigError(f"{error} (in --node-config, or the folder's name)") from None
         build_options(DataOptions, found.data, "node.toml: data")
@@ -264,7 +282,7 @@ class _Disclosed(Struct, rename="kebab"):
 def _check_table(table: Table, data: DataOptions) -> None:
     """Refuse an agreement that makes inputs of columns otherwise than the node's own file says."""
     nothing = [Moments(0, 0.0, 0.0)] * len(table.columns)
-    own = fit(table.raw, [nothing], data.standardised(table=True), data.missing, data.ranges)
+    own = fit(table.raw, [nothing], data.standardise_by(table=True), data.missing, data.ranges)
     for given, known in zip(table.columns, own.columns, strict=True):
         bounded = given.bounded != known.bounded or (known.bounded and given != known)
         if bounded or (given.indicator and data.missing != "indicator") or table.standardise != own.standardise:
@@ -285,7 +303,7 @@ def _without_rare(train: list[int], test: list[int], least: int) -> tuple[list[i
 def plan_tree(config: str) -> dict[str, Any]:
     """Return a server's plan as plain values."""
     try:
-        return decoded(parsed(config, "config"), dict[str, Any], "config", PayloadError)
+        return decode(parse(config, "config"), dict[str, Any], "config", PayloadError)
     except ValueError as error:
         raise PayloadError(str(error)) from None
 

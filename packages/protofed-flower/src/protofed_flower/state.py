@@ -33,7 +33,7 @@ from protofed.experiments.ending import client_model
 from protofed.storage import snapshots
 from protofed.storage.files import PARTIAL, check_format, lock, read_json, write_bytes, write_json
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import Round, checked, decoded, within
+from protofed.untrusted.decoding import Round, check_with, decode, within
 from protofed.untrusted.reading import read_bytes, reason
 from protofed_flower.folder import make_private
 from protofed_flower.messages import GenerationName
@@ -62,7 +62,7 @@ def _losses(value: object) -> str:
 if TYPE_CHECKING:
     Losses = str
 else:
-    Losses = checked(_losses)
+    Losses = check_with(_losses)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class ClientFolder:
         content = read_json(index)
         check_format(index, content.get("version", 1), VERSION)
         try:
-            found = decoded(content, _State, error=ValueError, exact=True)
+            found = decode(content, _State, error=ValueError, exact=True)
             if found.run != self.run:  # where names that differ in case only are the same
                 raise ValueError(f"of run {claims.clean(found.run, 40)}, not {self.run}")
         except ValueError as error:
@@ -231,7 +231,7 @@ class ClientFolder:
     def write(
         self,
         snapshot: Snapshot,
-        round: int,
+        round_number: int,
         request: str = "",
         reply: bytes | None = None,
         losses: str = "{}",
@@ -245,8 +245,8 @@ class ClientFolder:
             losses: As JSON.
             same_model: Its file of weights is shared.
         """
-        name = f"{round:06d}-{secrets.token_hex(8)}"
-        new = Generation(name, round, bool(request), request, bool(reply), losses)
+        name = f"{round_number:06d}-{secrets.token_hex(8)}"
+        new = Generation(name, round_number, bool(request), request, bool(reply), losses)
         folder = self._folder(new)
         partial = folder.with_name(f".{name}{PARTIAL}")
         with writing(folder):
@@ -345,7 +345,7 @@ def revealed(path: Path) -> dict[str, int]:
     if not file.exists():
         return {}
     try:
-        return decoded(
+        return decode(
             read_json(file), dict[str, Annotated[int, within(least=1, most=limits.ROUNDS)]], error=ValueError
         )
     except ValueError as error:
@@ -355,7 +355,7 @@ def revealed(path: Path) -> dict[str, int]:
         ) from None
 
 
-def reveal(path: Path, run: str, round: int) -> None:
+def reveal(path: Path, run: str, round_number: int) -> None:
     """Remember that a client helps to read a sum with its upload; to be called before it does."""
     with contextlib.ExitStack() as stack:
         with writing(path):
@@ -364,9 +364,9 @@ def reveal(path: Path, run: str, round: int) -> None:
         while not lock(file):  # another run does so at the same time
             time.sleep(LOOK)
         before = revealed(path)
-        write_json(path / REVEALED, {**before, run: max(round, before.get(run, 0))})
+        write_json(path / REVEALED, {**before, run: max(round_number, before.get(run, 0))})
 
 
-def digest(round: int, message: bytes | None) -> str:
+def digest(round_number: int, message: bytes | None) -> str:
     """Return a digest that identifies a request to train."""
-    return hashlib.blake2b(message or b"", digest_size=16, key=round.to_bytes(8, "little")).hexdigest()
+    return hashlib.blake2b(message or b"", digest_size=16, key=round_number.to_bytes(8, "little")).hexdigest()

@@ -17,10 +17,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from protofed.engine import Run
+from protofed.engine import Run, RunDirectory, load_run
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
-from protofed.experiments.rundir import in_use
-from protofed.runs.loading import load_run
 from protofed.text import duration, size
 from protofed_flower.ledger import NAME, RECEIVED, LedgerEntry, read_ledger, read_receipts
 
@@ -89,7 +87,7 @@ def _server(folder: Path, now: datetime) -> Health:
     if (folder / RECEIVED).is_file():
         for receipt in read_receipts(folder / RECEIVED):
             heard[receipt.client or f"node {receipt.node}"] = _age(receipt.time, now)
-    quiet, running = min(heard.values(), default=0.0), in_use(folder)
+    quiet, running = min(heard.values(), default=0.0), RunDirectory(folder).in_use
     numbers: Numbers = {"last_message_age_seconds": {(name,): age for name, age in heard.items()}}
     seen = [f"{name}: last message {duration(age)} ago" for name, age in heard.items()]
     if not (folder / "rounds.jsonl").is_file():

@@ -14,18 +14,15 @@ import torch
 from torch import Tensor
 
 from protofed.config.architectures import places
-from protofed.data import Table
-from protofed.data.comparing import Site, merged
+from protofed.data.comparing import Site, merge_columns
 from protofed.data.preparing import colour_note
-from protofed.data.tables import fit
-from protofed.engine import ClientData, DataOptions, Experiment, FederatedData, FederationSummary
+from protofed.data.tables import Table, fit
+from protofed.engine import ClientData, DataOptions, Encoding, Experiment, FederatedData, FederationSummary, Samples
 from protofed.errors import PayloadError
-from protofed.models.encoders import EncoderOptions, encoded_width
-from protofed.samples import Encoding, Samples
-from protofed.stages.robust import RobustOptions
-from protofed.stages.robust.believed import believed
+from protofed.models.encoders import EncoderOptions, width_of
+from protofed.stages.robust.believed import limit_counts
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import decoded, parsed
+from protofed.untrusted.decoding import decode, parse
 from protofed_flower.messages import Description, Scored
 
 
@@ -38,7 +35,7 @@ def client_summaries(experiment: Experiment, summary: FederationSummary) -> list
 def read_summary(text: str) -> FederationSummary:
     """Read the server's summary for one client."""
     try:
-        found = decoded(parsed(text, "summary"), FederationSummary, error=ValueError, exact=True)
+        found = decode(parse(text, "summary"), FederationSummary, error=ValueError, exact=True)
         if found.architectures or found.template is not None:
             raise ValueError("architectures: these follow from the plan")
     except ValueError as error:
@@ -109,7 +106,7 @@ def described_federation(
     encoding = None
     if encoder is not None and descriptions and descriptions[0].encoder:
         encoding = Encoding(descriptions[0].encoder, prepared)
-        prepared = (encoded_width(encoder, prepared, *((table.texts, table.views) if table else ())),)
+        prepared = (width_of(encoder, prepared, *((table.texts, table.views) if table else ())),)
     return FederatedData(
         tuple(clients), len(classes), classes, prepared, table, colour_note(grey), encoding=encoding
     )
@@ -125,10 +122,10 @@ def _table(descriptions: Sequence[Description], data: DataOptions) -> Table | No
     stated = [(d.name, d.table) for d in descriptions if d.table is not None]
     if not stated:
         return None
-    columns = merged([Site(name, columns=tuple(c.raw for c in own)) for name, own in stated], data)
+    columns = merge_columns([Site(name, columns=tuple(c.raw for c in own)) for name, own in stated], data)
     by_name = [{c.name: c.moments for c in own} for _, own in stated]
     sums = [[own[column.name] for column in columns] for own in by_name]
-    return fit(columns, sums, data.standardised(table=True), data.missing, data.ranges)
+    return fit(columns, sums, data.standardise_by(table=True), data.missing, data.ranges)
 
 
 def _held(places: Sequence[int], counts: Sequence[int], K: int) -> Tensor:
@@ -137,7 +134,7 @@ def _held(places: Sequence[int], counts: Sequence[int], K: int) -> Tensor:
     return held
 
 
-def scored(descriptions: Sequence[Description], options: RobustOptions | None = None) -> dict[str, Scored]:
+def scored(descriptions: Sequence[Description], experiment: Experiment | None = None) -> dict[str, Scored]:
     """Return the numbers of samples that each client counts for, by name.
 
     A client that discloses none counts for the mean of the others.
@@ -146,7 +143,8 @@ def scored(descriptions: Sequence[Description], options: RobustOptions | None = 
 
     def numbers(number: Callable[[Description], int]) -> dict[str, int]:
         stated = {d.name: torch.tensor([number(d)]) for d in descriptions}
-        found = {name: int(n) for name, n in (believed(stated, options, withheld) if options else stated).items()}
+        kept = limit_counts(stated, experiment.robust, withheld) if experiment else stated
+        found = {name: int(n) for name, n in kept.items()}
         disclosed = [n for name, n in found.items() if n and name not in withheld]
         usual = max(1, round(sum(disclosed) / len(disclosed))) if disclosed else 1
         return {name: min(n, 1) * usual if name in withheld else n for name, n in found.items()}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from protofed.engine import Roster, Trained, pack, unpack
+from protofed.engine import Roster, Trained
 from protofed.errors import CheckpointError, PayloadError
+from protofed.storage.snapshots import pack, unpack
 from protofed.untrusted import claims
 from protofed_flower.messages import Job, VisitOutcome
 from protofed_flower.state import ClientFolder, Generation, digest

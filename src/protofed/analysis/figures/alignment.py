@@ -7,10 +7,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import counting_axis, figure, legend_below, panels
-from protofed.analysis.figures.lines import band, recorded
+from protofed.analysis.figures.lines import band, read_numbers
 from protofed.analysis.style import INK, method_styles
 from protofed.errors import DataError
-from protofed.runs.run import Run, by_label, settled
+from protofed.runs.run import Run, by_label, select_finished
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def alignment(runs: list[Run]) -> Figure:
     """Prototype alignment: iterations in each round, and how distances between classes grow in the first one."""
     styles = method_styles(run.label for run in runs)
-    groups = {label: settled(group) for label, group in by_label(runs).items()}
+    groups = {label: select_finished(group) for label, group in by_label(runs).items()}
     counts = {
-        label: [c for run in group if (c := recorded(run, "diagnostics", "alignment_iterations"))]
+        label: [c for run in group if (c := read_numbers(run, "diagnostics", "alignment_iterations"))]
         for label, group in groups.items()
     }
     counts = {label: curves for label, curves in counts.items() if curves}

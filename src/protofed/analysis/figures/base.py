@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from protofed.analysis.style import LineStyle, method_styles, theme
 from protofed.errors import DataError
 from protofed.registry import Registry
-from protofed.runs.run import Run, by_label, rule_of, settled
+from protofed.runs.run import Run, by_label, rule_of, select_finished
 from protofed.text import size
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ def figure(name: str) -> Callable[[Draw], Draw]:
     """Return a decorator that registers a figure and draws it in the theme."""
 
     def register(draw: Draw) -> Draw:
-        return figures.register(name)(themed(draw))
+        return figures.register(name)(apply_theme(draw))
 
     return register
 
 
-def themed(draw: Draw) -> Draw:
+def apply_theme(draw: Draw) -> Draw:
     """Return ``draw`` as a function that draws in the theme."""
 
     @functools.wraps(draw)
@@ -177,7 +177,7 @@ def name_ticks(
     """
     step = math.ceil(len(names) / limit) if names else 1
     places = range(0, len(names), step)
-    texts = [shortened(names[i], letters) for i in places]
+    texts = [shorten(names[i], letters) for i in places]
     ticks = [i + offset for i in places]
     if axis == "y":
         ax.set_yticks(ticks, texts)
@@ -190,11 +190,11 @@ def name_ticks(
         ax.set_xticks(ticks, texts, rotation=90)
 
 
-def titled(runs: Sequence[Run]) -> dict[str, Run]:
+def title_runs(runs: Sequence[Run]) -> dict[str, Run]:
     """Return the runs that have finished (all if none has) by a title each, for figures with one panel per run."""
     titles: dict[str, Run] = {}
     for label, group in by_label(runs).items():
-        for run in settled(group):
+        for run in select_finished(group):
             title = f"{label}, seed {run.seed}" if len(group) > 1 else label
             titles[title if title not in titles else f"{title} ({run.directory.name})"] = run
     return titles
@@ -219,7 +219,7 @@ def series(runs: Sequence[Run], rule: str | None = None) -> list[Series]:
     styles = method_styles(run.label for run in runs)
     lines: list[Series] = []
     for label, group in by_label(runs).items():
-        scored = [run for run in settled(group) if run.evaluations and (rule is None or rule in run.rules)]
+        scored = [run for run in select_finished(group) if run.evaluations and (rule is None or rule in run.rules)]
         if scored:
             chosen = rule or rule_of(scored)
             lines.append(Series(label, styles[label], [r for r in scored if chosen in r.rules], chosen))
@@ -235,6 +235,6 @@ def series(runs: Sequence[Run], rule: str | None = None) -> list[Series]:
     return lines
 
 
-def shortened(name: str, length: int) -> str:
+def shorten(name: str, length: int) -> str:
     """Return ``name`` cut to ``length`` letters."""
     return name if len(name) <= length else f"{name[: length - 1]}…"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from protofed.analysis.figures.base import shortened
+from protofed.analysis.figures.base import shorten
 from protofed.analysis.style import GREY, INK, MARKERS, PALETTE, LineStyle
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def class_legend(fig: Figure, ax: Axes, names: Sequence[str], shown: Sequence[in
     entries = [
         *((label, {"marker": "o", "color": GREY, **look}) for label, look in kinds.items()),
         (" ", {}),
-        *((shortened(names[j], 18), {"marker": styles[j].marker, "color": styles[j].colour}) for j in shown),
+        *((shorten(names[j], 18), {"marker": styles[j].marker, "color": styles[j].colour}) for j in shown),
     ]
     entries = entries[: len(kinds)] if len(shown) > LEGEND_LIMIT else entries
     handles = [ax.plot([], [], **{"linestyle": "none", "ms": 6, **look})[0] for _, look in entries]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from protofed.analysis.figures.base import (
     WIDTH,
     Series,
+    apply_theme,
     canvas,
     colour_bar,
     counting_axis,
@@ -17,7 +18,6 @@ from protofed.analysis.figures.base import (
     name_ticks,
     percent_axis,
     series,
-    themed,
 )
 from protofed.analysis.style import INK, rule_colours
 from protofed.errors import DataError
@@ -44,7 +44,7 @@ def split(runs: list[Run]) -> Figure:
     )
 
 
-@themed
+@apply_theme
 def draw_split(
     counts: Any,
     client_names: Sequence[str],

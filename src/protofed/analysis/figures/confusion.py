@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protofed.analysis.figures.base import figure, map_axes, name_ticks, panels, titled, write_title
+from protofed.analysis.figures.base import figure, map_axes, name_ticks, panels, title_runs, write_title
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import INK
 from protofed.errors import DataError
@@ -26,7 +26,7 @@ def confusion(runs: list[Run], client: str | int | None = None) -> Figure:
     Options:
         client: name or number of a client; by default the samples of all clients together
     """
-    measured = {title: run for title, run in titled(runs).items() if run.measured}
+    measured = {title: run for title, run in title_runs(runs).items() if run.measured}
     if not measured:
         raise DataError("no metrics in these runs: compute them with protofed metrics RUN")
     most = max(len(run.class_names) for run in measured.values())

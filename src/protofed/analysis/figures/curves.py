@@ -19,10 +19,10 @@ from protofed.analysis.figures.base import (
     write_bytes,
     write_title,
 )
-from protofed.analysis.figures.lines import Curve, band, recorded, scalars
+from protofed.analysis.figures.lines import Curve, band, read_numbers, scalars
 from protofed.analysis.style import BLACK, PALETTE, method_styles, rule_colours
 from protofed.errors import DataError
-from protofed.runs.run import Run, by_label, rules_of, settled
+from protofed.runs.run import Run, by_label, rules_of, select_finished
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def accuracy_rounds(runs: list[Run], rule: str | None = None) -> Figure:
 @figure("accuracy_rules")
 def accuracy_rules(runs: list[Run]) -> Figure:
     """Test accuracy of every inference rule against rounds, one panel per method; rings mark the best rounds."""
-    groups = {label: settled(group) for label, group in by_label(r for r in runs if r.evaluations).items()}
+    groups = {label: select_finished(group) for label, group in by_label(r for r in runs if r.evaluations).items()}
     if not groups:
         raise DataError("no accuracy to show: no round has been evaluated yet")
     fig, axes = _grid(len(groups))
@@ -105,7 +105,7 @@ def accuracy_bytes(runs: list[Run], rule: str | None = None) -> Figure:
 @figure("losses")
 def losses(runs: list[Run]) -> Figure:
     """Training loss against rounds: its terms and their total, one panel per method."""
-    groups = {label: settled(group) for label, group in by_label(runs).items()}
+    groups = {label: select_finished(group) for label, group in by_label(runs).items()}
     groups = {label: group for label, group in groups.items() if any(r.losses for r in group[0].rounds)}
     if not groups:
         raise DataError("no losses to show: no client has trained")
@@ -119,7 +119,7 @@ def losses(runs: list[Run]) -> Figure:
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         own = [t for t in parts if any(t in r.losses for r in group[0].rounds)]
         for term in own + ["total"] * (len(own) > 1):
-            curves = [recorded(run, "losses", term) for run in group]
+            curves = [read_numbers(run, "losses", term) for run in group]
             band(ax, curves, styles[term], term.replace("_", " "))
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
         ax.set_ylabel("Loss per training sample")
@@ -138,14 +138,14 @@ def diagnostics(runs: list[Run], limit: int = 9) -> Figure:
         limit: at most so many panels
     """
     styles = method_styles(run.label for run in runs)
-    groups = {label: settled(group) for label, group in by_label(runs).items()}
+    groups = {label: select_finished(group) for label, group in by_label(runs).items()}
     names = list(dict.fromkeys(n for run in runs for r in run.rounds for n in scalars(r.diagnostics)))[:limit]
     if not names:
         raise DataError("no diagnostics to show: the method records no numbers")
     fig, axes = _grid(len(names))
     for ax, name in zip(axes, names, strict=True):
         for label, group in groups.items():
-            curves = [recorded(run, "diagnostics", name) for run in group]
+            curves = [read_numbers(run, "diagnostics", name) for run in group]
             band(ax, [c for c in curves if c], styles[label].line(), label)
         ax.set_ylabel(name.replace("_", " ").replace(".", ": "))
         counting_axis(ax)

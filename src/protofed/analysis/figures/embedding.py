@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protofed.analysis.figures.base import figure, panels, titled, write_title
+from protofed.analysis.figures.base import figure, panels, title_runs, write_title
 from protofed.analysis.figures.classes import GLOBAL, LOCAL, SAMPLE, class_legend, class_styles, dots
 from protofed.analysis.figures.geometry import final_prototypes
 from protofed.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool
     """
     import torch
 
-    from protofed.analysis.restore import restore_features, used
+    from protofed.analysis.restore import restore_features, restore_global
 
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, not {samples}")
@@ -52,7 +52,7 @@ def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool
         own = final_prototypes(run, f"local.{name}")
         if own is not None:
             parts.append((*own.to_send(), 1))
-    together = used(run, final_prototypes(run, "global"))
+    together = restore_global(run, final_prototypes(run, "global"))
     if together is not None:
         parts.append((*together.to_send(), 2))
     widths = {rows.shape[1] for rows, _, _ in parts if len(rows)}
@@ -71,7 +71,7 @@ def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool
     return Points(at[known].numpy(), labels[known].numpy(), kinds[known].numpy())
 
 
-def chosen_clients(run: Run, clients: int, seed: int) -> list[str]:
+def choose_clients(run: Run, clients: int, seed: int) -> list[str]:
     """Draw clients that have test samples; return their names in the fixed order."""
     import numpy as np
 
@@ -113,13 +113,13 @@ def tsne(runs: list[Run], clients: int = 5, samples: int = 1000, seed: int = 0, 
         trust_code: import the code that a run's configuration names, if it names any
     """
     shown = {
-        title: (run, points(run, chosen_clients(run, clients, seed), samples, seed, trust_code))
-        for title, run in titled(runs).items()
+        title: (run, points(run, choose_clients(run, clients, seed), samples, seed, trust_code))
+        for title, run in title_runs(runs).items()
     }
     single = len(shown) == 1
     fig, axes = panels(len(shown), *((6.0, 5.0) if single else (4.0, 3.6)), columns=2 if len(shown) == 4 else 3)
     for ax, (title, (run, points_of_run)) in zip(axes, shown.items(), strict=True):
-        draw_points(ax, _embedded(run, points_of_run.at, seed), points_of_run, len(run.class_names))
+        draw_points(ax, _embed(run, points_of_run.at, seed), points_of_run, len(run.class_names))
         ax.set_xticks([])
         ax.set_yticks([])
         ax.spines[:].set_visible(True)
@@ -133,7 +133,7 @@ def tsne(runs: list[Run], clients: int = 5, samples: int = 1000, seed: int = 0, 
     return fig
 
 
-def _embedded(run: Run, at: NDArray[Any], seed: int) -> NDArray[Any]:
+def _embed(run: Run, at: NDArray[Any], seed: int) -> NDArray[Any]:
     """Return ``(n, 2)`` places; the same for the same points."""
     import numpy as np
     from sklearn.manifold import TSNE

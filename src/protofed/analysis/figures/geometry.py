@@ -19,7 +19,7 @@ from protofed.analysis.figures.base import (
 from protofed.analysis.restore import prototypes
 from protofed.analysis.style import FAINT, method_styles
 from protofed.errors import CheckpointError, DataError
-from protofed.runs.run import Run, by_label, settled
+from protofed.runs.run import Run, by_label, select_finished
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def margins(runs: list[Run], sort: bool = False) -> Figure:
     """
     import torch
 
-    from protofed.prototypes.geometry import normalised_margins
+    from protofed.prototypes.geometry import normalise_margins
 
     fig, ax = canvas()
     groups = _tables(runs)
@@ -96,7 +96,7 @@ def margins(runs: list[Run], sort: bool = False) -> Figure:
     # Few classes leave room to put the methods beside each other.
     room = 0 if sort or len(runs[0].class_names) > 24 else 0.6
     for i, (label, tables) in enumerate(groups.items()):
-        values = torch.stack([normalised_margins(t, p).masked_fill(~p, float("nan")) for t, p in tables])
+        values = torch.stack([normalise_margins(t, p).masked_fill(~p, float("nan")) for t, p in tables])
         values = values.sort(1).values if sort else values
         K = values.shape[1]
         shift = room * (i / (len(groups) - 1) - 0.5) if len(groups) > 1 else 0.0
@@ -129,7 +129,7 @@ def margins(runs: list[Run], sort: bool = False) -> Figure:
 def _tables(runs: Sequence[Run]) -> dict[str, list[Prototypes]]:
     """Return label → the global prototypes of its runs."""
     groups = {
-        label: [table for run in settled(group) if (table := final_prototypes(run, "global")) is not None]
+        label: [table for run in select_finished(group) if (table := final_prototypes(run, "global")) is not None]
         for label, group in by_label(runs).items()
     }
     groups = {label: tables for label, tables in groups.items() if tables}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from protofed.analysis.figures.base import colour_bar, figure, panels, shortened, titled, write_title
+from protofed.analysis.figures.base import colour_bar, figure, panels, shorten, title_runs, write_title
 from protofed.analysis.figures.geometry import final_prototypes
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import BLUE, FAINT
@@ -66,7 +66,7 @@ def prototype_heatmap(
         raise ConfigError("figure prototype_heatmap: choose class or client, not both")
     which = "class" if class_ is not None else "client" if client is not None else which
     sheets: dict[str, _Sheet] = {}
-    for title, run in titled(runs).items():
+    for title, run in title_runs(runs).items():
         sheet = _sheet(run, which, class_, client)
         if any(row is not None for _, row in sheet.rows):
             sheets[title] = sheet
@@ -89,7 +89,7 @@ def prototype_panels(runs: list[Run], classes: tuple[int, ...] = (0,), client: s
         client: name or number of the client to show over the classes
     """
     sheets: list[tuple[str, _Sheet]] = []
-    for title, run in titled(runs).items():
+    for title, run in title_runs(runs).items():
         # Of the papers' class or client, a smaller federation has perhaps none.
         own = min(client, len(run.clients) - 1) if isinstance(client, int) else client
         chosen = [_sheet(run, "class", min(j, len(run.class_names) - 1), None) for j in classes]
@@ -114,10 +114,10 @@ def _positive(sheet: _Sheet) -> _Sheet:
 
 
 def _sheet(run: Run, which: str, class_: str | int | None, client: str | int | None) -> _Sheet:
-    from protofed.analysis.restore import used
+    from protofed.analysis.restore import restore_global
 
     if which == "global":
-        return _Sheet(_rows(run.class_names, used(run, final_prototypes(run, "global"))), "Class")
+        return _Sheet(_rows(run.class_names, restore_global(run, final_prototypes(run, "global"))), "Class")
     names = [c.name for c in run.clients]
     if which == "client":
         name = names[place_of(names, client, "client")]
@@ -125,17 +125,17 @@ def _sheet(run: Run, which: str, class_: str | int | None, client: str | int | N
     j = place_of(run.class_names, class_, "class")
     own = _own(run, names)
     rows: Rows = [(name, _row(own.get(name), j)) for name in names]
-    together = _row(used(run, final_prototypes(run, "global")), j)
+    together = _row(restore_global(run, final_prototypes(run, "global")), j)
     last: Rows = [] if together is None else [("global", together)]
     return _Sheet(rows + last, "Client", f"class {run.class_names[j].removeprefix('class ')}", bool(last))
 
 
 def _own(run: Run, clients: Sequence[str]) -> dict[str, Prototypes]:
     """Return the prototypes of those clients that have any, as they send them."""
-    from protofed.analysis.restore import sent
+    from protofed.analysis.restore import restore_local
 
     tables = {name: final_prototypes(run, f"local.{name}") for name in clients}
-    return sent(run, {name: own for name, own in tables.items() if own is not None})
+    return restore_local(run, {name: own for name, own in tables.items() if own is not None})
 
 
 def _row(table: Prototypes | None, j: int) -> Tensor | None:
@@ -168,7 +168,7 @@ def _draw(fig: Figure, ax: Axes, sheet: _Sheet, binary: bool) -> None:
         ax.hlines(tops[1:], 0, values.shape[1], color="white", linewidth=1.0)
     step = math.ceil(len(names) / 44)
     ticks = (tops + 0.5)[::step]
-    ax.set_yticks(ticks, [shortened(name, 18) for name in names[::step]])
+    ax.set_yticks(ticks, [shorten(name, 18) for name in names[::step]])
     ax.set_ylim(edges[-1], 0)
     ax.grid(False)
     ax.tick_params(axis="y", length=0)

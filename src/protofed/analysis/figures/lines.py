@@ -25,7 +25,7 @@ def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float
     return numbers
 
 
-def recorded(run: Run, part: str, name: str) -> dict[int, float]:
+def read_numbers(run: Run, part: str, name: str) -> dict[int, float]:
     """Return round → a number among its ``losses`` or ``diagnostics``: NaN where a round lacks it, or nothing.
 
     Nothing is returned if every round lacks it.

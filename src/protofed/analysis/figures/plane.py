@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from protofed.analysis.figures.base import figure, panels, titled, write_title
+from protofed.analysis.figures.base import figure, panels, title_runs, write_title
 from protofed.analysis.figures.classes import class_legend, class_styles
 from protofed.analysis.figures.embedding import Points, draw_points, kinds_shown, points
 from protofed.analysis.figures.options import place_of
@@ -43,7 +43,7 @@ def plane(
     """
     shown: dict[str, Points] = {}
     alone = each or client is not None
-    for title, run in titled(runs).items():
+    for title, run in title_runs(runs).items():
         d = sorted({c.d for c in run.clients})
         if d != [2]:
             raise DataError(

@@ -27,7 +27,7 @@ def save_figure(fig: Figure, path_stem: str | Path) -> list[Path]:
     engine = fig.get_layout_engine()
     try:
         for path in paths:
-            write_bytes(path, _rendered(fig, path.suffix[1:]))
+            write_bytes(path, _render(fig, path.suffix[1:]))
             fig.set_layout_engine("none")  # what is where, which takes most of the time, is now known
     finally:
         fig.set_layout_engine(engine)
@@ -38,7 +38,7 @@ def inline_svg(fig: Figure, prefix: str, description: str) -> str:
     """Return ``fig`` as an ``<svg>`` element for an HTML page, with ids that ``prefix`` makes unique on it."""
     from html import escape
 
-    text = _rendered(fig, "svg").decode()
+    text = _render(fig, "svg").decode()
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}-", text[text.index("<svg") :])
     text = re.sub(r"\n\s*", "\n", text.replace("xlink:href", "href"))
@@ -52,7 +52,7 @@ def inline_svg(fig: Figure, prefix: str, description: str) -> str:
     return start + text[text.index(">") + 1 :]
 
 
-def _rendered(fig: Figure, kind: str) -> bytes:
+def _render(fig: Figure, kind: str) -> bytes:
     from matplotlib import rcParams
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -19,7 +19,7 @@ from protofed.analysis.figures.base import (
 from protofed.analysis.style import GREY, method_styles
 from protofed.errors import DataError, unknown_name
 from protofed.runs.labels import NOT_THE_METHODS, flat, tell_apart
-from protofed.runs.run import Run, rule_of, settled
+from protofed.runs.run import Run, rule_of, select_finished
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,10 +53,12 @@ def sensitivity(runs: list[Run], option: str | None = None, rule: str | None = N
         option: dotted name, e.g. method.gamma; by default the one in which the runs differ
         rule: inference rule; by default each method's main rule
     """
-    scored = [run for run in settled(runs) if run.evaluations and (rule is None or rule in run.rules)]
+    scored = [run for run in select_finished(runs) if run.evaluations and (rule is None or rule in run.rules)]
     if not scored:
-        raise DataError("no accuracy to show: no round has been evaluated" + f" by the rule {rule!r}" * bool(rule))
-    option = _varied(scored, option)
+        raise DataError(
+            "no accuracy to show: no round has been evaluated" + (f" by the rule {rule!r}" if rule else "")
+        )
+    option = _name_option(scored, option)
     lines = _lines(scored, option)
     axis = _Axis([value for line in lines.values() for value in line if value is not None])
     styles = method_styles(lines)
@@ -90,7 +92,7 @@ def sensitivity(runs: list[Run], option: str | None = None, rule: str | None = N
     return fig
 
 
-def _varied(runs: Sequence[Run], wanted: str | None) -> str:
+def _name_option(runs: Sequence[Run], wanted: str | None) -> str:
     configurations = [flat(run.config, (*NOT_THE_METHODS, "recipe")) for run in runs]
     names = list(dict.fromkeys(name for options in configurations for name in options if name != "method.name"))
     varied = [n for n in names if len({str(options[n]) for options in configurations if n in options}) > 1]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.answer import MethodResult, answer
 from protofed.analysis.figures.base import (
+    apply_theme,
     canvas,
     colour_bar,
     figure,
@@ -15,7 +16,6 @@ from protofed.analysis.figures.base import (
     map_axes,
     name_ticks,
     panels,
-    themed,
 )
 from protofed.analysis.style import BLUE, FAINT, GREY
 from protofed.errors import DataError
@@ -68,7 +68,7 @@ def resemblance(runs: list[Run]) -> Figure:
     return fig
 
 
-@themed
+@apply_theme
 def draw_sites(accuracies: Mapping[str, tuple[float, float]], alone: str, together: str) -> Figure:
     """Return a line per site from its accuracy in percent alone to that together.
 

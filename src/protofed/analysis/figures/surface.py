@@ -9,7 +9,7 @@ from protofed.analysis.figures.base import colour_bar, figure, map_axes, name_ti
 from protofed.analysis.style import INK
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.runs.labels import flat
-from protofed.runs.run import Run, settled
+from protofed.runs.run import Run, select_finished
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ def surface(runs: list[Run], x: str = "", y: str = "", rule: str | None = None) 
     """
     if not (x and y):
         raise ConfigError("surface needs two options: --option x=NAME --option y=NAME, such as x=training.lr")
-    scored = [run for run in settled(runs) if run.evaluations and (rule is None or rule in run.rules)]
+    scored = [run for run in select_finished(runs) if run.evaluations and (rule is None or rule in run.rules)]
     options = [flat(run.config) for run in scored]
     for name in (x, y):
         if not any(name in own for own in options):
@@ -38,8 +38,8 @@ def surface(runs: list[Run], x: str = "", y: str = "", rule: str | None = None) 
             cells.setdefault(run.arm, {}).setdefault((own[x], own[y]), []).append(100 * outcome.final)
     if not cells:
         raise DataError(f"nothing to show: no method has both {x} and {y}")
-    across = _ordered([place[0] for own in cells.values() for place in own])
-    up = _ordered([place[1] for own in cells.values() for place in own])
+    across = _order_values([place[0] for own in cells.values() for place in own])
+    up = _order_values([place[1] for own in cells.values() for place in own])
     means = {m: {place: statistics.fmean(v) for place, v in own.items()} for m, own in cells.items()}
     shown = [value for own in means.values() for value in own.values()]
     fig, axes = panels(len(means), max(3.4, 1.4 + 0.62 * len(across)), max(2.4, 1.2 + 0.42 * len(up)))
@@ -59,7 +59,7 @@ def surface(runs: list[Run], x: str = "", y: str = "", rule: str | None = None) 
     return fig
 
 
-def _ordered(values: list[Any]) -> list[Any]:
+def _order_values(values: list[Any]) -> list[Any]:
     """Return different values in order: numbers by size, others as they come."""
     different = list(dict.fromkeys(values))
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in different)

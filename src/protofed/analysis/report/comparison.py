@@ -11,7 +11,7 @@ from protofed.analysis.report.facts import architectures, bytes_per_round, param
 from protofed.analysis.report.tables import CONVERGED, OutcomeColumn, groups_of, outcome_columns
 from protofed.analysis.style import method_styles
 from protofed.analysis.table import TextCell, TextTable
-from protofed.runs.run import Run, by_label, rule_of, rules_of, settled
+from protofed.runs.run import Run, by_label, rule_of, rules_of, select_finished
 from protofed.text import duration, size
 
 
@@ -27,7 +27,7 @@ def methods(runs: Sequence[Run]) -> TextTable:
     styles = method_styles(run.label for run in runs)
     differ = bool(models(runs))
     for label, group in _sections(table, runs):
-        chosen = settled(group)
+        chosen = select_finished(group)
         rule = rule_of(chosen)
         finished = sum(run.finished for run in group)
         waiting = "" if finished == len(group) else f"{len(group) - finished} unfinished"
@@ -68,7 +68,7 @@ def _by_rule(runs: Sequence[Run], columns: Sequence[OutcomeColumn]) -> TextTable
     table.groups = [("", 1), *((rule.title, len(columns)) for rule in rules.values())]
     styles = method_styles(run.label for run in runs)
     for label, group in _sections(table, runs):
-        cells = [column.cell(settled(group), rule) for rule in rules for column in columns]
+        cells = [column.cell(select_finished(group), rule) for rule in rules for column in columns]
         table.add(TextCell(label, style=styles[label]), *cells)
     _emphasise(table, range(1, len(table.head)))
     return table

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from protofed.analysis.metrics import area
 from protofed.errors import ProtofedError
 from protofed.runs.files import read_text
-from protofed.runs.run import Run, rule_of, settled
+from protofed.runs.run import Run, rule_of, select_finished
 from protofed.runs.summary import TOLERANCE
-from protofed.text import area, duration, mean_std, number, percent, size
+from protofed.text import duration, mean_std, number, percent, plural, size
 
 MANY = 500
 """Clients beyond which what each of them chose is not read."""
@@ -27,11 +28,6 @@ class Card(NamedTuple):
     label: str
     value: str
     note: str
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun."""
-    return f"{number(count)} {noun if count == 1 else noun + ('es' if noun.endswith('s') else 's')}"
 
 
 def status(run: Run) -> str:
@@ -47,7 +43,7 @@ def choices(run: Run) -> str:
     if not run.finished or len(run.clients) > MANY:
         return ""
     from protofed.experiments.ending import read_client, read_server
-    from protofed.methods.parts.gaussian import told
+    from protofed.methods.parts.gaussian import describe_choices
 
     found = {}
     with suppress(ProtofedError):
@@ -56,7 +52,7 @@ def choices(run: Run) -> str:
             received = read_client(run.directory, client.name, server).received
             if "choice" in received:
                 found[client.name] = received["choice"]
-    return told(found) if found else ""
+    return describe_choices(found) if found else ""
 
 
 def progress(runs: Sequence[Run]) -> str:
@@ -79,7 +75,7 @@ def about(run: Run) -> str:
     return f"{summary}. {method.reference}".strip().removesuffix(".") + "."
 
 
-def scored(runs: Sequence[Run]) -> str:
+def say_when_scored(runs: Sequence[Run]) -> str:
     """Return at which moment clients were scored."""
     moments = {
         "broadcast": "after they received what the server made of the round, before they trained again",
@@ -169,7 +165,7 @@ def beyond(runs: Sequence[Run]) -> str:
     if not any(outcome.union for run in runs for outcome in run.outcome.accuracy.values()):
         return ""
     how = {"balanced": ", every class counting alike", "shifted": ", weighted as the next client’s classes"}
-    alike = next((how[on] for on in how if on in _scored_on(runs)), "")
+    alike = next((how[on] for on in how if on in _find_test_sets(runs)), "")
     return (
         f"“All classes” is the accuracy of every client on the test samples of all clients together{alike}, after "
         "the last evaluated round; “unseen classes” is the part of them that the client has no training samples of."
@@ -179,16 +175,16 @@ def beyond(runs: Sequence[Run]) -> str:
 def everybody(runs: Sequence[Run]) -> str:
     """Return on whose samples clients were scored besides their own."""
     how = {"balanced": ", classes alike", "shifted": ", classes shifted"}
-    return "everyone’s samples" + next((how[on] for on in how if on in _scored_on(runs)), "")
+    return "everyone’s samples" + next((how[on] for on in how if on in _find_test_sets(runs)), "")
 
 
-def _scored_on(runs: Sequence[Run]) -> set[str]:
+def _find_test_sets(runs: Sequence[Run]) -> set[str]:
     return {str(run.config.get("evaluation", {}).get("on")) for run in runs}
 
 
 def headline(runs: Sequence[Run]) -> str:
     """Return one method's final accuracy by its main rule, over its seeds."""
-    scored = [run for run in settled(runs) if run.evaluations]
+    scored = [run for run in select_finished(runs) if run.evaluations]
     if not scored:
         return "not evaluated yet"
     rule = rule_of(scored)
@@ -199,7 +195,7 @@ def headline(runs: Sequence[Run]) -> str:
 def seeds(runs: Sequence[Run]) -> str:
     """Return the seeds of some runs."""
     numbers = sorted({run.seed for run in runs})
-    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def bytes_per_round(run: Run, way: str) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from protofed.analysis.metrics import overall_text, spread_text, writer
-from protofed.analysis.report import facts
+from protofed.analysis.metrics import area, overall_text, spread_text, writer
 from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.metrics import HEADLINES, SampleMetrics
 from protofed.runs.run import Run, by_label
-from protofed.text import area, mean_std, number
+from protofed.text import mean_std, number, plural
 from protofed.trained.paired import Sampled, same_tests, two_level
 
 BY_CLASS = {
@@ -91,9 +90,7 @@ def overall(run: Run) -> TextTable | None:
     cells = []
     for name in SHOWN:
         over = run.measured.over_clients(name)
-        cells.append(
-            TextCell(spread_text([run.measured], name), f"of {facts.plural(over[2], 'client')}" if over else "")
-        )
+        cells.append(TextCell(spread_text([run.measured], name), f"of {plural(over[2], 'client')}" if over else ""))
     table.add(TextCell("Mean over clients", "± standard deviation"), *cells)
     return table
 

@@ -14,7 +14,7 @@ from protofed.analysis.table import TextCell, TextTable
 from protofed.runs.description import ClientDescription
 from protofed.runs.findings import Findings
 from protofed.runs.metrics import HEADLINES
-from protofed.runs.run import Run, rule_of, settled
+from protofed.runs.run import Run, rule_of, select_finished
 from protofed.text import duration, mean_std, number, percent, size
 
 
@@ -78,14 +78,14 @@ def groups_of(columns: Sequence[OutcomeColumn]) -> list[tuple[str, int]]:
 
 def rules(runs: Sequence[Run]) -> TextTable:
     """Return one row per inference rule of one method."""
-    chosen = settled(runs)
+    chosen = select_finished(runs)
     columns = outcome_columns(chosen)
     table = TextTable(["A sample is given …", *(column.heading for column in columns)])
     table.groups = [("", 1), *groups_of(columns)]
     for rule in dict.fromkeys(rule for run in chosen for rule in run.rules):
         main = rule == rule_of(chosen)
         described = chosen[0].rule(rule)
-        title = TextCell(described.title + " (main rule)" * main, described.text, main)
+        title = TextCell(described.title + (" (main rule)" if main else ""), described.text, main)
         table.add(title, *(column.cell(chosen, rule) for column in columns))
     return table
 
@@ -143,7 +143,7 @@ def _extras(sizes: Mapping[str, int]) -> str:
 
 def communication(runs: Sequence[Run]) -> TextTable:
     """Return the traffic up, down and in both directions: parameters as papers count them, and real bytes."""
-    chosen = settled(runs)
+    chosen = select_finished(runs)
     table = TextTable(
         [
             "Direction",
@@ -193,7 +193,7 @@ def geometry(run: Run) -> TextTable | None:
     return table
 
 
-def refused(runs: Sequence[Run]) -> TextTable | None:
+def list_refusals(runs: Sequence[Run]) -> TextTable | None:
     """Return the uploads that broke their schema; None if there were none."""
     return _incidents(runs, "refused", ("client", "field", "reason"))
 
@@ -203,7 +203,7 @@ def missing(runs: Sequence[Run]) -> TextTable | None:
     return _incidents(runs, "missing", ("client", "phase", "reason"))
 
 
-def left_out(runs: Sequence[Run]) -> TextTable | None:
+def list_left_out(runs: Sequence[Run]) -> TextTable | None:
     """Return the clients of a network that did not fit the others, and why; None if all did."""
     rows = dict.fromkeys((*entry, str(run.seed)) for run in runs for entry in run.federation.left_out.items())
     if not rows:
@@ -221,7 +221,7 @@ def without_effect(runs: Sequence[Run]) -> TextTable | None:
         for record in run.rounds:
             if record.robust.kept:
                 rounds.setdefault((record.robust.kept, str(run.seed)), []).append(record.round)
-    return _counted(["Reason", "Seed"], 1, rounds)
+    return _count_events(["Reason", "Seed"], 1, rounds)
 
 
 STEPS = 20
@@ -235,10 +235,10 @@ def privacy(run: Run) -> TextTable | None:
         return None
     table = TextTable(["After round", "ε", "Noisy sums", *["Noisy statistics"] * (spent[-1][1].means > 0)])
     step = -(-len(spent) // STEPS)
-    for place, (round, cost) in enumerate(spent, start=1):
+    for place, (round_number, cost) in enumerate(spent, start=1):
         if place == 1 or place % step == 0 or place == len(spent):
             more = [number(cost.means)] if spent[-1][1].means else []
-            table.add(number(round), f"{cost.epsilon:.3g}", number(cost.releases), *more)
+            table.add(number(round_number), f"{cost.epsilon:.3g}", number(cost.releases), *more)
     return table
 
 
@@ -250,10 +250,10 @@ def _incidents(runs: Sequence[Run], kind: str, fields: tuple[str, ...]) -> TextT
             for incident in getattr(record, kind):
                 key = (*(getattr(incident, name) for name in fields), str(run.seed))
                 rounds.setdefault(key, []).append(record.round)
-    return _counted([*(name.capitalize() for name in fields), "Seed"], len(fields), rounds)
+    return _count_events([*(name.capitalize() for name in fields), "Seed"], len(fields), rounds)
 
 
-def _counted(
+def _count_events(
     columns: list[str], text_columns: int, rounds: Mapping[tuple[str, ...], list[int]]
 ) -> TextTable | None:
     """Count events and list their rounds, the most frequent first; None without any."""

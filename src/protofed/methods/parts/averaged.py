@@ -12,10 +12,10 @@ from torch import nn
 from protofed.methods.contract import Aggregate, Local, Tensors, Upload
 from protofed.methods.parts.weights import (
     WeightedMean,
-    copied,
+    copy_tensors,
     first_model,
     load_weights,
-    shared_weights,
+    select_weights,
     weight_of,
     with_samples,
 )
@@ -60,14 +60,14 @@ class AveragedWeights(Base[W]):
         """Return a client's copy of that network: by default its model."""
         return model
 
-    def shared(self, network: nn.Module) -> Tensors:
+    def take_shared(self, network: nn.Module) -> Tensors:
         """Return references to the weights of a network that are sent."""
-        return shared_weights(network, self.shares, buffers=self.options.share_buffers)
+        return select_weights(network, self.shares, buffers=self.options.share_buffers)
 
     @cached_property
     def initial(self) -> Tensors:
         """The weights ``w^0`` that the server starts from."""
-        return copied(self.shared(self.first_model()))
+        return copy_tensors(self.take_shared(self.first_model()))
 
     @cached_property
     def broadcast_schema(self) -> Schema:
@@ -87,17 +87,17 @@ class AveragedWeights(Base[W]):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i`` and ``n_i``."""
-        return {**self.shared(self.copy_of(local.model)), "samples": local.counts.sum()}
+        return {**self.take_shared(self.copy_of(local.model)), "samples": local.counts.sum()}
 
     def server_state(self) -> Tensors:
         """Start from ``w^0``."""
         return dict(self.initial)
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send ``w^t``."""
         return {name: server[name] for name in self.broadcast_schema.fields}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """``w^{t+1} = Σ_i (n_i / Σ n)·w_i`` over the clients of this round."""
         return Aggregate(average(server, uploads, self.options.weighting), {})
 

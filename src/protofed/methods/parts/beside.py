@@ -93,12 +93,12 @@ class MeansBeside(Base):
         """Start with ``w^0`` and an empty table."""
         return {**super().server_state(), **self.first_table()}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload:
         """Send ``w^t`` and the prototypes that there are."""
         rows, classes = self.rows(server)
         return {**{name: server[name] for name in self.initial}, "classes": classes, "prototypes": rows}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Average the weights as FedAvg, and make a table of the class means."""
         means: list[Upload] = []
 

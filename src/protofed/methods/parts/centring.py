@@ -50,7 +50,7 @@ def means_apart(counts: Tensor, sums: Tensor, totals: Tensor) -> Tensor:
     return found
 
 
-def moved(sums: Sums, by: Tensor) -> Sums:
+def move_sums(sums: Sums, by: Tensor) -> Sums:
     """Return the sums of ``φ − b``."""
     total, n = sums.sums.sum(0), sums.counts.sum()
     cross = torch.outer(total, by)
@@ -59,7 +59,7 @@ def moved(sums: Sums, by: Tensor) -> Sums:
     )
 
 
-def centred(total: Sums, counts: Sequence[Tensor], sums: Sequence[Tensor]) -> Sums:
+def centre_sums(total: Sums, counts: Sequence[Tensor], sums: Sequence[Tensor]) -> Sums:
     """Return the sums of ``φ − b_i`` over all clients.
 
     Args:
@@ -77,6 +77,6 @@ def centred(total: Sums, counts: Sequence[Tensor], sums: Sequence[Tensor]) -> Su
     return Sums(total.counts, total.sums - N.mT @ offsets, moment)
 
 
-def placed(classifier: Linear, by: Tensor) -> Linear:
+def place_classifier(classifier: Linear, by: Tensor) -> Linear:
     """Return the classifier of ``φ`` that answers as the given one does of ``φ − b``."""
     return classifier._replace(bias=classifier.bias - classifier.weights @ by.to(classifier.weights))

@@ -24,6 +24,7 @@ from torch import Tensor
 from protofed.methods.given import Tensors
 from protofed.methods.parts.moments import Linear, Sums, floor, part_of, solve, symmetric, triangle
 from protofed.methods.parts.prior import RHO
+from protofed.text import few
 
 Shrinkage = float | Literal["oas"]
 SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
@@ -129,7 +130,7 @@ class Pools(NamedTuple):
         found = discriminant(total, mixture.shrinkage, dtype, *seen.covariances([mixture.share])[mixture.share])
         return found.beside(mixture.view, self.views)
 
-    def left_out(
+    def leave_out(
         self, x: Tensor, y: Tensor, mixtures: Sequence[Mix], dtype: torch.dtype
     ) -> Iterator[tuple[list[Mix], Tensor]]:
         """Yield log-posteriors, up to a constant, of samples that are left out, each by the sums of all the rest.
@@ -212,7 +213,7 @@ class Pools(NamedTuple):
             held = seen.own.counts.nonzero().squeeze(-1)
             place = torch.searchsorted(held, y[some]).unsqueeze(-1)
             if scores is None:
-                ((_, (scores,)),) = seen.left_out(x[some, here], y[some], [mixture], dtype)
+                ((_, (scores,)),) = seen.leave_out(x[some, here], y[some], [mixture], dtype)
             prior = (seen.own.counts[y[some]] + RHO - 1).log()
             found = 2 * (prior - scores.gather(-1, place).squeeze(-1)).nan_to_num(nan=0.0, posinf=0.0)
             order = found.argsort()
@@ -298,7 +299,7 @@ class Selection(NamedTuple):
         return torch.tensor([*values, view if views > 1 else -1.0, heard])
 
 
-def told(choices: Mapping[str, Tensor]) -> str:
+def describe_choices(choices: Mapping[str, Tensor]) -> str:
     """Return in whole sentences what clients have chosen, from :meth:`Selection.tensor` of each by name."""
     groups: dict[str, list[str]] = {}
     views: dict[float, list[str]] = {}
@@ -317,8 +318,8 @@ def told(choices: Mapping[str, Tensor]) -> str:
     together, apart = views.get(0, []), views.get(1, [])
     if together or apart:
         chosen += " " + (
-            f"Clients measure alike at {_named(together)} (standardised together) and otherwise at {_named(apart)} "
-            "(standardised by site)."
+            f"Clients measure alike at {few(together, NAMED)} (standardised together) and otherwise at "
+            f"{few(apart, NAMED)} (standardised by site)."
             if together and apart
             else "Clients measure alike: standardised together."
             if together
@@ -327,11 +328,7 @@ def told(choices: Mapping[str, Tensor]) -> str:
     if not mute:
         return chosen
     why = "one class, or no second sample of any"
-    return f"{chosen} Without a choice ({why}), and so with the first: {_named(mute)}."
-
-
-def _named(clients: Sequence[str]) -> str:
-    return ", ".join(clients[:NAMED]) + f" and {len(clients) - NAMED} others" * (len(clients) > NAMED)
+    return f"{chosen} Without a choice ({why}), and so with the first: {few(mute, NAMED)}."
 
 
 def voters(labels: Tensor, counts: Tensor) -> Tensor:
@@ -384,7 +381,7 @@ def choose(
     for view in range(pools.views):
         x = features[some, part_of(features.shape[1], view, pools.views)]
         own = [mixture for mixture in mixtures if mixture.view == view]
-        for chosen, scores in pools.view(view).left_out(x, labels[some], own, dtype):
+        for chosen, scores in pools.view(view).leave_out(x, labels[some], own, dtype):
             sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
             found |= zip(chosen, sums.tolist(), strict=True)
             left |= zip(chosen, scores, strict=True)

@@ -47,6 +47,9 @@ class GeneratorOptions(FedAvgOptions):
     latent_dim: int = remote(32, "length z of the generator's noise ε", least=1)
     noise: Literal["uniform", "normal"] = remote("uniform", "ε in [0, 1), as in all code, or Gaussian as printed")
     generator_batch_size: int = remote(32, "generated features per server step; BatchNorm takes two", least=2)
+    generator_hidden: int = remote(256, "width h of the generator", least=1)
+    generator_steps: int = remote(50, "server steps per round", least=0)
+    generator_lr: float = remote(1e-4, "learning rate of the server's Adam, ×0.98 per round", least=0)
 
 
 class Generated(NamedTuple):
@@ -117,7 +120,7 @@ class Heads(NamedTuple):
         """Return ``(S, B, K)`` answers of all clients to ``(B, d)`` features."""
         return features @ self.weight.mT + self.bias.unsqueeze(1)
 
-    def weighted_errors(self, features: Tensor, labels: Tensor) -> Tensor:
+    def weigh_errors(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return ``Σ_i mean_b(a_{y_b,i}·CE(g_i(G_b), y_b))``.
 
         Args:
@@ -147,13 +150,13 @@ class Teachers:
         self.sizes.append(payload["samples"])
         self.counts.append(payload.get("counts", torch.ones(self.num_classes)))
 
-    def held(self) -> Tensor:
+    def count_held(self) -> Tensor:
         """Return ``(S, K)`` samples of each class, or ones if clients do not send them."""
         return torch.stack(self.counts).to(self.dtype)
 
     def heads(self) -> Heads:
         """Return all classifiers with their shares."""
-        n, held = torch.stack(self.sizes).to(self.dtype), self.held()
+        n, held = torch.stack(self.sizes).to(self.dtype), self.count_held()
         shares = n / n.sum().clamp(min=1), held / held.sum(0).clamp(min=1)
         return Heads(torch.stack(self.weights), torch.stack(self.biases), *shares)
 
@@ -232,9 +235,9 @@ class FeatureGenerator:
     def noise(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
         """Return noise ``(B, z)`` from the model's source ``noise``."""
         numbers: Tensor = model.extras["noise"]((len(batch.y), self.options.latent_dim), received["prior"])
-        return self.shaped(numbers)
+        return self.shape_noise(numbers)
 
-    def shaped(self, numbers: Tensor) -> Tensor:
+    def shape_noise(self, numbers: Tensor) -> Tensor:
         """Return noise of the chosen kind from uniform numbers in [0, 1)."""
         return numbers if self.options.noise == "uniform" else gaussian(numbers)
 
@@ -260,12 +263,12 @@ class FeatureGenerator:
 
     # The server.
 
-    def taught(
+    def train(
         self,
         server: Tensors,
         teachers: Teachers,
         objective: Objective,
-        round: int,
+        round_number: int,
         *,
         steps: int,
         lr: float,
@@ -279,10 +282,10 @@ class FeatureGenerator:
         Returns:
             The entries of the server's state that change, and diagnostics; a generator that diverges is not kept.
         """
-        prior = self._prior(teachers.held().sum(0))
+        prior = self._prior(teachers.count_held().sum(0))
         if not float(prior.sum()) > 0:
             return {}, {}
-        source = generator(self.task.seed, "generator training", round)
+        source = generator(self.task.seed, "generator training", round_number)
         heads = teachers.heads()
         weights = {n.removeprefix(PREFIX): server[n].clone() for n in self.first}
         leaves = [t.requires_grad_() for n, t in weights.items() if "running" not in n]
@@ -291,7 +294,7 @@ class FeatureGenerator:
         for _ in range(steps):
             labels = torch.multinomial(prior, self.options.generator_batch_size, replacement=True, generator=source)
             shape = (len(labels), self.options.latent_dim)
-            noise = self.shaped(torch.rand(shape, generator=source, dtype=self.task.dtype))
+            noise = self.shape_noise(torch.rand(shape, generator=source, dtype=self.task.dtype))
             with torch.enable_grad():
                 batch = generate(weights, noise, labels, training=True)
                 loss = objective(heads, noise, labels, batch.features)

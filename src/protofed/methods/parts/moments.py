@@ -105,7 +105,7 @@ class Sums(NamedTuple):
         values, vectors = torch.linalg.eigh(scatter)
         return self._replace(moment=self.moment - scatter + (vectors * values.clamp(min=0)) @ vectors.mT)
 
-    def denoised(self, deviation: float) -> Sums:
+    def remove_noise(self, deviation: float) -> Sums:
         """Remove what may be noise: such classes, and what would make the scatter singular.
 
         As in AdaSSP (Wang, "Revisiting differentially private linear regression", UAI 2018), what noise does to the
@@ -458,14 +458,14 @@ class ClosedForm(Method[O]):
         dtype = self.task.dtype
         return {**held, "prototypes": total.means.rows.to(dtype), **classifier.tensors(dtype)}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the classifier; nothing before there is one."""
         classes = server["present"].nonzero().squeeze(-1)
         if not len(classes):
             return None
         return {"classes": classes, "weights": server["weights"][classes], "bias": server["bias"][classes]}
 
-    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round: int) -> Aggregate:
+    def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Note what each client sent, in place of what it sent before, and make the classifier of all."""
         held = {name: tensor for name, tensor in server.items() if "." in name}
         new: dict[str, list[Payload]] = {}
@@ -533,7 +533,7 @@ class ClosedForm(Method[O]):
             for all_of_them, own in zip(total, part, strict=True):
                 all_of_them += own
         if self.task.noise:
-            total = total.denoised(
+            total = total.remove_noise(
                 self.task.noise * math.hypot(*self.protection.dp_statistics.values()) * number**0.5
             )
         return total, self.classifier(total)

@@ -33,7 +33,7 @@ def schema(num_classes: int, d: int, most: int, **more: Field) -> Schema:
     return Schema(fields, num_classes, {"d": d}, {"c": min(most or MOST_COMPONENTS, MOST_COMPONENTS)})
 
 
-def fitted(local: Local, num_classes: int, components: int) -> Payload:
+def fit_local(local: Local, num_classes: int, components: int) -> Payload:
     """Return a list with a mixture of the features of each of a client's classes."""
     features, labels = local.features()
     mixtures = fit_mixtures(
@@ -48,7 +48,7 @@ def fitted(local: Local, num_classes: int, components: int) -> Payload:
     return {"classes": classes, **{n: part[classes, places] for n, part in mixtures._asdict().items()}}
 
 
-def joined(lists: Iterable[Payload]) -> Tensors:
+def join_lists(lists: Iterable[Payload]) -> Tensors:
     """Return one list of all components; {} without any."""
     reported = [found for found in lists if len(found["classes"])]
     return {name: torch.cat([found[name] for found in reported]) for name in (reported or [{}])[0]}
@@ -72,7 +72,7 @@ def by_class(components: Tensors) -> dict[int, Mixture]:
     return {label: mixture for label, mixture in mixtures.items() if bool((mixture.weights > 0).any())}
 
 
-def _ordered(components: Tensors) -> dict[int, Mixture]:
+def _order_components(components: Tensors) -> dict[int, Mixture]:
     """Return the mixture of each class, its components in an order that does not depend on rounding.
 
     Rounding may decide which of two components of equal weight the server sends first, but not the draws.
@@ -84,7 +84,7 @@ def _ordered(components: Tensors) -> dict[int, Mixture]:
     return found
 
 
-def fused(held: Tensors, reported: Tensors, threshold: float) -> Tensors:
+def fuse_components(held: Tensors, reported: Tensors, threshold: float) -> Tensors:
     """Return a list in which reported components, fused by class (Algorithm 1), replace those held.
 
     Without any, it is ``held`` itself.
@@ -109,7 +109,7 @@ def table(components: Tensors, K: int, d: int, dtype: torch.dtype) -> Tensors:
         ``known`` ``(K,)`` bool, the classes that have a mixture; of its c components at most the cumulative
         ``shares`` ``(K, c)``, ``means`` ``(K, c, d)`` and ``stds`` ``(K, c, d)``.
     """
-    mixtures, zeros = _ordered(components), torch.zeros(1, d, dtype=dtype)
+    mixtures, zeros = _order_components(components), torch.zeros(1, d, dtype=dtype)
     if components:
         zeros = zeros.to(components["means"])
     nothing = Mixture(zeros.new_ones(1), zeros, zeros)
@@ -122,7 +122,7 @@ def table(components: Tensors, K: int, d: int, dtype: torch.dtype) -> Tensors:
     }
 
 
-def drawn(received: Tensors, noise: Callable[[tuple[int, ...], Tensor], Tensor], r: int) -> Batch:
+def draw_batch(received: Tensors, noise: Callable[[tuple[int, ...], Tensor], Tensor], r: int) -> Batch:
     """Draw r pseudo-features per class from a :func:`table`; without a mixture they are padding."""
     means = received["means"]
     K, _, d = means.shape
@@ -132,11 +132,11 @@ def drawn(received: Tensors, noise: Callable[[tuple[int, ...], Tensor], Tensor],
     return Batch(features.flatten(0, 1), labels, received["known"][labels].to(features.dtype))
 
 
-def drawn_once(local: Local, r: int, d: int) -> tuple[Tensor, Tensor]:
+def draw_once(local: Local, r: int, d: int) -> tuple[Tensor, Tensor]:
     """Draw r pseudo-features per class from a received list, and their labels."""
     like = next(local.model.parameters())
     x, y = [torch.zeros(0, d).to(like)], [torch.zeros(0, dtype=torch.int64, device=like.device)]
-    for label, mixture in _ordered(local.received).items():
+    for label, mixture in _order_components(local.received).items():
         x.append(sample(mixture, r, local.generator(f"pseudo-features {label}")).to(like))
         y.append(torch.full((r,), label, device=like.device))
     return torch.cat(x), torch.cat(y)

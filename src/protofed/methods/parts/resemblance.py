@@ -40,7 +40,7 @@ def resemblance(counts: Tensor, means: Tensor, covariance: Tensor, least: float)
     return (excess / total).nan_to_num(nan=STRANGERS).clamp(max=STRANGERS).fill_diagonal_(0)
 
 
-def heard(counts: Tensor, means: Tensor, apart: Tensor) -> tuple[Tensor, Tensor]:
+def listen(counts: Tensor, means: Tensor, apart: Tensor) -> tuple[Tensor, Tensor]:
     """Return what each client hears of all others: precisions ``(M, K)``, and means ``(M, K, d)``.
 
     Args:

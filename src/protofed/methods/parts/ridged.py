@@ -172,9 +172,9 @@ class Ridged(ClosedForm[O]):
         gram_, unit = triangle(gram.matrix) / n, torch.tensor(gram.unit, dtype=torch.float64) / n
         return {"counts": gram.total.counts.long(), "gram": gram_.to(dtype), "unit": unit.to(dtype)}
 
-    def broadcast(self, server: Tensors, round: int, client: str | None = None) -> Payload | None:
+    def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or what it is made of."""
-        message = super().broadcast(server, round, client)
+        message = super().broadcast(server, round_number, client)
         if message is None or not self.chooses:
             return message
         classes = message["classes"]

@@ -16,7 +16,7 @@ from protofed.prototypes.table import Prototypes
 def first_network(task: Task) -> Tensors:
     """Return a random prototype network, as ``network.…``."""
     source = generator(task.seed, "prototype network")
-    return _named(prototype_network(task.num_classes, task.feature_dim, generator=source, dtype=task.dtype))
+    return _add_prefix(prototype_network(task.num_classes, task.feature_dim, generator=source, dtype=task.dtype))
 
 
 def pairs(uploads: Iterable[Upload], task: Task) -> tuple[Tensor, Tensor]:
@@ -28,14 +28,14 @@ def pairs(uploads: Iterable[Upload], task: Task) -> tuple[Tensor, Tensor]:
     return rows, torch.cat([p["classes"] for p in payloads])
 
 
-def trained(
+def train_network(
     server: Tensors,
     prototypes: Tensor,
     labels: Tensor,
     objective: Objective,
     plan: tuple[int, float, int],
     task: Task,
-    round: int,
+    round_number: int,
 ) -> tuple[Tensors, Prototypes, Tensor]:
     """Train the network in the server's state on a round's pairs.
 
@@ -54,12 +54,12 @@ def trained(
         epochs=epochs,
         lr=lr,
         batch_size=batch_size,
-        generator=generator(task.seed, "server training", round),
+        generator=generator(task.seed, "server training", round_number),
     )
     reported = torch.zeros(task.num_classes, dtype=torch.bool)
     reported[labels] = True
-    return {**server, **_named(found.network)}, Prototypes(found.prototypes, reported), found.losses
+    return {**server, **_add_prefix(found.network)}, Prototypes(found.prototypes, reported), found.losses
 
 
-def _named(network: PrototypeNetwork) -> Tensors:
+def _add_prefix(network: PrototypeNetwork) -> Tensors:
     return {f"network.{name}": tensor for name, tensor in network._asdict().items()}

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from protofed.methods.contract import Tensors
 from protofed.wire.schema import Field
 
+HTFL_CLIP = 10.0
+"""Largest norm of each network's gradient in HtFLlib and PFLlib."""
+
 
 def sound(tensors: Tensors) -> bool:
     """Return whether all numbers may be broadcast; after training on a diverged client's upload they may not."""

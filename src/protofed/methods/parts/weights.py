@@ -26,7 +26,7 @@ def first_model(task: Task) -> SplitModel:
     return task.template()
 
 
-def shared_weights(model: nn.Module, select: Select = every_parameter, *, buffers: bool) -> Tensors:
+def select_weights(model: nn.Module, select: Select = every_parameter, *, buffers: bool) -> Tensors:
     """Return detached references to the selected weights of a model.
 
     Args:
@@ -38,7 +38,7 @@ def shared_weights(model: nn.Module, select: Select = every_parameter, *, buffer
     return {name: tensor.detach() for name, tensor in tensors.items() if select(name)}
 
 
-def copied(weights: Mapping[str, Tensor]) -> Tensors:
+def copy_tensors(weights: Mapping[str, Tensor]) -> Tensors:
     """Return copies of all tensors."""
     return {name: tensor.clone() for name, tensor in weights.items()}
 

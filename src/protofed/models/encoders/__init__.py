@@ -1,7 +1,7 @@
 """Encoders: fixed maps from samples to vectors that all clients share and nobody trains."""
 
 from protofed.models.encoders import fixed, scattering, text  # noqa: F401  (each registers its encoders)
-from protofed.models.encoders.building import Encoder, build_encoder, chosen_name, encoded_width
+from protofed.models.encoders.building import Encoder, build_encoder, choose_encoder, width_of
 from protofed.models.encoders.contract import EncoderOptions, NamedEncoder, encoder, encoders
 
 __all__ = [
@@ -9,8 +9,8 @@ __all__ = [
     "EncoderOptions",
     "NamedEncoder",
     "build_encoder",
-    "chosen_name",
-    "encoded_width",
+    "choose_encoder",
     "encoder",
     "encoders",
+    "width_of",
 ]

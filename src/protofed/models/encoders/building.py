@@ -95,7 +95,7 @@ def orthonormal(width: int, dim: int, seed: int) -> Tensor:
     return signed.float()
 
 
-def chosen_name(options: EncoderOptions, input_shape: tuple[int, ...], texts: Places = ()) -> str:
+def choose_encoder(options: EncoderOptions, input_shape: tuple[int, ...], texts: Places = ()) -> str:
     """Return the name of the encoder that ``auto`` stands for."""
     if options.name != "auto":
         return options.name
@@ -117,7 +117,7 @@ def build_encoder(
         pretrained: Read weights; not necessary to know the width.
         texts: Those of samples with tokens.
     """
-    name, whole = chosen_name(options, input_shape, texts), input_shape
+    name, whole = choose_encoder(options, input_shape, texts), input_shape
     input_shape = (input_shape[0] // views, *input_shape[1:])
     if name in encoders:
         entry, own = encoders.get(name), dict(options.options)
@@ -145,7 +145,7 @@ def build_encoder(
     return Encoder(body, whole, replace(options, name=name), views)
 
 
-def encoded_width(options: EncoderOptions, input_shape: tuple[int, ...], texts: Places = (), views: int = 1) -> int:
+def width_of(options: EncoderOptions, input_shape: tuple[int, ...], texts: Places = (), views: int = 1) -> int:
     """Return the features per sample of an encoder, without its weights."""
     if options.dim:
         return views * options.dim

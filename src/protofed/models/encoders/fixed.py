@@ -57,7 +57,7 @@ class Filters(nn.Module):
 
 
 class Waves(nn.Module):
-    """Vectors beside random Fourier features of a Gaussian kernel (Rahimi and Recht, 2007)."""
+    """Vectors beside random Fourier features of a Gaussian kernel of deviation √F (Rahimi and Recht, 2007)."""
 
     frequencies: Tensor
     phases: Tensor
@@ -67,7 +67,7 @@ class Waves(nn.Module):
         super().__init__()
         (F_,) = input_shape
         source = generator(seed, "encoder waves")
-        frequencies = torch.randn(F_, options.waves, generator=source) / (options.bandwidth * math.sqrt(F_))
+        frequencies = torch.randn(F_, options.waves, generator=source) / math.sqrt(F_)
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("phases", 2 * math.pi * torch.rand(options.waves, generator=source), persistent=False)
         self.width = F_ + options.waves

@@ -62,8 +62,8 @@ class Scattering(nn.Module):
         transform, modulus = (dft, dft_modulus) if exporting else (_spectrum, _modulus)
         spectrum = transform(x).unsqueeze(-4)
         first = modulus(spectrum * self.fine)
-        second = modulus(_halved(spectrum, self.coarse))
-        both = modulus(_halved(transform(first).unsqueeze(-4), self.coarse))
+        second = modulus(_halve(spectrum, self.coarse))
+        both = modulus(_halve(transform(first).unsqueeze(-4), self.coarse))
         parts = [self._smooth(x.unsqueeze(2), 0), self._smooth(first, 0), self._smooth(second, 1)]
         return torch.cat([*parts, self._smooth(both.flatten(2, 3), 1)], dim=2).flatten(1)
 
@@ -80,7 +80,7 @@ def _quarters(spectrum: Tensor) -> list[Tensor]:
     return [spectrum[..., down : down + h, right : right + w, :].flatten(-3) for down in (0, h) for right in (0, w)]
 
 
-def _halved(spectrum: Tensor, bank: Tensor) -> Tensor:
+def _halve(spectrum: Tensor, bank: Tensor) -> Tensor:
     """Return the spectra of filtered maps of which every second row and column is kept."""
     h, w = (n // 2 for n in spectrum.shape[-3:-1])
     first, *others = zip(_quarters(spectrum), bank, strict=True)
@@ -104,16 +104,16 @@ def _modulus(spectrum: Tensor) -> Tensor:
 
 def dft(maps: Tensor) -> Tensor:
     """Return the spectra ``(…, H, W, 2)`` of real maps ``(…, H, W)`` by matrix products, which can be exported."""
-    return torch.stack(_turned(maps, torch.zeros_like(maps), -1.0), -1)
+    return torch.stack(_turn(maps, torch.zeros_like(maps), -1.0), -1)
 
 
 def dft_modulus(spectrum: Tensor) -> Tensor:
     """Return the modulus of the maps whose spectra :func:`dft` returns."""
-    real, imaginary = _turned(spectrum[..., 0], spectrum[..., 1], 1.0)
+    real, imaginary = _turn(spectrum[..., 0], spectrum[..., 1], 1.0)
     return (real**2 + imaginary**2).sqrt() / (spectrum.shape[-3] * spectrum.shape[-2])
 
 
-def _turned(real: Tensor, imaginary: Tensor, sign: float) -> tuple[Tensor, Tensor]:
+def _turn(real: Tensor, imaginary: Tensor, sign: float) -> tuple[Tensor, Tensor]:
     for axis in (-1, -2):
         steps = torch.arange(real.shape[axis], dtype=torch.float64)
         angles = torch.outer(steps, steps) % len(steps) * (sign * 2 * math.pi / len(steps))

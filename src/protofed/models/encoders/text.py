@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protofed.compute.seeding import derive
 from protofed.models.catalogue import TextOptions
 from protofed.models.encoders.contract import encoder
-from protofed.models.hugging import TransformersOptions, pretrained
+from protofed.models.hugging import TransformersOptions, build_pretrained
 from protofed.models.text import Texts, with_pairs
 from protofed.options import remote
 
@@ -75,7 +75,7 @@ class FrozenTransformers(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], options: TransformersOptions, seed: int) -> None:
         super().__init__()
-        self.network = pretrained(options, input_shape).eval()
+        self.network = build_pretrained(options, input_shape).eval()
         with torch.no_grad():
             self.width = self.network(torch.zeros(1, *input_shape)).shape[1]
 

@@ -15,9 +15,9 @@ from protofed.methods.contract import Local, Upload
 from protofed.rounds.stage import Opened, Stage
 from protofed.runs.records import Accuracy, Attack, RoundRecord
 from protofed.stages.attack import backdoor
-from protofed.stages.attack.attacks import ATTACKS, AttackOptions, Knowledge, inflated
-from protofed.stages.attack.colluding import COLLUDING, crafted
-from protofed.stages.robust.believed import scaled
+from protofed.stages.attack.attacks import ATTACKS, AttackOptions, Knowledge, inflate
+from protofed.stages.attack.colluding import COLLUDING, craft_uploads
+from protofed.stages.robust.believed import scale_counts
 from protofed.stages.robust.vectors import Counts, parts_of
 from protofed.visits.contract import Evaluated, Trained
 from protofed.visits.roster import Roster
@@ -34,7 +34,7 @@ class Attackers(Stage):
 
     def __init__(self, options: AttackOptions, trainer: LocalTrainer, clients: Roster) -> None:
         self.options, self.trainer, self.clients = options, trainer, clients
-        self.names = self._chosen([n for n, m in clients.items() if len(m.train)])
+        self.names = self._choose([n for n, m in clients.items() if len(m.train)])
         schema = trainer.method.upload_schema
         if (
             schema is not None
@@ -48,7 +48,7 @@ class Attackers(Stage):
         if options.kind == "backdoor" and options.target >= classes:
             raise ConfigError(f"attack.target={options.target}, but classes are 0 to {classes - 1}")
 
-    def _chosen(self, trainable: Sequence[str]) -> list[str]:
+    def _choose(self, trainable: Sequence[str]) -> list[str]:
         wanted = self.options.clients
         if not isinstance(wanted, int):
             for name in wanted:
@@ -64,10 +64,10 @@ class Attackers(Stage):
             )
         return names
 
-    def described(self, counts: Counts) -> dict[str, Tensor]:
+    def describe_counts(self, counts: Counts) -> dict[str, Tensor]:
         """Return the samples per class ``(K,)`` that each client says it has."""
         samples = self.options.samples
-        return {n: scaled(c, samples) if samples and n in self.names else c for n, c in counts.items()}
+        return {n: scale_counts(c, samples) if samples and n in self.names else c for n, c in counts.items()}
 
     def __call__(self, uploads: Iterator[Trained], opened: Opened, record: RoundRecord) -> Iterator[Trained]:
         """Yield the results of the visits, with other messages of hostile clients."""
@@ -91,13 +91,13 @@ class Attackers(Stage):
                     payload = cast(codec.decode(result.message, schema), method.task.dtype)
                     honest.append(Upload(result.client, payload))
         counts = {u.client: self.clients[u.client].train.counts(method.task.num_classes).cpu() for u in honest}
-        made = crafted(self.options.kind, honest, self.names, parts_of(schema), counts, self.options.strength)
+        made = craft_uploads(self.options.kind, honest, self.names, parts_of(schema), counts, self.options.strength)
         for result in results:
             if result.client in made:
                 payload, samples = made[result.client].payload, len(self.clients[result.client].train)
                 if self.options.samples:
-                    payload = inflated(payload, schema, self.options.samples / samples)
-                result = replace(result, message=self._encoded(payload, schema))
+                    payload = inflate(payload, schema, self.options.samples / samples)
+                result = replace(result, message=self._encode(payload, schema))
             yield result
 
     def scored(self, results: Sequence[Evaluated], names: Sequence[str], record: RoundRecord) -> None:
@@ -106,41 +106,43 @@ class Attackers(Stage):
         accuracy = Accuracy.of(honest, self.trainer.method.rules).weighted
         record.attack = Attack(self.names, accuracy, self.success(names))
 
-    def _message(self, result: Trained, opening: bytes | None, schema: Schema, round: int) -> bytes:
+    def _message(self, result: Trained, opening: bytes | None, schema: Schema, round_number: int) -> bytes:
         assert result.message is not None
         codec, method = self.trainer.codec, self.trainer.method
         try:
             if self.options.kind == "backdoor":
-                local = self._local(result.client, opening, round)
+                local = self._local(result.client, opening, round_number)
                 client, o = self.clients[result.client], self.options
-                payload = backdoor.poisoned(method, client, local, o.target, o.strength)
+                payload = backdoor.poison(method, client, local, o.target, o.strength)
             else:
                 honest = cast(codec.decode(result.message, schema), method.task.dtype)
-                payload = ATTACKS[self.options.kind](honest, self._knowledge(result.client, opening, schema, round))
+                payload = ATTACKS[self.options.kind](
+                    honest, self._knowledge(result.client, opening, schema, round_number)
+                )
         except PayloadError:  # the client's model has diverged: send that
             return result.message
         if self.options.samples:
-            payload = inflated(payload, schema, self.options.samples / len(self.clients[result.client].train))
-        return self._encoded(payload, schema)
+            payload = inflate(payload, schema, self.options.samples / len(self.clients[result.client].train))
+        return self._encode(payload, schema)
 
-    def _encoded(self, payload: Payload, schema: Schema) -> bytes:
+    def _encode(self, payload: Payload, schema: Schema) -> bytes:
         try:
             return self.trainer.codec.encode(payload, schema)
         except PayloadError:
             return self.trainer.codec.encode(_finite(payload, schema), schema)
 
-    def _knowledge(self, client: str, opening: bytes | None, schema: Schema, round: int) -> Knowledge:
+    def _knowledge(self, client: str, opening: bytes | None, schema: Schema, round_number: int) -> Knowledge:
         method, broadcast = self.trainer.method, None
         if opening is not None and method.broadcast_schema is not None:
             broadcast = cast(self.trainer.codec.decode(opening, method.broadcast_schema), method.task.dtype)
         counts = self.clients[client].train.counts(method.task.num_classes).cpu()
-        g = generator(self.trainer.seed, "attack", round, client)
+        g = generator(self.trainer.seed, "attack", round_number, client)
         return Knowledge(schema, self.options.strength, counts, broadcast, g)
 
     @torch.no_grad()
-    def _local(self, name: str, opening: bytes | None, round: int) -> Local:
+    def _local(self, name: str, opening: bytes | None, round_number: int) -> Local:
         """Return a client as it is now, with what it received last."""
-        local = self.trainer.open(self.clients, name, round)
+        local = self.trainer.open(self.clients, name, round_number)
         local.model.eval()
         self.trainer.receive(local, opening, deliver=False)
         return local

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protofed.options import Options, option
-from protofed.stages.robust.vectors import Part, bounded, parts_of
+from protofed.stages.robust.vectors import Part, clamp_field, parts_of
 from protofed.untrusted import limits
 from protofed.wire.schema import Payload, Schema
 from protofed.wire.validate import COUNT_LIMIT
@@ -98,7 +98,7 @@ Attack = Callable[[Payload, Knowledge], Payload]
 
 def sign_flip(payload: Payload, known: Knowledge) -> Payload:
     """Multiply every vector by ``-scale``."""
-    return {**payload, **{p.name: bounded(-known.scale * payload[p.name], p.field) for p in known.free_parts()}}
+    return {**payload, **{p.name: clamp_field(-known.scale * payload[p.name], p.field) for p in known.free_parts()}}
 
 
 def random(payload: Payload, known: Knowledge) -> Payload:
@@ -108,11 +108,11 @@ def random(payload: Payload, known: Knowledge) -> Payload:
         honest = payload[part.name]
         spread = honest.std() if honest.numel() > 1 else honest.abs().sum()
         noise = torch.randn(honest.shape, generator=known.generator, dtype=torch.float64).to(honest.dtype)
-        changed[part.name] = bounded(known.scale * spread * noise, part.field)
+        changed[part.name] = clamp_field(known.scale * spread * noise, part.field)
     return {**payload, **changed}
 
 
-def swapped_labels(payload: Payload, known: Knowledge) -> Payload:
+def swap_labels(payload: Payload, known: Knowledge) -> Payload:
     """Permute vectors cyclically over classes: the client's prototypes, or the rows of a ``K``-way layer."""
     changed = {}
     for part in parts_of(known.schema):
@@ -130,7 +130,7 @@ def huge(payload: Payload, known: Knowledge) -> Payload:
     changed = {}
     for part in known.free_parts():
         signs = torch.randint(2, payload[part.name].shape, generator=known.generator) * 2 - 1
-        changed[part.name] = bounded((known.scale * signs).to(payload[part.name].dtype), part.field)
+        changed[part.name] = clamp_field((known.scale * signs).to(payload[part.name].dtype), part.field)
     return {**payload, **changed}
 
 
@@ -140,7 +140,7 @@ def counts(payload: Payload, known: Knowledge) -> Payload:
     return {**payload, **{name: torch.full_like(payload[name], COUNT_LIMIT - 1) for name in claimed}}
 
 
-def inflated(payload: Payload, schema: Schema, factor: float) -> Payload:
+def inflate(payload: Payload, schema: Schema, factor: float) -> Payload:
     """Multiply sample counts and sums over samples, as a client would send them that had so many samples.
 
     Args:
@@ -160,14 +160,14 @@ def free_rider(payload: Payload, known: Knowledge) -> Payload:
     changed = {}
     for part in known.free_parts():
         honest = payload[part.name]
-        copied = _received(part, payload, known)
+        copied = _read_broadcast(part, payload, known)
         noise = torch.randn(honest.shape, generator=known.generator, dtype=torch.float64).to(honest.dtype)
         scale = float(copied.std()) if copied.numel() > 1 else 1.0
-        changed[part.name] = bounded(copied + 0.01 * (scale or 1.0) * noise, part.field)
+        changed[part.name] = clamp_field(copied + 0.01 * (scale or 1.0) * noise, part.field)
     return {**payload, **changed}
 
 
-def _received(part: Part, payload: Payload, known: Knowledge) -> Tensor:
+def _read_broadcast(part: Part, payload: Payload, known: Knowledge) -> Tensor:
     """Return the broadcast values that correspond to a part of the upload; zeros where there are none."""
     copied = torch.zeros_like(payload[part.name])
     sent = (known.broadcast or {}).get(part.name)
@@ -185,7 +185,7 @@ def _received(part: Part, payload: Payload, known: Knowledge) -> Tensor:
 ATTACKS: dict[str, Attack] = {
     "sign_flip": sign_flip,
     "random": random,
-    "swapped_labels": swapped_labels,
+    "swapped_labels": swap_labels,
     "huge": huge,
     "counts": counts,
     "free_rider": free_rider,

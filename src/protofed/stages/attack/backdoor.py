@@ -42,7 +42,7 @@ def patch(shape: tuple[int, ...]) -> Tensor:
     return mask
 
 
-def triggered(x: Tensor, trigger: Tensor) -> Tensor:
+def add_trigger(x: Tensor, trigger: Tensor) -> Tensor:
     """Replace the patch of ``(n, *shape)`` normalised inputs by that of the trigger."""
     return torch.where(patch(tuple(x.shape[1:])), trigger, x)
 
@@ -60,7 +60,7 @@ def optimise_trigger(client: Member, local: Local, goal: Tensor) -> Tensor:
     trigger = (low + (high - low) * start).requires_grad_()
     optimizer = torch.optim.Adam([trigger], lr=LEARNING_RATE)
     for _ in range(STEPS):
-        loss = F.mse_loss(model(triggered(x, trigger)).features, goal.to(x).expand(len(x), -1))
+        loss = F.mse_loss(model(add_trigger(x, trigger)).features, goal.to(x).expand(len(x), -1))
         optimizer.zero_grad()
         (trigger.grad,) = torch.autograd.grad(loss, [trigger])
         optimizer.step()
@@ -69,7 +69,7 @@ def optimise_trigger(client: Member, local: Local, goal: Tensor) -> Tensor:
     return trigger.detach()
 
 
-def poisoned(method: Method, client: Member, local: Local, target: int, scale: float) -> Payload:
+def poison(method: Method, client: Member, local: Local, target: int, scale: float) -> Payload:
     """Return the upload of a client with a backdoor.
 
     Args:
@@ -105,7 +105,7 @@ def _statistics(
     for batch in batches(client.train, model):
         add_up(statistics, method.statistics.of(model(batch.x), batch))
     sums = statistics.get("sums")
-    features = model(triggered(_inputs(client.train, model), trigger)).features.mean(0)
+    features = model(add_trigger(_inputs(client.train, model), trigger)).features.mean(0)
     if sums is None or sums.shape[1:] != features.shape:
         return statistics
     counts = client.train.counts(len(sums)).to(sums).unsqueeze(1)
@@ -124,7 +124,7 @@ def _train(client: Member, model: SplitModel, trigger: Tensor, target: int) -> N
     for batch in batches(client.train, model, size):
         if len(batch.y) < 2:
             continue
-        x = torch.cat([batch.x, triggered(batch.x, trigger)])
+        x = torch.cat([batch.x, add_trigger(batch.x, trigger)])
         loss = F.cross_entropy(model(x).logits, torch.cat([batch.y, torch.full_like(batch.y, target)]))
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -145,7 +145,7 @@ def success(
     hits, total = dict.fromkeys(method.rules, 0), 0
     for batch in batches(test, model):
         others = batch.y != target
-        marked = batch._replace(x=triggered(batch.x[others], trigger), y=batch.y[others])
+        marked = batch._replace(x=add_trigger(batch.x[others], trigger), y=batch.y[others])
         if len(marked.y):
             for rule, classes in predict(method, model, marked, local.received, local.state).items():
                 hits[rule] += int((classes == target).sum())

@@ -57,7 +57,7 @@ def limit(honest: Tensor, hostile: int, scale: float) -> Tensor:
     return result
 
 
-def swapped_means(honest: Tensor, hostile: int, scale: float) -> Tensor:
+def swap_means(honest: Tensor, hostile: int, scale: float) -> Tensor:
     """Return ``scale`` times the mean; :func:`crafted` passes the vectors of another class."""
     return scale * honest.mean(0)
 
@@ -67,11 +67,11 @@ COLLUDING: dict[str, Craft] = {
     "inner_product": inner_product,
     "min_max": min_max,
     "limit": limit,
-    "swapped_means": swapped_means,
+    "swapped_means": swap_means,
 }
 
 
-def crafted(
+def craft_uploads(
     kind: str,
     uploads: Sequence[Upload],
     hostile: Sequence[str],

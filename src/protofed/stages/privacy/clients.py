@@ -26,11 +26,10 @@ from protofed.runs.records import RoundRecord
 from protofed.runs.spent import Spent
 from protofed.stages.privacy.accounting import Release, epsilon, find_noise
 from protofed.stages.privacy.ledger import Budgeted, Ledger
-from protofed.stages.privacy.noise import OwnNoise, Source, from_seed
+from protofed.stages.privacy.noise import BITS, OwnNoise, Source, Vector, from_seed
 from protofed.stages.privacy.options import PrivacyOptions
 from protofed.stages.privacy.samples import dp_obstacle
-from protofed.stages.robust.vectors import Part, bounded, parts_of
-from protofed.stages.secure.sums import BITS, Vector
+from protofed.stages.robust.vectors import Part, clamp_field, parts_of
 from protofed.visits.private import SHORT
 from protofed.wire.schema import Payload, Schema
 
@@ -89,7 +88,7 @@ class VectorLayout:
         counts = [int(payload[name]) for name, field in self.schema.fields.items() if field.kind == "count"]
         return torch.cat(pieces) * (0.0 not in counts)
 
-    def clipped(self, payload: Payload, centre: Payload) -> tuple[Tensor, bool]:
+    def clip_upload(self, payload: Payload, centre: Payload) -> tuple[Tensor, bool]:
         """Return an upload as a vector of limited length, and whether it had to be shortened."""
         vector = self.vector(payload, centre)
         length = float(vector.norm())
@@ -119,7 +118,7 @@ class VectorLayout:
                 value = origin[classes] + value[classes] / share
             elif not part.field.sums:
                 value = origin + value / expected
-            payload[part.name] = bounded(value, part.field)
+            payload[part.name] = clamp_field(value, part.field)
         return payload
 
     def _origin(self, part: Part, centre: Payload) -> Tensor:
@@ -159,7 +158,7 @@ class ClientPrivacy(Budgeted):
         self.ledger = Ledger()
         self.layout = layout_of(method, options)
         self.noise = noise_of(options, rates)
-        first = next((round for round, rate in enumerate(rates, start=1) if rate), len(rates))
+        first = next((round_number for round_number, rate in enumerate(rates, start=1) if rate), len(rates))
         if (least := self.epsilon(first)) > options.budget:
             raise ConfigError(
                 f"privacy.epsilon={options.budget:g} is less than one round costs with privacy.noise={self.noise:g}"
@@ -178,28 +177,30 @@ class ClientPrivacy(Budgeted):
             yield from uploads
             return
         assert record.privacy is not None
-        centre, round, spent = opened.payload or {}, opened.round, record.privacy
+        centre, round_number, spent = opened.payload or {}, opened.round, record.privacy
         spent.clipped = 0
         total = torch.zeros(self.layout.length, dtype=torch.float64)
         deviation = self.noise * self.options.clip
-        noise = self.source(round)
+        noise = self.source(round_number)
         step = noise.step(deviation)
         for upload in uploads:
-            vector, shortened = self.layout.clipped(upload.payload, centre)
+            vector, shortened = self.layout.clip_upload(upload.payload, centre)
             spent.clipped += shortened
             total += (vector * SHORT / step).trunc() * step if step else vector
-        yield self.standing_for_all(noise.added(total, deviation), deviation, centre, round)
+        yield self.standing_for_all(noise.add(total, deviation), deviation, centre, round_number)
 
-    def standing_for_all(self, total: Tensor, deviation: float, centre: Payload, round: int) -> Upload:
+    def standing_for_all(self, total: Tensor, deviation: float, centre: Payload, round_number: int) -> Upload:
         """Return the upload that stands for all, given the standard deviation of the noise of each number."""
-        payload = self.layout.upload(total, deviation, centre, self.expected[min(round, len(self.expected)) - 1])
+        payload = self.layout.upload(
+            total, deviation, centre, self.expected[min(round_number, len(self.expected)) - 1]
+        )
         real = {n for n, field in self.layout.schema.fields.items() if field.kind == "real"}
         return Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
 
-    def end(self, round: int) -> None:
+    def end(self, round_number: int) -> None:
         """Count the release of a round."""
-        if self.rates[round - 1]:
-            self.ledger.publish(round)
+        if self.rates[round_number - 1]:
+            self.ledger.publish(round_number)
 
     def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
         """Return the upload that stands for all, with noise of one's own."""
@@ -215,15 +216,15 @@ class ClientPrivacy(Budgeted):
 
     def account(self, record: RoundRecord) -> None:
         """Record the cost of all rounds so far."""
-        round, before = record.round, record.privacy
+        round_number, before = record.round, record.privacy
         record.privacy = Spent(
             "client",
-            self.epsilon(round),
+            self.epsilon(round_number),
             self.options.delta,
             self.noise,
             self.options.clip,
-            max(self.rates[:round]),
-            self.number(round) + self.ledger.repeated,
+            max(self.rates[:round_number]),
+            self.number(round_number) + self.ledger.repeated,
             before.clipped if before else 0,
             accountant=self.options.accountant,
         )
@@ -260,7 +261,7 @@ def layout_of(method: Method, options: PrivacyOptions) -> VectorLayout:
     """Return the vectors of a method's uploads."""
     schema = method.upload_schema
     assert schema is not None
-    if reason := dp_obstacle(method) or _unsuited(schema):
+    if reason := dp_obstacle(method) or _find_obstacle(schema):
         raise ConfigError(f"privacy.mode=client cannot clip the uploads of {method.name}: {reason}")
     return VectorLayout(schema, options.clip)
 
@@ -292,7 +293,7 @@ class NoisySums:
 
     def encode(self, payload: Payload, centre: Payload) -> Vector:
         """Return a client's clipped contribution, without noise."""
-        vector, _ = self.layout.clipped(payload, centre)
+        vector, _ = self.layout.clip_upload(payload, centre)
         return (vector * self.unit).trunc().to(torch.int64).numpy().view(np.uint64)
 
     def decode(self, total: Vector) -> Tensor:
@@ -300,7 +301,7 @@ class NoisySums:
         return torch.from_numpy(total.view(np.int64).copy()).double() / self.unit
 
 
-def _unsuited(schema: Schema) -> str:
+def _find_obstacle(schema: Schema) -> str:
     """Return why vectors cannot be made of uploads; "" if they can."""
     for part in parts_of(schema):
         if not part.comparable:

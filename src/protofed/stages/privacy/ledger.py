@@ -31,17 +31,17 @@ class Ledger:
         self.path: Path | None = None
         self._last = 0
 
-    def keep(self, path: Path, round: int, number: int) -> None:
+    def keep(self, path: Path, round_number: int, number: int) -> None:
         """Count in a file from now on, which may hold the releases before a server was restarted."""
-        self.path, self._last = path, round
+        self.path, self._last = path, round_number
         before = path.stat().st_size if path.is_file() else 0
         self.repeated = max(0, before - number)
 
-    def publish(self, round: int) -> None:
+    def publish(self, round_number: int) -> None:
         """Count the release of a round before anybody sees it; once, however often this is called for it."""
-        if self.path is None or round <= self._last:
+        if self.path is None or round_number <= self._last:
             return
-        self._last = round
+        self._last = round_number
         with writing(self.path), self.path.open("ab") as file:
             file.write(b".")
             file.flush()
@@ -67,14 +67,14 @@ class Budgeted(Stage):
         """Return whether the noise was found for just these rounds, so that it keeps the budget up to rounding."""
         return self.options.noise is None and not self.ledger.repeated
 
-    def affords(self, round: int) -> bool:
+    def affords(self, round_number: int) -> bool:
         """Return whether the budget suffices for all rounds up to ``round``."""
-        return self.planned or self.epsilon(round) <= self.options.budget
+        return self.planned or self.epsilon(round_number) <= self.options.budget
 
-    def keep(self, directory: Path, round: int) -> None:
+    def keep(self, directory: Path, round_number: int) -> None:
         """Count releases in a file of the run directory."""
-        self.ledger.keep(directory / RELEASES, round, self.number(round))
-        if not round and not self.affords(1):
+        self.ledger.keep(directory / RELEASES, round_number, self.number(round_number))
+        if not round_number and not self.affords(1):
             raise FederationError(
                 f"privacy.epsilon={self.options.budget:g} is spent: {self.ledger.repeated} rounds were lost "
                 f"with a killed server ({self.ledger.path}), and with one more ε would be {self.epsilon(1):.3g}"

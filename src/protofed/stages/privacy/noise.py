@@ -11,11 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofed.compute.normal import rounded_normal
+from protofed.compute.normal import draw_rounded_normal
 from protofed.compute.seeding import generator
 from protofed.errors import PayloadError
 from protofed.visits.private import Noise
 
+Vector = NDArray[np.uint64]
+"""Whole numbers modulo 2^64; a negative one stands for its complement."""
+BITS = 63
+"""Binary digits of a sum, without the sign."""
 Source = Callable[[int], Noise]
 """Returns the noise of a round."""
 FINEST, COARSEST = 2.0**12, 2.0**48
@@ -30,10 +34,10 @@ def from_seed(seed: int, *scope: str | int) -> Source:
 
     Whoever knows the seed can take the noise away again.
     """
-    return lambda round: Noise(generator(seed, *scope, round), torch.float64)
+    return lambda round_number: Noise(generator(seed, *scope, round_number), torch.float64)
 
 
-def from_system(round: int) -> Noise:
+def from_system(round_number: int) -> Noise:
     """Return noise that nobody can repeat."""
     return Noise(None)
 
@@ -86,7 +90,7 @@ class OwnNoise(NamedTuple):
             )
         return share
 
-    def draw(self, threshold: int, length: int) -> NDArray[np.uint64]:
+    def draw(self, threshold: int, length: int) -> Vector:
         """Return one client's share of the noise, as whole numbers modulo 2^64.
 
         The probabilities of a sum of rounded Gaussians are the density of the sum of Gaussians and of uniform
@@ -98,7 +102,7 @@ class OwnNoise(NamedTuple):
         if not share:
             return np.zeros(length, dtype=np.uint64)
         if self.seed < 0:
-            return rounded_normal(length, share).numpy().view(np.uint64)
+            return draw_rounded_normal(length, share).numpy().view(np.uint64)
         repeatable = torch.Generator().manual_seed(self.seed)
         normal = torch.randn(length, generator=repeatable, dtype=torch.float64)
         return (share * normal).round().to(torch.int64).numpy().view(np.uint64)

@@ -43,10 +43,10 @@ class Training(NamedTuple):
         rounds = range(1, method.task.rounds + 1)
         size, once = plan.batch_size, bool(method.protection.dp_statistics)
         told = method.statistics is not None and method.statistics.when != "during"
-        means = [told and method.sends(round) for round in rounds]
+        means = [told and method.sends(round_number) for round_number in rounds]
         return cls(
             rate(samples, size),
-            tuple(steps(method.round(round).phases, plan.epochs, samples, size) for round in rounds),
+            tuple(steps(method.round(round_number).phases, plan.epochs, samples, size) for round_number in rounds),
             tuple(sends and not (once and any(means[:n])) for n, sends in enumerate(means)),
             0 if once else 1,
         )
@@ -75,11 +75,11 @@ class Training(NamedTuple):
 def multiplier(options: PrivacyOptions) -> float:
     """Return the noise multiplier of one release of statistics, which is all that a method publishes."""
     return options.means * (
-        _needed(options, Training(1.0, (0,), (True,), 0)) if options.noise is None else options.noise
+        _find_noise(options, Training(1.0, (0,), (True,), 0)) if options.noise is None else options.noise
     )
 
 
-def protected(
+def protect_plan(
     options: PrivacyOptions, method: Method, plan: LocalPlan, samples: int, *, secure: bool = False
 ) -> LocalPlan:
     """Return a client's plan with DP-SGD, with the noise that the budget needs if the options do not name it.
@@ -88,18 +88,16 @@ def protected(
         secure: Only sums of uploads can be read.
     """
     check(method)
-    if plan.drop_last or not plan.shuffle:
-        raise ConfigError("privacy.mode=sample draws its batches: leave training.shuffle and training.drop_last")
     noise = options.noise
     if noise is None:
-        noise = _needed(options, Training.of(method, plan, samples))
+        noise = _find_noise(options, Training.of(method, plan, samples))
     masked = secure and bool(method.protection.dp_statistics)
     private = Private(options.clip, noise, options.features, noise * options.means, masked=masked)
     return replace(plan, private=private)
 
 
 @lru_cache(maxsize=1024)
-def _needed(options: PrivacyOptions, training: Training) -> float:
+def _find_noise(options: PrivacyOptions, training: Training) -> float:
     """Return the noise multiplier that a client's budget needs; clients with as many samples need the same."""
     rounds = len(training.steps)
 
@@ -169,9 +167,9 @@ class SamplePrivacy(Budgeted):
         """Return the largest ε of any client after the first ``rounds`` rounds."""
         return self._worst(rounds)[1]
 
-    def begin(self, round: int) -> None:
+    def begin(self, round_number: int) -> None:
         """Count a round before any client trains for it."""
-        self.ledger.publish(round)
+        self.ledger.publish(round_number)
 
     def number(self, rounds: int) -> int:
         """Count rounds."""

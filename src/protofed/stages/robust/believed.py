@@ -13,7 +13,7 @@ LEAST = 3
 """Minimum number of clients, or of vectors, for which a median is meaningful."""
 
 
-def believed(stated: Counts, options: RobustOptions, withheld: Collection[str] = ()) -> dict[str, Tensor]:
+def limit_counts(stated: Counts, options: RobustOptions, withheld: Collection[str] = ()) -> dict[str, Tensor]:
     """Return the counts that clients state, reduced in proportion where a client states too many in all.
 
     The limit is ``robust.weight`` times the (lower) median over the clients with samples, or what
@@ -29,10 +29,10 @@ def believed(stated: Counts, options: RobustOptions, withheld: Collection[str] =
     if options.most and len(numbers) >= LEAST:
         limit = int(options.most * numbers[(len(numbers) - 1) // 2])
     most = {name: min(number, options.admitted.get(name, limit)) for name, number in known.items()}
-    return {name: scaled(c, most[name]) if name in most else c for name, c in stated.items()}
+    return {name: scale_counts(c, most[name]) if name in most else c for name, c in stated.items()}
 
 
-def scaled(counts: Tensor, total: int) -> Tensor:
+def scale_counts(counts: Tensor, total: int) -> Tensor:
     """Scale int64 counts to integers with exactly the sum ``total``; both sums are below 2³¹."""
     number = int(counts.sum())
     if number in (0, total):

@@ -154,7 +154,7 @@ def clip(
         limits = measured.limits(options, left_out)
         for upload in spool:
             if upload.client not in left_out:
-                yield _clipped(upload, measured, limits, findings)
+                yield _clip(upload, measured, limits, findings)
 
 
 def too_long(measured: Proportions, options: RobustOptions, findings: Findings) -> set[str]:
@@ -167,7 +167,7 @@ def too_long(measured: Proportions, options: RobustOptions, findings: Findings) 
     return set(excess)
 
 
-def _clipped(upload: Upload, measured: Proportions, limits: Mapping[str, _Limits], findings: Findings) -> Upload:
+def _clip(upload: Upload, measured: Proportions, limits: Mapping[str, _Limits], findings: Findings) -> Upload:
     """Return an upload with its vectors shortened to the limits."""
     changed: list[Vectors] = []
     for part in measured.parts:

@@ -10,11 +10,11 @@ from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened, Stage
 from protofed.runs.findings import Findings
 from protofed.runs.records import RoundRecord
-from protofed.stages.robust.believed import believed
+from protofed.stages.robust.believed import limit_counts
 from protofed.stages.robust.clipping import Proportions, clip, too_long
 from protofed.stages.robust.options import POOLING, RobustOptions
-from protofed.stages.robust.pooling import hostile, pooled, without_outliers
-from protofed.stages.robust.sums import bounded
+from protofed.stages.robust.pooling import hostile, pool, without_outliers
+from protofed.stages.robust.sums import bound_sums
 from protofed.stages.robust.vectors import Counts, cap_counts, collect, parts_of
 
 SUSPECT = 20.0
@@ -26,7 +26,7 @@ class Guard(Stage):
 
     Args:
         counts: ``(K,)`` samples per class that each client described, or upper bounds; the attribute has those
-            that it is :func:`~protofed.stages.robust.believed.believed` to have.
+            that it is :func:`~protofed.stages.robust.believed.limit_counts` to have.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Guard(Stage):
         for name in options.admitted:
             if name not in counts:
                 raise ConfigError(unknown_name("client in robust.admitted", name, counts))
-        self.counts = believed(counts, options, withheld)
+        self.counts = limit_counts(counts, options, withheld)
         totals = {name: (int(c.sum()), int(counts[name].sum())) for name, c in self.counts.items()}
         self.shares = {name: few / many for name, (few, many) in totals.items() if few < many}
         schema = method.upload_schema
@@ -76,17 +76,17 @@ class Guard(Stage):
     def __call__(self, uploads: Iterator[Upload], opened: Opened, record: RoundRecord) -> Iterator[Upload]:
         """Apply the rule to the uploads of a round; changes and omissions are recorded."""
         findings = record.robust
-        capped = self._capped(uploads, findings)
+        capped = self._cap(uploads, findings)
         if self.options.rule == "none":
-            return self._watched(capped, findings)
+            return self._watch(capped, findings)
         if self.options.rule == "clip" and isinstance(self.method, ClosedForm):
             measured = Proportions(self.parts, self.counts, None, keep_rows=False)
-            return bounded(capped, self.method, measured, self.options, findings)
+            return bound_sums(capped, self.method, measured, self.options, findings)
         if self.options.rule == "clip":
             return clip(capped, self.parts, self.counts, opened.payload, self.options, findings)
         return iter(self._together(list(capped), findings))
 
-    def _capped(self, uploads: Iterable[Upload], findings: Findings) -> Iterator[Upload]:
+    def _cap(self, uploads: Iterable[Upload], findings: Findings) -> Iterator[Upload]:
         """Yield the uploads with sample counts, and sums over samples, reduced to what their senders may weigh."""
         schema = self.method.upload_schema
         assert schema is not None
@@ -96,7 +96,7 @@ class Guard(Stage):
                 findings.capped[upload.client] = fields
             yield upload
 
-    def _watched(self, uploads: Iterable[Upload], findings: Findings) -> Iterator[Upload]:
+    def _watch(self, uploads: Iterable[Upload], findings: Findings) -> Iterator[Upload]:
         """Yield the uploads unchanged, then record which of the comparable ones were out of proportion."""
         measured = Proportions(self.parts, self.counts, None, keep_rows=False)
         for upload in uploads:
@@ -119,4 +119,4 @@ class Guard(Stage):
         if self.options.rule == "multi_krum":
             number = max(0, hostile(len(uploads), self.options) - len(left_out))
             return without_outliers(kept, vectors, number, self.options, findings)
-        return pooled(kept, vectors, self.options)
+        return pool(kept, vectors, self.options)

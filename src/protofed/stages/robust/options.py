@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 from protofed.options import Options, option, remote
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import SampleCount, decoded
+from protofed.untrusted.decoding import SampleCount, decode
 
 Rule = Literal["none", "clip", "median", "trimmed", "geometric_median", "multi_krum"]
 POOLING = ("median", "trimmed", "geometric_median")
@@ -68,7 +68,7 @@ class RobustOptions(Options):
             raise ValueError(f"weight must be 0, or at least 1, not {self.weight}")
         for name in self.admitted:
             claims.client_name(name)
-        decoded({"admitted": self.admitted}, _Admitted, error=ValueError)
+        decode({"admitted": self.admitted}, _Admitted, error=ValueError)
 
     @property
     def most(self) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from protofed.methods.contract import Upload
 from protofed.runs.findings import Findings
 from protofed.stages.robust.options import RobustOptions
-from protofed.stages.robust.rules import geometric_median, krum_scores, median, trimmed_mean
+from protofed.stages.robust.rules import geometric_median, krum_scores, median, trim_mean
 from protofed.stages.robust.vectors import Vectors, put_back
 
 
@@ -20,7 +20,7 @@ def hostile(clients: int, options: RobustOptions) -> int:
     return math.ceil(options.attackers * clients - 1e-9)  # 0.07 · 100 is above 7
 
 
-def pooled(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustOptions) -> list[Upload]:
+def pool(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustOptions) -> list[Upload]:
     """Replace each vector by one robust vector for its class or tensor.
 
     Whatever the method computes (a weighted or unweighted mean, or training) then starts from the robust vector,
@@ -40,7 +40,7 @@ def _one_for_all(values: Tensor, rule: str, attackers: int) -> Tensor:
     if rule == "median":
         return median(values)
     if rule == "trimmed":
-        return trimmed_mean(values, attackers)  # who may all have reported this class
+        return trim_mean(values, attackers)  # who may all have reported this class
     return geometric_median(values)
 
 

@@ -24,7 +24,7 @@ def median(vectors: Tensor) -> Tensor:
     return ((rows[:, middle[0]] + rows[:, middle[1]]) / 2).to(vectors.device)
 
 
-def trimmed_mean(vectors: Tensor, trim: int) -> Tensor:
+def trim_mean(vectors: Tensor, trim: int) -> Tensor:
     """Return the coordinate-wise mean ``(D,)`` of ``(n, D)`` without the ``trim`` smallest and largest values.
 
     Args:

@@ -63,36 +63,40 @@ class Metric(NamedTuple):
         white = self.white @ part.scatter @ self.white.mT
         return (white + white.mT) / 2
 
-    def widest(self, round: Received) -> float:
+    def widest(self, received: Received) -> float:
         """Return the variance of the median client in its widest direction, as a multiple of Gaussian samples'."""
-        each = [float(torch.linalg.eigvalsh(self.scatter(p))[-1]) / expected(p) for p in round.parts() if free(p)]
+        each = [
+            float(torch.linalg.eigvalsh(self.scatter(p))[-1]) / expect_variance(p)
+            for p in received.parts()
+            if free(p)
+        ]
         return float(torch.tensor(each).median()) if len(each) >= LEAST else float("inf")
 
     @classmethod
-    def of(cls, round: Received) -> Metric:
+    def of(cls, received: Received) -> Metric:
         """Return the metric of a round's uploads."""
-        d, freedom, square = round.method.task.feature_dim, 0.0, 0.0
+        d, freedom, square = received.method.task.feature_dim, 0.0, 0.0
         eye = torch.eye(d, dtype=torch.float64)
-        if not round.method.second:
+        if not received.method.second:
             return cls(eye, eye)
         together = torch.zeros(d, d, dtype=torch.float64)
-        for part in round.parts():
+        for part in received.parts():
             together += part.scatter
             freedom += free(part)
             square = max(square, part.square)
         sigma = shrunk(together / max(freedom, 1.0), max(freedom, 1.0), "oas")
         values, vectors = torch.linalg.eigh(sigma)
-        deviations = values.clamp(min=floor(square, round.method.task.dtype)).sqrt()
+        deviations = values.clamp(min=floor(square, received.method.task.dtype)).sqrt()
         lower, inverse = vectors * deviations, (vectors / deviations).mT
         squares = torch.zeros_like(together)
-        for part in round.parts():
-            own = inverse @ part.scatter @ inverse.mT / expected(part)
+        for part in received.parts():
+            own = inverse @ part.scatter @ inverse.mT / expect_variance(part)
             squares += own @ own
         vectors = torch.linalg.eigh(squares).eigenvectors
         axes = vectors.mT @ inverse
         spread = [
             (axes @ part.scatter * axes).sum(1) / (freedom * (1 - 2 / (9 * freedom)) ** 3)  # Wilson and Hilferty
-            for part in round.parts()
+            for part in received.parts()
             if (freedom := free(part))
         ]
         if len(spread) < LEAST:
@@ -107,7 +111,7 @@ def free(part: Sums) -> float:
     return float((part.counts - 1).clamp(min=0).sum())
 
 
-def expected(part: Sums) -> float:
+def expect_variance(part: Sums) -> float:
     """Return the variance of a scatter of Gaussian samples in its widest direction, in units of a sample's."""
     return float((free(part) ** 0.5 + part.sums.shape[1] ** 0.5) ** 2)
 
@@ -134,10 +138,10 @@ class Centres(NamedTuple):
     alone: list[int]
 
     @classmethod
-    def of(cls, round: Received, metric: Metric, options: RobustOptions) -> Centres:
+    def of(cls, received: Received, metric: Metric, options: RobustOptions) -> Centres:
         """Return those of a round's uploads."""
-        K, d = round.method.task.num_classes, round.method.task.feature_dim
-        found = [(part.means.rows @ metric.white.mT, part.counts) for part in round.parts()]
+        K, d = received.method.task.num_classes, received.method.task.feature_dim
+        found = [(part.means.rows @ metric.white.mT, part.counts) for part in received.parts()]
         rows, counts = (torch.stack([each[i] for each in found]) for i in (0, 1))
         held = counts > 0
         known = held.sum(0) >= LEAST
@@ -149,13 +153,13 @@ class Centres(NamedTuple):
         compared = held & known
         squares = (rows - centres).square().sum(-1)[compared]
         n = counts[compared]
-        chance = CENTRE * d if round.method.second else float((squares * n).median()) if len(n) else 0.0
+        chance = CENTRE * d if received.method.second else float((squares * n).median()) if len(n) else 0.0
         apart = float((squares - chance / n).median().clamp(min=0)) if len(n) else 0.0
         alone = (held.sum(0) == 1).nonzero().squeeze(-1).tolist()
         return cls(centres, known, middle, longest, chance, apart, alone)
 
 
-def bounded(
+def bound_sums(
     uploads: Iterator[Upload],
     method: ClosedForm[Any],
     measured: Proportions,
@@ -171,15 +175,15 @@ def bounded(
         for upload in uploads:
             spool.append(upload)
             measured.add(upload)
-        round = Received(spool, method, too_long(measured, options, findings))
-        if len(spool) - len(round.left_out) < LEAST:
-            yield from round.uploads()
+        received = Received(spool, method, too_long(measured, options, findings))
+        if len(spool) - len(received.left_out) < LEAST:
+            yield from received.uploads()
             return
-        metric = Metric.of(round)
-        rows = Centres.of(round, metric, options)
+        metric = Metric.of(received)
+        rows = Centres.of(received, metric, options)
         findings.alone = rows.alone
-        most = options.norm * metric.widest(round) if method.second else float("inf")
-        for upload in round.uploads():
+        most = options.norm * metric.widest(received) if method.second else float("inf")
+        for upload in received.uploads():
             part = method.part(upload.payload)
             means, factors = near(part, rows, metric, options)
             scatter, factor = narrow(part, metric, most) if method.second else (part.moment, 1.0)
@@ -208,7 +212,7 @@ def near(part: Sums, rows: Centres, metric: Metric, options: RobustOptions) -> t
 
 def narrow(part: Sums, metric: Metric, most: float) -> tuple[Tensor, float]:
     """Return a scatter within its limits, and the least factor of its variances."""
-    limit, white = most * expected(part), metric.scatter(part)
+    limit, white = most * expect_variance(part), metric.scatter(part)
     if float(torch.linalg.eigvalsh(white)[-1]) <= limit:
         return part.scatter, 1.0
     values, vectors = torch.linalg.eigh(white)

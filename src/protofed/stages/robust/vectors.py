@@ -134,7 +134,7 @@ def put_back(uploads: Sequence[Upload], found: Sequence[Vectors]) -> list[Upload
     payloads: list[Payload] = [dict(upload.payload) for upload in uploads]
     for vectors in found:
         part = vectors.part
-        values = bounded(vectors.values * vectors.scales.unsqueeze(1), part.field)
+        values = clamp_field(vectors.values * vectors.scales.unsqueeze(1), part.field)
         for sender in vectors.senders.unique().tolist():
             mine = vectors.senders == sender
             old = payloads[sender][part.name]
@@ -147,7 +147,7 @@ def put_back(uploads: Sequence[Upload], found: Sequence[Vectors]) -> list[Upload
     return [Upload(upload.client, payload) for upload, payload in zip(uploads, payloads, strict=True)]
 
 
-def bounded(values: Tensor, field: Field) -> Tensor:
+def clamp_field(values: Tensor, field: Field) -> Tensor:
     """Clamp values to the bounds of a field, which rounding may have exceeded."""
     if field.minimum is not None:
         values = values.clamp(min=field.minimum)

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from protofed.options import Options, remote
 
-FEWEST = 3
-"""Clients in a round; of the sum of two, each knows the other's part."""
-
 
 @dataclass(frozen=True)
 class SecureOptions(Options):

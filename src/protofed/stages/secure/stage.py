@@ -15,9 +15,10 @@ from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened, Stage
 from protofed.runs.records import RoundRecord
 from protofed.stages.privacy.clients import ClientPrivacy, NoisySums
-from protofed.stages.privacy.noise import NO_NOISE, OwnNoise
-from protofed.stages.secure.options import FEWEST, SecureOptions
-from protofed.stages.secure.sums import SumLayout, Vector, require_enough, traffic
+from protofed.stages.privacy.noise import NO_NOISE, OwnNoise, Vector
+from protofed.stages.secure.options import SecureOptions
+from protofed.stages.secure.sums import SumLayout, require_enough, traffic
+from protofed.untrusted import limits
 from protofed.visits.contract import Trained
 from protofed.wire.codec import Codec, cast
 from protofed.wire.schema import Payload
@@ -96,7 +97,7 @@ class SecureSum(Stage):
 
     def threshold(self, asked: int) -> int:
         """Return the vectors without which a round that asked so many clients to train cannot be read."""
-        return max(FEWEST, self.options.least(asked))
+        return max(limits.SUMMED, self.options.least(asked))
 
     def check(self, participants: int) -> None:
         """Check that enough clients take part."""
@@ -120,15 +121,15 @@ class SecureSum(Stage):
             return {}
         return cast(self.codec.decode(broadcast, schema), self.method.task.dtype)
 
-    def offer(self, client: str, message: bytes, broadcast: bytes | None, round: int) -> Offer:
+    def offer(self, client: str, message: bytes, broadcast: bytes | None, round_number: int) -> Offer:
         """Return a client's contribution to the sum of a round; computed where the client is."""
         schema = self.method.upload_schema
         assert schema is not None
         payload = cast(self.codec.decode(message, schema), self.method.task.dtype)
-        return self._offer(Upload(client, payload), self.opening(broadcast), round)
+        return self._offer(Upload(client, payload), self.opening(broadcast), round_number)
 
-    def _offer(self, upload: Upload, opening: Payload, round: int) -> Offer:
-        seed = -1 if self.seed is None else derive(self.seed, "privacy", upload.client, round)
+    def _offer(self, upload: Upload, opening: Payload, round_number: int) -> Offer:
+        seed = -1 if self.seed is None else derive(self.seed, "privacy", upload.client, round_number)
         payload = upload.payload
         vector = self.layout.encode(payload) if self.noisy is None else self.noisy.encode(payload, opening)
         return Offer(vector, self.noise._replace(seed=seed))
@@ -159,14 +160,14 @@ class SecureSum(Stage):
         opened.usable = summed.clients
         yield from told
 
-    def uploads(self, summed: Summed, opening: Payload, round: int) -> list[Upload]:
+    def uploads(self, summed: Summed, opening: Payload, round_number: int) -> list[Upload]:
         """Return the uploads of which a method makes what it would make of the clients' own.
 
         They are all alike and have the sum of the clients' own; with noise there is one, which stands for all.
         """
         if self.noisy is not None and self.hiding is not None:
             deviation = self.noise.share(summed.threshold) * math.sqrt(summed.clients) / self.noisy.unit
-            return [self.hiding.standing_for_all(self.noisy.decode(summed.total), deviation, opening, round)]
+            return [self.hiding.standing_for_all(self.noisy.decode(summed.total), deviation, opening, round_number)]
         payloads = self.layout.decode(summed.total, summed.clients)
         # Where clients hold different classes, the last have none left to report.
         told = [p for p in payloads if any(tensor.numel() for tensor in p.values())]

@@ -12,18 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from protofed.errors import ConfigError, FederationError, PayloadError
 from protofed.methods.contract import Method
+from protofed.stages.privacy.noise import BITS, Vector
 from protofed.wire.schema import Field, Payload
 from protofed.wire.validate import COUNT_LIMIT
-
-Vector = NDArray[np.uint64]
-"""Whole numbers modulo 2^64; a negative one stands for its complement."""
-BITS = 63
-"""Binary digits of a sum, without the sign."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class SumLayout:
         parts = []
         most = 2.0**BITS / self.clients
         for entry in self.entries:
-            values = self._weighted(entry, payload)
+            values = self._weigh(entry, payload)
             if entry.field.kind == "real":
                 values = (values * self.unit).round()
             if values.numel() and float(values.abs().max()) >= most:
@@ -97,7 +92,7 @@ class SumLayout:
             parts.append(values.to(torch.int64).flatten().numpy().view(np.uint64))
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
 
-    def _weighted(self, entry: _FieldPlace, payload: Payload) -> Tensor:
+    def _weigh(self, entry: _FieldPlace, payload: Payload) -> Tensor:
         """Return a field's numbers in float64, dense and times their weight; 1 for a class that is present."""
         classes = payload[entry.labels] if entry.labels else None
         if entry.field.kind == "label":

@@ -1,0 +1,1 @@
+"""``protofed demo``: two federations side by side, live."""

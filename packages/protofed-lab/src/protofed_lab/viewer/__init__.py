@@ -1,0 +1,1 @@
+"""``protofed ui``: run directories in the browser, finished or still being written."""

@@ -1,0 +1,194 @@
+"""The study of docs/does-it-help.md: its tool, and its tables against the committed figures of every run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from conftest import REPOSITORY
+from protofed.methods import methods
+from protofed.models import build, parameter_count
+from support import script
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return script(REPOSITORY / "papers/tools/does_it_help.py")
+
+
+def test_the_pages_are_made_of_the_committed_figures(tool, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["does_it_help.py", "--check"])
+    tool.main()
+    others = {"leaderboard", "demo"}  # made by other tools
+    assert set(tool.studies()) | others == {path.stem for path in tool.STUDY.glob("*.csv")}
+
+
+def main_page() -> str:
+    """Return the text of the page as one line."""
+    return " ".join((REPOSITORY / "docs/does-it-help.md").read_text().split())
+
+
+PROTOTYPES = ("fedproto", "fedtgp", "tinyproto", "gfpl")
+
+
+def verdicts(tool, settings, labels) -> Counter[str]:
+    """Count the verdicts of some arms, in each setting, on the best control that is like them."""
+    found: Counter[str] = Counter()
+    for arms in settings:
+        for arm in arms:
+            control, unlike = tool.control_of(arm, arms)
+            if arm.label in labels and control is not None and not unlike:
+                found[tool.relation(tool.apart(arm, control, tool.final))] += 1
+    return found
+
+
+def test_prototypes_are_counted_as_the_findings_say(tool):
+    page = main_page()
+    studies = {name: tool.study(name) for name in tool.studies()}
+    assert verdicts(tool, studies.values(), PROTOTYPES) == {"equal": 8, "inconclusive": 13, "worse": 3}
+    assert "In 24 untuned comparisons with the same network, loss and rule they were never better, 8 times" in page
+    assert (
+        "8 times equivalent, 3 times [worse](../papers/studies/many-clients.md), and 13 were inconclusive" in page
+    )
+
+    board = script(REPOSITORY / "papers/tools/leaderboard.py")
+    scenarios = [board.arms(board.read(), name) for name in board.scenarios(board.recipe())]
+    assert verdicts(tool, scenarios, PROTOTYPES) == {"better": 1, "equal": 6, "inconclusive": 21, "worse": 4}
+    assert "(../papers/studies/leaderboard.md) 1 was better, 6 equivalent, 4 worse, 21 inconclusive" in page
+
+    pairs = [{arm.label: arm for arm in arms} for arms in scenarios]
+    beside = Counter(tool.relation(tool.apart(a["beacon"], a["local_lda"], tool.final)) for a in pairs)
+    assert (beside["better"], beside["worse"]) == (4, 0)
+    assert "It is better than they are in four of [eight scenarios](../papers/studies/leaderboard.md)" in page
+    fixed = [tool.against(a["fedlda"], a["local_lda"]) for a in pairs]
+    assert min(float(text.split()[0]) for text in fixed) == 0.4  # never worse
+
+    closed = {}
+    for name, arms in studies.items():
+        found = {arm.label: arm for arm in arms}
+        if "fedlda" in found:
+            difference = tool.apart(found["fedlda"], found["local_lda"], tool.own(arms))
+            closed[name.removesuffix("-fair").replace("-200", "")] = tool.relation(difference)
+    assert Counter(closed.values()) == {"better": 9}
+    assert "in all nine settings" in page
+
+    fair = [arms for name, arms in studies.items() if name.endswith("-fair")]
+    tuned = verdicts(tool, fair, [f"{label}-balanced" for label in (*PROTOTYPES, "protonorm")])
+    assert tuned == {"better": 4, "equal": 18, "inconclusive": 11, "worse": 2}
+    assert "Of 35 comparisons in two tuned settings 4 were better" in page
+    assert "18 equivalent, 2 worse, 11 inconclusive" in page
+
+
+def test_bytes_are_compared_in_one_codec(tool):
+    page = main_page()
+    for name, suffix in (("scarce", ""), ("sizes", "-int8")):
+        arms = {arm.label: arm for arm in tool.study(name)}
+        beacon = arms["beacon-8-16-16-int8" if suffix else "beacon"]
+        assert round(beacon.bytes / arms[f"fedproto{suffix}"].bytes, 1) == 1.8
+    assert "At one codec `beacon` sends 1.8 times FedProto's bytes" in page
+    for K in (4, 10):
+        tiny = build("tiny", input_shape=(1, 28, 28), num_classes=K, d=256)
+        assert parameter_count(tiny) == 3648 + 257 * K
+    assert "3,648 and 257 per class" in page
+    assert not any("int8" in label for label, *_ in tool.points(tool.drawn_arms()))
+
+
+def test_an_arm_that_equals_its_controls_rarely_seems_to_differ(tool):
+    """What the page says of the best of several controls, by 2,000 simulations of five seeds."""
+    page = main_page()
+    draw, rates = np.random.default_rng(0), {}
+    for controls in (2, 5):
+        found: Counter[str] = Counter()
+        for _ in range(2000):
+            arm, *others = draw.standard_normal((1 + controls, 5))
+            found[tool.relation(list(arm - max(others, key=np.mean)))] += 1
+        rates[controls] = [100 * found[word] / 2000 for word in ("better", "worse")]
+    assert rates[2] == pytest.approx([0.8, 4.2], abs=1.2)
+    assert rates[5] == pytest.approx([0.2, 7.6], abs=1.2)
+    assert "equals two controls is *better* in 0.8 % of simulations of five seeds and *worse* in 4.2 %" in page
+    assert "one that equals five (*of any kind*), in 0.2 and 7.6 %" in page
+
+
+def test_the_page_is_short():
+    """Its overview, commands and list of pages aside; every finding has at most two lines of 150 characters."""
+    text = (REPOSITORY / "docs/does-it-help.md").read_text()
+    text = re.sub(r"<!-- overview.*end of overview -->|```.*?```", "", text, flags=re.S)
+    assert len(text.split()) <= 1500
+    findings = re.findall(r"^\d\. \*\*.*(?:\n   .*)*", text, flags=re.M)
+    shown = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(own.split())) for own in findings]
+    assert [own[0] for own in shown] == [*"12345678"]
+    assert max(map(len, shown)) <= 300
+
+
+def test_the_best_that_sends_nothing_is_of_any_kind(tool):
+    def arm(label: str, value: float, sent: float):
+        scores = tool.Scores(value, None, None, None, None, None)
+        return tool.Arm(label, {0: tool.Measured({"head": scores}, sent, 1.0)})
+
+    arms = [arm("unshared", 0.8, 0), arm("local_lda", 0.9, 0), arm("fedlda", 0.95, 1)]
+    assert tool.best_alone(arms).label == "local_lda"
+    assert tool.best_alone(arms[:1]).label == "unshared"
+
+
+def test_a_tuned_study_shows_its_controls_untuned(tool):
+    arms = {arm.label: arm for arm in tool.study("many-clients-fair")}
+    plain = {arm.label: arm for arm in tool.study("many-clients")}
+    assert arms["untuned-fixed_etf-balanced"].runs == plain["fixed_etf-balanced"].runs
+    assert arms["untuned-fixed_etf-balanced"].group == tool.BALANCED
+    assert tool.control_of(arms["fedproto-balanced"], list(arms.values()))[0].label == "local-balanced"
+
+
+def test_an_arm_is_compared_with_a_control_that_computes_as_much(tool):
+    def arm(label: str, value: float):
+        scores = tool.Scores(value, None, None, None, None, None)
+        return tool.Arm(label, {s: tool.Measured({"head": scores}, 0.0, 1.0) for s in (0, 1)})
+
+    found = [arm(n, v) for n, v in {"local": 0.6, "fixed_etf": 0.5, "local-balanced": 0.7, "unshared": 0.9}.items()]
+    for label, expected in {
+        "fedproto": ("local", ""),
+        "fedproto-balanced": ("local-balanced", ""),
+        "beacon-int8": ("unshared", ""),
+        "fedlc-tiny": ("unshared", "other networks"),
+        "unshared": ("unshared", ""),
+    }.items():
+        control, unlike = tool.control_of(arm(label, 0.8), found)
+        assert (control.label, unlike) == expected
+    assert tool.control_of(arm("fedlda", 0.8), found) == (None, "")
+    assert tool.control_of(arm("fedproto", 0.8), found[2:])[1] == "other loss"
+
+
+def test_saved_figures_are_read_back(tool, tmp_path):
+    head = tool.Scores(0.5, None, 0.625, 0.25, 0.0, None)
+    other = tool.Scores(0.75, 0.7, 0.8, None, None, 1 / 3)
+    runs = {seed: tool.Measured({"head": head, "local": other}, 1234.5, 2.0) for seed in (3, 1)}
+    arms = [tool.Arm("local", runs), tool.Arm("fedproto", {1: tool.Measured({"head": other}, 0.0, 0.001)})]
+    tool.save(arms, tmp_path / "study.csv")
+    again = tool.arms_of([tmp_path / "study.csv"])
+    assert [(arm.label, arm.runs) for arm in again] == [(arm.label, arm.runs) for arm in arms]
+    assert list(again[0].runs) == [1, 3]
+    rows = tool.table(again).splitlines()
+    assert rows[3].startswith("| local | 2 | 50.0 ± 0.0 | the control |")
+    assert rows[4].startswith("| fedproto | 1 | 75.0 | `local` | +25.0 | inconclusive |")
+
+
+PHRASES = {
+    "README.md": ["44 methods", "2.4 to 3.9 times", "1.3 to 1.9 times"],
+    "docs/does-it-help.md": [
+        "24 untuned comparisons",
+        "13 were inconclusive",
+        "18 equivalent, 2 worse, 11 inconclusive",
+    ],
+}
+"""Counts that the paper has from another page."""
+
+
+def test_the_paper_counts_as_other_pages_do():
+    paper = " ".join((REPOSITORY / "paper/paper.md").read_text().split())
+    for page, phrases in PHRASES.items():
+        text = " ".join((REPOSITORY / page).read_text().split())
+        assert [words for words in phrases if words not in text or words not in paper] == []
+    assert f"{len([*methods()])} methods" in paper

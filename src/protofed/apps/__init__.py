@@ -1,1 +1,0 @@
-"""Applications on the public interface: Flower, pages, reproduction of papers, audits. Nobody else imports them."""
