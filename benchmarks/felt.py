@@ -24,11 +24,9 @@ from protofed.experiments.memory import tree_bytes
 from protofed.text import size
 
 ROOT = Path(__file__).parents[1]
-ANSWER = re.compile(rb"[Ff]ederating (helps|does)|from federating is seen")
-"""What a line of a first answer holds."""
-REFERENCE = [sys.executable, "-c", "import torch"]
-"""Takes as long as the machine is busy: what compares runs of different days."""
-_WAITING = """
+ANSWER = re.compile(rb"[Ff]ederating (helps|does)|from federating is seen")  # in a line of a first answer
+REFERENCE = [sys.executable, "-c", "import torch"]  # by which runs on busy machines can be compared
+_WAITING = """  # runs a command, and writes the CPU seconds of all its processes
 import ctypes, os, resource, subprocess, sys
 try:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # whoever outlives its parent becomes a child of this process
@@ -43,7 +41,6 @@ except ChildProcessError:
 open("cpu", "w").write(str(used.ru_utime + used.ru_stime))
 sys.exit(status)
 """
-"""Runs a command, and writes the CPU seconds of all its processes."""
 
 
 class Row(NamedTuple):
@@ -197,10 +194,7 @@ def check_felt(request: Request) -> None:
 
 
 def felt(request: Request, note: Note) -> Iterator[Result]:
-    """Run each command in a folder of its own, one after another.
-
-    CPU seconds are those of all processes that a command has started, also of those that outlive it.
-    """
+    """Run each command in a folder of its own; CPU seconds are those of all processes that it has started."""
     figures: list[dict[str, Any]] = []
     for name in request.cases or ROWS:
         note(name)

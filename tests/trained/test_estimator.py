@@ -169,11 +169,9 @@ def test_it_is_public():
     assert protofed.ProtofedClassifier is ProtofedClassifier
 
 
-def test_the_number_of_threads_is_the_callers(cells):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        ProtofedClassifier().fit(*cells[:2])
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+def test_the_number_of_threads_is_the_callers(cells, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    given = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    ProtofedClassifier().fit(*cells[:2])
+    assert (given[0], given[-1]) == (1, 3)
