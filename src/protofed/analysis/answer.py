@@ -209,11 +209,7 @@ def answer(runs: Sequence[Run]) -> Answer | None:
 
 
 def answer_table(found: Answer, most: int = ROWS) -> TextTable:
-    """Return one row per method: accuracy, gain over the best that sends nothing, bytes and time.
-
-    Args:
-        most: Rows, the best ones.
-    """
+    """Return one row per method: accuracy, gain over the best that sends nothing, bytes and time."""
     control, seeds = found.control, max(len(result.runs) for result in found.results)
     measured = [all(run.measured and len(run.class_names) == 2 for run in r.runs) for r in found.results]
     table = TextTable(["method", "accuracy", *["over the control"] * bool(found.gain), *["AUROC"] * all(measured)])

@@ -1,7 +1,4 @@
-"""Remarks on runs for careful readers: on what clients were tested, and what methods do not have in common.
-
-Differences are read from the resolved configurations and the clients' models, wherever they come from.
-"""
+"""Remarks on runs for careful readers: on what clients were tested, and what methods do not have in common."""
 
 from __future__ import annotations
 
@@ -125,11 +122,7 @@ def _groups(runs: Sequence[Run], of: Callable[[Run], str]) -> dict[str, list[str
 
 
 def _value(name: str, options: Mapping[int, Mapping[str, Any]], run: Run) -> str:
-    """Return the value of an option, or that of the method on which the run's is based; "" if neither has it.
-
-    Args:
-        options: Those of each run, by its identity.
-    """
+    """Return the value of an option, or that of the method on which the run's is based; "" if neither has it."""
     from protofed.methods import methods
 
     section, _, option = name.partition(".")

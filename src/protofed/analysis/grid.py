@@ -53,11 +53,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class GridRow:
-    """One method with one value of every axis but the first.
-
-    Attributes:
-        cells: By the names of the first axis.
-    """
+    """One method with one value of every axis but the first."""
 
     method: str
     values: tuple[str, ...]
@@ -107,11 +103,7 @@ def _accuracy(run: Run, rule: str, without: set[str]) -> float:
 
 
 def table(rows: Sequence[GridRow], axes: Axes) -> TextTable:
-    """Return a comparison along axes: one column per value of the first, losses of more than 3 points emphasised.
-
-    Args:
-        axes: Names of the values along each axis.
-    """
+    """Return one column per value of the first axis, with losses of more than 3 points emphasised."""
     columns, *others = axes
     found = TextTable([*(others or [""]), *axes[columns]], text_columns=max(1, len(others)), by="method")
     found.title = "Final test accuracy in %: main rule / head; honest clients only where others attack"

@@ -33,8 +33,6 @@ class TextTable:
         text_columns: How many leading columns hold words; the others hold numbers.
         groups: Headings above the columns, each with the number of columns it spans.
         sections: Headings above rows, by the row they precede.
-        title: Heading above the table, where it does not stand in a page.
-        caption: What its words mean, likewise.
         by: What the sections are, for files with a column of them.
     """
 

@@ -108,11 +108,7 @@ KINDS = {
 
 
 def entries(kind: str, names: Sequence[str] = ()) -> list[Listed]:
-    """Return the entries of a list.
-
-    Args:
-        names: None for all.
-    """
+    """Return the entries of a list."""
     if kind not in KINDS:
         raise ConfigError(unknown_name("list", kind, KINDS))
     found = {entry.name: entry for entry in KINDS[kind]()}

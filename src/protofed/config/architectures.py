@@ -71,8 +71,6 @@ class FederationSummary:
         class_size: Mean training samples per class, over classes that have any.
         template: Its initial weights open the first round; None for the first client's.
         bfloat16: Kinds of models computed in bfloat16, in a simulation over a network.
-        table: If the samples are a table or standardised.
-        encoding: The samples before an encoder, if any.
         place: Of the one client to whom this is told, without architectures; see :func:`architecture_of`.
     """
 
@@ -116,11 +114,7 @@ class FederationSummary:
         return replace(self, architectures=(), template=None, place=place)
 
     def without(self, experiment: Experiment, own: Collection[int]) -> FederationSummary:
-        """Return the summary with a template that no client chose for itself, if clients may differ.
-
-        Args:
-            own: Clients that chose their architectures themselves.
-        """
+        """Return the summary with a template that no client chose for itself, if clients may differ."""
         if one_architecture(experiment):
             return self  # all clients have the same architecture
         assigned = [a for number, a in enumerate(self.architectures) if number not in own]
@@ -209,11 +203,7 @@ def one_architecture(experiment: Experiment) -> bool:
 def architecture_of(
     experiment: Experiment, federated: FederatedData, client: ClientData, place: int
 ) -> Architecture:
-    """Return a client's architecture: its own choice, or that of the group whose turn it is.
-
-    Args:
-        place: Of the client in the federation, or its remainder by :func:`places`.
-    """
+    """Return a client's architecture: its own choice, or that of the group whose turn it is."""
     shared, group = _all_shared(experiment), _embedding(experiment, federated.table)
     architecture = group[place % len(group)]
     chosen = None if shared else client.settings.get("model")

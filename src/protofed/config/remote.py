@@ -125,12 +125,7 @@ def _check_section(
 
 
 def _check_value(value: Any, option: str, permits: Permits, kind: str, most: float, depth: int = 0) -> None:
-    """Refuse what no option of a plan can be.
-
-    Args:
-        kind: Of what a text names.
-        most: Largest integer.
-    """
+    """Refuse what no option of a plan can be."""
     if isinstance(value, str):
         if value and not _WORD.fullmatch(value) and not permits(kind, value):
             raise _refuse_name(option)

@@ -412,9 +412,6 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
     Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
     model also ``model.members`` and ``model.shared``.
     Naming an encoder drops the model and the transforms, which are for other samples.
-
-    Args:
-        overrides: May hold whole tables.
     """
     result = _copy(tree)
     if "rounds" in overrides:
@@ -449,7 +446,6 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     Args:
         method: In place of ``method.name``, a method or variant (see :func:`variant`); options in ``[method]``
             that it does not have are then ignored.
-        seed: In place of the recipe's.
     """
     check_names(tree)
     tree, method = variant(tree, method)
@@ -481,7 +477,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
             f"evaluation.at=trained scores the one round of {method_name} before its answer has reached the "
             "clients: set evaluation.at=broadcast"
         )
-    partition = _table(tree, "partition")
+    partition = _drop_gone(_table(tree, "partition"), "partition", "partition")
     partition_name = _name(partition, "partition", PARTITION)
     kind = data.partitions.get(partition_name)
     experiment = Experiment(
@@ -548,9 +544,6 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
     A variant is a partial recipe with a ``method.name``, such as a baseline with an optimiser of its own, which
     comparisons list beside the methods: one of :func:`variants`, or ``[variants.NAME]`` of the recipe. Its values
     win over all others.
-
-    Args:
-        name: None for ``method.name``.
     """
     chosen = _table(tree, "method").get("name") if name is None else name
     known = _variants_of(tree)

@@ -45,7 +45,6 @@ def read_table(form: str, path: Path, budget: Budget, *, schema: bool = False, *
 
     Args:
         form: ``parquet``, ``Arrow`` (a stream), ``CSV`` or ``Excel`` (the first sheet); the last two as texts.
-        schema: Without rows.
         options: ``names``, the columns of a parquet file, or None for all; ``encoding`` of a CSV file.
 
     Raises:
@@ -67,9 +66,6 @@ def read_table(form: str, path: Path, budget: Budget, *, schema: bool = False, *
 
 def read_arrays(path: Path, budget: Budget, names: Sequence[str], needed: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the arrays of some names of an ``.npz`` file.
-
-    Args:
-        needed: Names without which the file is refused.
 
     Raises:
         DataError: If the file is unreadable, has none or several of a name, or takes too much memory or time.
@@ -99,8 +95,6 @@ def read_images(
     """Decode images.
 
     Args:
-        payloads: Encoded, anything with the buffer protocol.
-        where: Called with the place of an image among them.
         channels: 1 for grey, 3 for RGB, 0 for grey if all are grey and RGB otherwise.
         resize: Side in pixels to which images are scaled and centre-cropped; 0 keeps the stored size.
         size: Height and width that all must have; None for those of the first image.
@@ -198,19 +192,7 @@ class _UnusableError(Exception):
 
 
 def _ask(asked: dict[str, Any], memory: int, seconds: int, receive: _Receive, payloads: Sequence[Any] = ()) -> None:
-    """Ask the process.
-
-    Args:
-        memory: Bytes that it may use for this.
-        seconds: Processor time that it may use for this.
-        receive: Called for each frame that is not the last.
-
-    Raises:
-        _UnusableError: With what the process says.
-        MemoryError: If its memory did not suffice.
-        TimeoutError: If it used up its time.
-        EOFError: If it ended otherwise.
-    """
+    """Ask the process; raise _UnusableError with what it says, or MemoryError, TimeoutError or EOFError."""
     lengths = [len(memoryview(payload)) for payload in payloads]
     asked = {**asked, "memory": memory, "seconds": seconds, "lengths": lengths}
     enough = f"more than {memory / 1e9:.2g} GB of memory"

@@ -16,7 +16,6 @@ class Columns:
     Attributes:
         categories: Categories whatever their type, with names in place of others.
         labelled: The samples have labels; otherwise columns that are not read may be absent too.
-        ranged: Have a declared range.
         anywhere: Columns to drop may be absent, because other sites have them.
     """
 

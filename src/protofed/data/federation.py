@@ -45,12 +45,7 @@ class _Part:
 
 
 def is_federation(data: DataOptions) -> bool:
-    """Return whether the data are a federation folder: with a folder ``clients``, or with sites in it.
-
-    Raises:
-        ConfigError: If an option of the data is invalid, or no path is set.
-        DataError: If there is no such folder.
-    """
+    """Return whether the data are a federation folder: with a folder ``clients``, or with sites in it."""
     return data.source == "path" and (_options(data).sites or (data_path(data) / "clients").is_dir())
 
 
@@ -63,9 +58,6 @@ def read_federation(data: DataOptions, seed: int) -> tuple[FederatedData, tuple[
     Each split is a ``.parquet`` or ``.csv`` file, an ``.npz`` file with ``x`` and ``y``, or a folder of class
     folders with images. Clients are ordered by name. The number of classes ``K`` is ``data.classes``, or else the
     number of names in ``federation.toml``, or else of those stored in the files, or else the largest label plus 1.
-
-    Returns:
-        Raw samples, and the columns of a table.
     """
     root, options = data_path(data), _options(data)
     sites = _site_paths(root) if options.sites else {folder.name: folder for folder in _client_folders(root)}
@@ -91,7 +83,6 @@ class RawClient:
     """One client of a network before its samples are prepared.
 
     Attributes:
-        federated: A federation of one, with raw samples.
         columns: None if there is nothing to prepare.
         named: Labels are class names rather than numbers.
         declared: Classes are known without the labels, by ``data.classes`` or from the files.
@@ -107,10 +98,6 @@ def load_client(
     folder: Path, data: DataOptions, seed: int, classes: tuple[str, ...] = (), agreed: Agreed | None = None
 ) -> tuple[FederatedData, bool]:
     """Read one client's folder as a federation of one client.
-
-    Args:
-        data: Its ``options`` apply only with ``data.source=path``.
-        agreed: By default the client's own.
 
     Returns:
         The client, and whether its labels are class names rather than numbers.

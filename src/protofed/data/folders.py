@@ -42,7 +42,6 @@ def read_class_folders(folder: Path, budget: Budget, resize: int = 0, home: Path
     """Return the images under ``folder/<class>/`` as a listing labelled with the class names.
 
     Args:
-        resize: Side in pixels; 0 keeps the stored size.
         home: Folder that links must not leave; None allows any target.
     """
     return _listing(_images(folder, home), str(folder), budget, resize)

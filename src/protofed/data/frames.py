@@ -49,7 +49,7 @@ def keep(frame: DataFrame) -> Path:
     """Keep a frame until this process ends, and return its file; equal frames have one.
 
     Raises:
-        DataError: If it is no frame, or one of its columns holds what no table can.
+        DataError: If it is not a data frame or has a column of an unsupported type.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -79,10 +79,6 @@ def as_arrow(
 
     Numbers, truth values, dates, lists and bytes keep their types; durations become days, and a categorical the
     names of its categories. Texts, also those among other values, are read as in a CSV file.
-
-    Args:
-        texts: Columns of texts that stay text, whatever they hold.
-        na_values: Texts that stand for a missing value.
 
     Raises:
         DataError: Names the column, and the row from 0, of what cannot be read.

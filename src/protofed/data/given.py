@@ -38,11 +38,7 @@ class FileOptions(Options):
 
 
 def natural(request: Request, options: NaturalOptions) -> list[Share]:
-    """Return one share per natural id, in the order of the ids.
-
-    Args:
-        request: That many ids are chosen at random, or all if the number of clients is 0.
-    """
+    """Return one share for each of ``clients`` random natural ids (0: all of them), in the order of the ids."""
     require(
         request.ids is not None,
         "partition 'natural': these data have no natural ids: use femnist, a federation folder, or set "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,10 +105,8 @@ def _download(spec: HubSpec, columns: Columns, places: list[Path], budget: Budge
     import datasets as hf
     import pyarrow as pa
 
-    from protofed.data.quiet import quiet
-
     try:
-        with quiet(), _offline_if_unreachable():
+        with _quiet(), _offline_if_unreachable():
             parts = [hf.load_dataset(spec.hub, split=split) for split in spec.splits]
     except Exception as error:  # offline, gated, renamed: the hub's client raises many types
         looked = f"in {', '.join(map(str, places))}" if places else "(no data folder is set)"
@@ -119,6 +119,25 @@ def _download(spec: HubSpec, columns: Columns, places: list[Path], budget: Budge
     # Class names are stored in the metadata of the hub's parquet files.
     table = table.replace_schema_metadata(parts[0].features.arrow_schema.metadata)
     return from_arrow(table, columns, spec.hub, budget)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress warnings, log messages below level ERROR, and Hugging Face's progress bars."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import datasets as hf
+
+        level = logging.root.manager.disable
+        shown = not hf.are_progress_bars_disabled()
+        hf.disable_progress_bars()
+        logging.disable(max(level, logging.WARNING))
+        try:
+            yield
+        finally:
+            logging.disable(level)
+            if shown:
+                hf.enable_progress_bars()
 
 
 @contextmanager

@@ -28,11 +28,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Agreed:
-    """The agreement of the clients of a network.
-
-    Attributes:
-        input_shape: Of a prepared sample.
-    """
+    """The agreement of the clients of a network."""
 
     input_shape: tuple[int, ...]
     table: Table | None = None
@@ -42,9 +38,6 @@ def raw_parts(
     listings: Sequence[Listing], x: Sequence[Tensor], data: DataOptions
 ) -> tuple[list[Tensor], Columns | None, tuple[str, ...]]:
     """Bring the features of several files into one form.
-
-    Args:
-        x: From :func:`protofed.data.checks.features`.
 
     Returns:
         Features of one shape and type; columns of tables and of numbers to standardise, or None; and notes on
@@ -101,7 +94,6 @@ def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions
     """Return the data of all clients as models take them.
 
     Args:
-        federated: Raw samples.
         columns: None to leave the samples as they are.
     """
     if columns is None:
@@ -116,11 +108,7 @@ def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions
 def prepare_alone(
     federated: FederatedData, columns: Columns | None, data: DataOptions, agreed: Agreed | None, where: Path
 ) -> FederatedData:
-    """Return the data of a single client of a network as models take them.
-
-    Args:
-        agreed: None for the client's own.
-    """
+    """Return the data of a single client of a network as models take them."""
     if agreed is None:
         return prepare(federated, columns, data)
     (client,), table = federated.clients, agreed.table

@@ -255,12 +255,7 @@ def _array(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> _Fra
 
 
 def _images(payloads: list[bytes], channels: int, resize: int, size: list[int] | None) -> _Frames:
-    """Yield images as one array, ``(n, H, W)`` or ``(n, H, W, 3)``, and the places of grey among coloured ones.
-
-    Args:
-        channels: 1 for grey, 3 for RGB, 0 for grey if all are grey and RGB otherwise.
-        size: Height and width that all must have; None for those of the first.
-    """
+    """Yield images as one array, ``(n, H, W)`` or ``(n, H, W, 3)``, and the places of grey among coloured ones."""
     import numpy as np
 
     def decode(place: int) -> Any:

@@ -32,11 +32,7 @@ def read_saved(folder: Path, columns: Columns, budget: Budget) -> Listing:
 
 
 def parse_saved(folder: Path, columns: Columns, budget: Budget) -> Any:
-    """Return all columns of all splits of a saved data set as a ``pyarrow.Table``.
-
-    Raises:
-        DataError: If a file is missing or damaged, or the splits have different columns.
-    """
+    """Return all columns of all splits of a saved data set as a ``pyarrow.Table``."""
     import pyarrow as pa
 
     tables: list[Any] = []

@@ -97,7 +97,6 @@ def shift_domains(
     """Return the samples of all clients as their domains have them.
 
     Args:
-        federated: Raw samples.
         columns: Of a table, of which only numbers are shifted.
         domains: Name of the domain, by client; those without one are domains of their own.
     """
@@ -157,11 +156,7 @@ class _Scale:
 
 
 class _Draws:
-    """The transforms of all domains.
-
-    Args:
-        domains: In ascending order.
-    """
+    """The transforms of all domains."""
 
     def __init__(self, options: ShiftOptions, seed: int, domains: Sequence[str], scale: _Scale) -> None:
         self.options, self.seed, self.scale = options, seed, scale
@@ -194,11 +189,7 @@ class _Draws:
         return new
 
     def features(self, x: Tensor, domain: str, *place: str) -> Tensor:
-        """Return samples ``(n, *shape)`` as a domain has them, of the same type.
-
-        Args:
-            place: Client and split, of which noise depends.
-        """
+        """Return samples ``(n, *shape)`` as a domain has them, of the same type."""
         options = self.options
         eight_bit = x.dtype == torch.uint8
         if not len(x) or options.used == ("swap",):

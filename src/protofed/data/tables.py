@@ -49,7 +49,6 @@ class RawColumn:
         kind: ``number``; ``category``; ``text`` for one of the numbers of a text, and ``token`` for one of its
             tokens, which are used as they are; ``identifier`` if its values hardly repeat; ``unknown`` if it has
             none.
-        categories: In the order of their numbers.
     """
 
     name: str
@@ -75,7 +74,6 @@ class Moments(NamedTuple):
     """Sums over the values of one column at one site; no single value.
 
     Attributes:
-        number: Present values.
         squares: Sum of squared deviations from the mean.
     """
 
@@ -90,9 +88,7 @@ class Column:
     """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for the others.
 
     Attributes:
-        kind: ``number``, ``category``, ``text`` or ``token``.
         fill: In place of a missing number; a missing category is none of the categories.
-        categories: In the order of their inputs.
         indicator: Another input is 1 where the value is missing, and 0 elsewhere.
         bounded: Clamp the input to [-1, 1]: mean and scale are those of a declared range.
     """
@@ -243,7 +239,6 @@ class Table:
         Args:
             columns: Of equal length; None or NaN is missing. Others are ignored.
             unknown: A category may be unknown: it is then none of the column's.
-            renamed: Categories in place of others (``data.categories``).
         """
         for column in self.columns:
             if column.name not in columns:
@@ -412,7 +407,6 @@ def state_columns(
     """Return a site's statements about its columns.
 
     Args:
-        sums: Over its training samples.
         standardise: Sums are stated only if ``federated`` or ``chosen``.
         missing: Missing values are stated only if ``indicator``.
         ranges: Nothing is stated of the values of these columns.
@@ -508,10 +502,8 @@ def fit(
     """Return the preparation of the columns on which sites agreed.
 
     Args:
-        sites: Over the training samples, for each of the columns.
         standardise: ``federated`` or ``chosen`` for numbers over all sites. With ``site`` and ``chosen`` each site
             has its own, see :func:`own`.
-        ranges: Samples have no influence on these columns.
     """
     fitted, told = [], missing == "indicator"
     for number, column in enumerate(columns):

@@ -42,7 +42,6 @@ def read_columns(
     """Return the columns of a table as raw values.
 
     Args:
-        table: ``pyarrow.Table``.
         names: Those to read. One of free text becomes as many columns as its vectors have numbers.
 
     Returns:

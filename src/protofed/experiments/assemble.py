@@ -115,11 +115,7 @@ def build_federation(
     state: ServerState | None = None,
     conduct: Conduct | None = None,
 ) -> Federation:
-    """Return a federation before its first round.
-
-    Args:
-        state: Given if the executor shares it.
-    """
+    """Return a federation before its first round."""
     method = trainer.method
     hostile = stages.attackers(experiment, trainer, executor)
     guard = stages.guard(experiment, trainer, executor, hostile)

@@ -40,11 +40,7 @@ log = logging.getLogger("protofed")
 def encode(
     federated: FederatedData, options: EncoderOptions, weights_dir: str = "", *, kept: bool = True
 ) -> FederatedData:
-    """Return the data of all clients as vectors, or as they are if there is no encoder.
-
-    Args:
-        kept: Read features from the cache, and keep them in it.
-    """
+    """Return the data of all clients as vectors, or as they are if there is no encoder."""
     if not options.name:
         return federated
     texts = federated.table.texts if federated.table else ()

@@ -74,7 +74,6 @@ class ModelsDescription:
 
     Attributes:
         told: What the node of a network was told about all clients; else empty.
-        encoding: What the samples were before an encoder made vectors of them, or None.
     """
 
     eight_bit: bool
@@ -128,9 +127,6 @@ def write_end(folder: Path, federation: Federation) -> None:
     """Store what a finished run needs to go on, beside the weights of its models.
 
     Of clients at the nodes of a network, these are the names of the states with which they ended.
-
-    Args:
-        folder: Holds the server's tensors and the models of clients that rest there.
     """
     clients, server = federation.executor.clients, federation.server
     for name in clients if clients.rests_here else ():

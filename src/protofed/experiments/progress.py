@@ -31,9 +31,6 @@ FORMATS = ("auto", "text", "json")
 class Shown(Progress):
     """Base of displays, which knows the state of every run.
 
-    Args:
-        file: Standard output by default.
-
     Attributes:
         scores: Last accuracy of each run, and its rule.
         all: Number of runs of which one line tells; 0 if each has its own.
@@ -166,11 +163,7 @@ class BarProgress(Shown):
 
 
 class LineProgress(Shown):
-    """Progress as lines that are written at once, for files and pipes: one per round, or per end of several runs.
-
-    Args:
-        rounds: One per round, also of several runs.
-    """
+    """Progress as lines for files and pipes: one per round, or one per finished run of several."""
 
     def __init__(self, file: TextIO | None = None, *, rounds: bool = True) -> None:
         super().__init__(file)
@@ -222,11 +215,7 @@ class JsonProgress(Shown):
     """Progress as one JSON object per line, written at once."""
 
     def write(self, event: str, label: str, **values: Any) -> None:
-        """Write an event.
-
-        Args:
-            event: ``started``, ``round``, ``warning`` or ``finished``.
-        """
+        """Write an event."""
         line = json.dumps({"event": event, "run": label, **values}, ensure_ascii=False, allow_nan=False)
         print(line, file=self.file or sys.stdout, flush=True)
 

@@ -70,9 +70,6 @@ class RunDirectory:
     def open(self, experiment: Experiment, *, resume: bool) -> None:
         """Claim the directory for an experiment.
 
-        Args:
-            resume: The directory may contain a part of that run.
-
         Raises:
             ConfigError: If it contains anything else, or that experiment and ``resume`` is False.
             CheckpointError: If it has finished without a state to go on from, or its configuration cannot be read.
@@ -121,8 +118,6 @@ class RunDirectory:
     @contextmanager
     def claim(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
         """Open the directory, and keep other processes from running in it until the block ends.
-
-        Blocks may be nested.
 
         Raises:
             ProtofedError: As :meth:`open`; OutputError also if another process runs in it.
@@ -217,11 +212,7 @@ class RunDirectory:
             )
 
     def check_room(self, federation: Federation, every: int) -> None:
-        """Check before training that there is room for checkpoints and for the final models.
-
-        Args:
-            every: Rounds between checkpoints; 0 for none.
-        """
+        """Check before training that there is room for checkpoints and for the final models."""
         clients = federation.executor.clients
         if not clients.rests_here:
             return
@@ -389,11 +380,7 @@ def _class_means(model: SplitModel, train: Samples, num_classes: int) -> Prototy
 
 
 def directory_for(out: str | Path | None, experiment: Experiment, *, resume: bool) -> Path:
-    """Return the run directory of an experiment: ``out``, or a directory below ``runs`` named after it.
-
-    Args:
-        resume: Return an existing directory of this experiment, if there is one.
-    """
+    """Return the run directory of an experiment: ``out``, or a directory below ``runs`` named after it."""
     method = experiment.method.rpartition(":")[2]
     return place_for(out, f"{experiment.recipe}-{method}", resume=resume, experiment=experiment)
 

@@ -28,11 +28,7 @@ def attackers(experiment: Experiment, trainer: LocalTrainer, executor: Executor)
 
 
 def guard(experiment: Experiment, trainer: LocalTrainer, executor: Executor, hostile: Attackers | None) -> Guard:
-    """Return the stage of robust rules.
-
-    Args:
-        hostile: Their descriptions may be lies.
-    """
+    """Return the stage of robust rules."""
     training = {name: member.train for name, member in executor.clients.items()}
     K = trainer.method.task.num_classes
     counts = {name: samples.most(K).cpu() for name, samples in training.items()}

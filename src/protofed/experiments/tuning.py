@@ -81,11 +81,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The outcome of a search.
-
-    Attributes:
-        unfinished: The time was up before the last trial.
-    """
+    """The outcome of a search."""
 
     directory: Path
     trials: list[Trial]
@@ -223,10 +219,6 @@ def tune(
 
     The same call goes on where an earlier one stopped. With one number of jobs, the same trials are tried on every
     machine.
-
-    Args:
-        trials: In all.
-        jobs: Trials that run at a time.
 
     Raises:
         ConfigError: If nothing varies, or there are no validation samples.

@@ -124,12 +124,7 @@ class SplitModel(nn.Module):
 
 
 def extractor(backbone: nn.Module, map_: nn.Module, preparation: nn.Module | None = None) -> nn.Sequential:
-    """Compose a feature extractor ``x -> (B, d)``.
-
-    Args:
-        backbone: With flat output ``(B, width)``.
-        preparation: Module without weights that images pass first.
-    """
+    """Compose a feature extractor ``x -> (B, d)``; images pass the ``preparation`` first."""
     first = {} if preparation is None else {"preparation": preparation}
     return nn.Sequential(OrderedDict(first, backbone=backbone, map=map_))
 

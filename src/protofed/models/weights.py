@@ -50,11 +50,7 @@ def find_weights(architecture: str, weights: str, folder: str = "") -> Path:
 
 
 def check_published(path: str, options: Mapping[str, Any]) -> None:
-    """Check that one of torchvision's functions will not download the weights it is asked for.
-
-    Args:
-        path: Of a callable, ``package.module:callable``.
-    """
+    """Check that one of torchvision's functions will not download the weights it is asked for."""
     module, _, function = path.partition(":")
     if module.partition(".")[0] != "torchvision":
         return

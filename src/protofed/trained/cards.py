@@ -40,12 +40,7 @@ def plain(text: object) -> str:
 
 
 def model_card(run: Run, trained: TrainedClient, file: str, facts: Mapping[str, str], checked: str) -> str:
-    """Return the card of an exported model.
-
-    Args:
-        facts: Those that the file carries; ``rule`` is that by which it classifies.
-        checked: Comparison of the file with the client, in words.
-    """
+    """Return the card of an exported model."""
     client = run.clients[run.names.index(trained.name)]
     parts = {
         "Use": _use(file, facts, checked),

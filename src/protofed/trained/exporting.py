@@ -70,12 +70,7 @@ class Exported(nn.Module):
 
 
 class Written(NamedTuple):
-    """An exported file.
-
-    Attributes:
-        checked: Samples on which it was compared with the client, in words.
-        cards: The model card and the card of the data, beside it.
-    """
+    """An exported file."""
 
     path: Path
     rule: str
@@ -99,8 +94,7 @@ def export(
 
     Args:
         run: If its data are at hand, the real samples are the client's own test samples.
-        path: Replaced whole.
-        format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
+        form: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
         rule: As :meth:`TrainedClient.rule` takes it.
         files: Samples to take instead, as :func:`~protofed.trained.inputs.from_files` reads them.
 

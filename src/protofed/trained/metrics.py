@@ -36,10 +36,6 @@ def compute(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
 
     The models are those on disk, and they compute on a CPU: the engine of the run makes no difference.
 
-    Args:
-        run: Finished, with data at hand.
-        rule: As :meth:`~protofed.trained.opening.TrainedClient.rule` takes it.
-
     Raises:
         DataError: If the data are missing or others, or code is not trusted.
         CheckpointError: If the run has not finished, or left no models.

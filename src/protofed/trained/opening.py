@@ -94,12 +94,7 @@ class Prediction:
 
 
 class Ruled(Classifier):
-    """A trained client as a module that gives the scores of one inference rule.
-
-    Attributes:
-        received: From the last broadcast, as buffers.
-        state: The method's, as buffers.
-    """
+    """A trained client as a module that gives the scores of one inference rule."""
 
     def __init__(
         self, classifier: Classifier, method: Method, received: Tensors, state: Tensors, rule: str
@@ -150,13 +145,11 @@ class TrainedClient:
 
     Attributes:
         classifier: With the preprocessing, in eval mode.
-        received: From the last broadcast.
         main_rule: Of the run's headline numbers.
         validated: The rule that was right most often on its validation samples when it was last scored; ``""``
             without such samples.
         only_class: Class of all its training samples; ``""`` if they are of several classes.
         resize: Side in pixels of the run's images; 0 if not scaled.
-        table: If its samples were a table or standardised.
     """
 
     name: str
@@ -235,7 +228,6 @@ class TrainedClient:
         """Classify samples.
 
         Args:
-            samples: ``(n, *input_shape)``, as :meth:`Classifier.prepare` takes them.
             level: Samples less typical than that are unknown (closed forms).
 
         Warns:
@@ -277,9 +269,6 @@ class TrainedClient:
 
 def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
     """Rebuild a client with the weights and the state with which a run ended.
-
-    Args:
-        trust_code: Import code that the run's configuration names.
 
     Raises:
         DataError: If there is no such client, or the run names code that is not trusted.

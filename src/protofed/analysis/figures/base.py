@@ -171,10 +171,7 @@ def write_bytes(number: float) -> str:
 def name_ticks(
     ax: _AxesBase, axis: str, names: Sequence[str], limit: int, offset: float = 0.0, letters: int = 18
 ) -> None:
-    """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one.
-
-    Names are cut to a number of ``letters``.
-    """
+    """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one."""
     step = math.ceil(len(names) / limit) if names else 1
     places = range(0, len(names), step)
     texts = [shorten(names[i], letters) for i in places]

@@ -35,11 +35,7 @@ class Points(NamedTuple):
 
 
 def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool = False) -> Points:
-    """Return test features of some clients, their local prototypes, and the global prototypes as clients use them.
-
-    Args:
-        samples: At most so many, the same number of each client, drawn with ``seed``.
-    """
+    """Return test features and local prototypes of some clients, and the global prototypes as clients use them."""
     import torch
 
     from protofed.analysis.restore import restore_features, restore_global

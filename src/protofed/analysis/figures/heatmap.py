@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Sheet:
-    """The rows of one panel.
-
-    Attributes:
-        subject: Common to all rows, if anything.
-    """
+    """The rows of one panel."""
 
     rows: Rows
     kind: str

@@ -22,7 +22,6 @@ class OutcomeColumn(NamedTuple):
     """A column of :class:`~protofed.runs.summary.RuleOutcome` in tables.
 
     Attributes:
-        name: Attribute.
         spread: Attribute with the standard deviation over clients, which is written below.
         mean: Attribute with the mean over clients, which is written before the spread, if any.
     """

@@ -32,7 +32,6 @@ class Encoder(nn.Module):
         body: Module ``(n, *input_shape) -> (n, width)``.
 
     Attributes:
-        at_once: Samples best computed together.
         key: Hash of everything that determines the features, 32 hexadecimal digits.
     """
 
@@ -114,8 +113,6 @@ def build_encoder(
 
     Args:
         views: Number of vectors side by side in each sample, of which features are computed one by one.
-        pretrained: Read weights; not necessary to know the width.
-        texts: Those of samples with tokens.
     """
     name, whole = choose_encoder(options, input_shape, texts), input_shape
     input_shape = (input_shape[0] // views, *input_shape[1:])

@@ -105,11 +105,7 @@ encoders: Registry[NamedEncoder] = Registry("encoder")
 def encoder(
     name: str, summary: str, Options: type = NoOptions, *, kinds: tuple[Kind, ...] = ("images", "series", "vectors")
 ) -> Callable[[Any], Any]:
-    """Return a decorator that registers a function or class as an encoder.
-
-    Args:
-        kinds: Of samples; others raise ConfigError.
-    """
+    """Return a decorator that registers a function or class as an encoder."""
 
     def register(make: Any) -> Any:
         encoders.register(name)(NamedEncoder(name, summary, Options, make, kinds))

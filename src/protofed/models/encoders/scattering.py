@@ -21,11 +21,7 @@ PATHS = 1 + J * L + L * L
     "scattering", "wavelet scattering of orders 0 to 2, averaged to a grid", ScatteringOptions, kinds=("images",)
 )
 class Scattering(nn.Module):
-    """Moduli of wavelet coefficients of orders 0, 1 and 2, smoothed and averaged to a grid, channel by channel.
-
-    Args:
-        input_shape: ``(C, H, W)``.
-    """
+    """Moduli of wavelet coefficients of orders 0, 1 and 2, smoothed and averaged to a grid, channel by channel."""
 
     fine: Tensor
     coarse: Tensor

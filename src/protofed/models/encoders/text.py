@@ -32,9 +32,6 @@ class Hashing(nn.Module):
     """Signed counts of words in buckets (Weinberger et al., 2009), of length 1; other inputs stay beside them.
 
     The square root of counts keeps frequent words from hiding the others.
-
-    Args:
-        input_shape: ``(F,)``.
     """
 
     at_once = 64
@@ -65,11 +62,7 @@ class Hashing(nn.Module):
     kinds=("texts",),
 )
 class FrozenTransformers(nn.Module):
-    """Pooled states of a model that nobody trains.
-
-    Args:
-        input_shape: ``(F,)``.
-    """
+    """Pooled states of a model that nobody trains."""
 
     at_once = 16
 
