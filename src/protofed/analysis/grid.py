@@ -69,7 +69,8 @@ def rows_of(runs: Sequence[Run], axes: Axes) -> list[GridRow]:
         row = rows.setdefault((method, values[1:]), GridRow(method, values[1:], {}))
         figures = row.cells.setdefault(values[0], Figures())
         reference = by_place.get((method, tuple(first.values()), seed))
-        attacking = _attackers(run)
+        attack = next(record.attack for record in run.rounds if record.round == run.last_evaluation)
+        attacking = set(attack.clients) if attack else set()
         main = run.main_rule
         for rule, values_of, losses in (
             (main, figures.main, figures.main_loss),
@@ -87,11 +88,6 @@ def rows_of(runs: Sequence[Run], axes: Axes) -> list[GridRow]:
         return [methods.index(row.method), *(names.index(v) for names, v in zip(order, row.values, strict=True))]
 
     return sorted(rows.values(), key=place)
-
-
-def _attackers(run: Run) -> set[str]:
-    attack = next(record.attack for record in run.rounds if record.round == run.last_evaluation)
-    return set(attack.clients) if attack else set()
 
 
 def _accuracy(run: Run, rule: str, without: set[str]) -> float:

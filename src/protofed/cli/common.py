@@ -52,9 +52,7 @@ DataDir = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")]
-Budget = Annotated[
-    str, typer.Option(help="Time after which no further round begins, e.g. 2h or 90m; the same command goes on.")
-]
+Budget = Annotated[str, typer.Option(help="Wall-clock budget, e.g. 2h or 90m; repeat the command to continue.")]
 Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")

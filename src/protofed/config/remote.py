@@ -143,11 +143,12 @@ def _check_value(value: Any, option: str, permits: Permits, kind: str, most: flo
 
 def _check_table(value: Mapping[str, Any], option: str, permits: Permits, kind: str, depth: int) -> None:
     """Check options of a component, whichever of its kind it may be: what one of them closes is closed."""
+    every = [known for _, known in (methods.methods() if kind == "methods" else architectures).items()]
     for name, own in value.items():
         where = _name(f"{option}.{name}")
         if not _WORD.fullmatch(name) and not permits(kind, name):
             raise _refuse_option(where)
-        fields = [field for known in _component_options(kind) if (field := option_fields(known).get(name))]
+        fields = [field for known in every if (field := option_fields(known.Options).get(name))]
         if any(not settable(field) for field in fields):
             raise _refuse_option(where)
         kinds = {field.metadata.get("of", "") for field in fields} or {kind if name == "name" else ""}
@@ -156,13 +157,6 @@ def _check_table(value: Mapping[str, Any], option: str, permits: Permits, kind: 
         )
         inner = kind if isinstance(own, Mapping) else min(kinds)
         _check_value(own, where, permits, inner, most, depth + 1)
-
-
-def _component_options(kind: str) -> list[type[Options]]:
-    """Return the options of all components of a kind that a table may hold."""
-    if kind == "methods":
-        return [methods.get(name).Options for name in methods.methods()]
-    return [entry.Options for _, entry in architectures.items()]
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:

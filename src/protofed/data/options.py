@@ -125,7 +125,7 @@ class DataOptions(Options):
         try:
             "a".encode(self.encoding or "utf-8")  # of nothing, Python would not look the encoding up
         except (LookupError, ValueError):
-            raise ValueError(f"encoding: {self.encoding!r} is none of texts: expected one such as cp1252") from None
+            raise ValueError(f"unknown text encoding {self.encoding!r}, e.g. cp1252") from None
         _check_renames(self.labels, "labels")
         _check_renames(self.rename, "rename")
         for name, other in self.dates.items():

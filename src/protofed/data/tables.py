@@ -270,7 +270,7 @@ def text_places(columns: Sequence[Column | RawColumn]) -> tuple[tuple[int, int],
 
 
 def _text_of(column: Column | RawColumn) -> str:
-    """Return the name of the column of text of which a column of numbers was made."""
+    """Return the text column from which a numeric column was derived."""
     return column.name.rpartition(" [")[0]
 
 

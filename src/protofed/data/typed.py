@@ -206,7 +206,7 @@ def _categories(
 def _check_no_numbers(
     named: Sequence[str], indices: np.ndarray, absent: np.ndarray, name: str, files: Files
 ) -> None:
-    """Refuse text among numbers: a column of which more than half of the values are numbers."""
+    """Reject text in mostly numeric columns."""
     numeric = np.array([is_number(text) for text in named] or [False])[indices] & ~absent
     odd = ~numeric & ~absent
     if odd.any() and numeric.sum() > odd.sum():

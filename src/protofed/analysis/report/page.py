@@ -40,17 +40,8 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
         rows = grid.rows_of(runs, axes)
         write_text(out.with_name("grid.csv"), grid.frame(rows, axes).to_csv(index=False, float_format="%.2f"))
         template = environment().get_template("grid.html")
-        write_text(
-            out,
-            template.render(
-                runs=runs,
-                axes=list(axes),
-                grid=grid.table(rows, axes),
-                plots=_along(axes, runs),
-                facts=facts,
-                differing=differing,
-            ),
-        )
+        told = {"axes": list(axes), "grid": grid.table(rows, axes), "plots": _along(axes, runs)}
+        write_text(out, template.render(runs=runs, facts=facts, differing=differing, **told))
     else:
         write_text(out, render(runs, [str(error) for error in left_out or ()]))
     return out
