@@ -18,11 +18,11 @@ from typing import IO, Any
 import numpy as np
 
 from protofed.data import reader
+from protofed.data.checks import open_file
 from protofed.data.reader import FRAME
 from protofed.errors import DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
-from protofed.untrusted.reading import open_ordinary, reason
 
 _HEADERS = 256
 """Headers of images that are read in one go."""
@@ -159,11 +159,8 @@ def _seconds(size: int) -> int:
 
 
 def _read_file(form: str, path: Path, budget: Budget, receive: _Receive, **options: Any) -> None:
-    try:
-        with open_ordinary(path) as file:
-            size = file.seek(0, os.SEEK_END)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
+    with open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
     expanded = budget.left if form == ".npz" else limits.EXPANSION * size  # an archive's arrays announce their size
     most = limits.READER_BYTES + min(expanded, budget.left)
     taken = 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -22,12 +23,19 @@ from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import open_ordinary, reason
 
 
+@contextmanager
+def readable(path: Path, what: str = "cannot be read") -> Iterator[None]:
+    """Turn an error of reading a file in the block into a DataError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {what} ({reason(error)})") from None
+
+
 def open_file(path: Path) -> BinaryIO:
     """Open an ordinary file."""
-    try:
+    with readable(path):
         return open_ordinary(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def check_columns(names: Sequence[str], where: str) -> None:

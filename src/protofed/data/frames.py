@@ -57,7 +57,7 @@ def keep(frame: DataFrame) -> Path:
     sink = pa.BufferOutputStream()
     pq.write_table(as_arrow(frame), sink)
     content = sink.getvalue().to_pybytes()
-    path = _folder() / f"{hashlib.sha256(content).hexdigest()}.parquet"
+    path = Path(_keep_files().name, f"{hashlib.sha256(content).hexdigest()}.parquet")
     if not path.is_file():
         write_bytes(path, content)
     return path
@@ -66,10 +66,6 @@ def keep(frame: DataFrame) -> Path:
 @cache
 def _keep_files() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="protofed-")  # removed with this process
-
-
-def _folder() -> Path:
-    return Path(_keep_files().name)
 
 
 def as_arrow(
@@ -138,7 +134,8 @@ def open_frame(data: DataOptions, options: FrameOptions, seed: int) -> Listing:
     """Return a frame that this process, or one that began it, keeps."""
     if not re.fullmatch("[0-9a-f]{64}", options.frame):
         raise ConfigError("data.options.frame is not set: call protofed.federation with a data frame")
-    path = next((p for p in (_file(Path(data.data_dir), options), _file(_folder(), options)) if p.is_file()), None)
+    places = [Path(folder, f"{options.frame}.parquet") for folder in (data.data_dir, _keep_files().name)]
+    path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise DataError(f"{WHERE} of this run is not here: call protofed.federation with the same frame first")
     columns = Columns.of(data, options.id_column, options.resize)
@@ -146,10 +143,6 @@ def open_frame(data: DataOptions, options: FrameOptions, seed: int) -> Listing:
         return read_parquet([path], columns, WHERE, data.budget())
     except DataError as error:
         raise DataError(str(error).replace(str(path), WHERE)) from None
-
-
-def _file(folder: Path, options: FrameOptions) -> Path:
-    return folder / f"{options.frame}.parquet"
 
 
 datasets.register("frame")(Dataset("a pandas frame, as protofed.federation keeps it", open_frame, FrameOptions))

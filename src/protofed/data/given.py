@@ -17,7 +17,7 @@ from protofed.data.partition import Partition, Request, Share, names, partitions
 from protofed.errors import DataError, require, unknown_name
 from protofed.options import Options, option
 from protofed.untrusted import limits
-from protofed.untrusted.reading import parse_json, read_text, reason
+from protofed.untrusted.reading import parse_json, read_text
 
 _SPLITS = ("train", "test", "validation")
 
@@ -75,10 +75,8 @@ def from_file(request: Request, options: FileOptions) -> list[Share]:
     """Return the shares listed in a JSON file, with clients ordered by name."""
     require(bool(options.path), "partition.path is not set: partition 'file' needs a JSON file")
     path = Path(options.path).expanduser()
-    try:
+    with checks.readable(path, "not a readable JSON file"):
         content = parse_json(read_text(path, limits.JSON_BYTES), lambda pairs: _unique(pairs, path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable JSON file: {reason(error)}") from None
     if not isinstance(content, dict) or not content:
         raise DataError(f"{path}: expected an object that maps client names to positions")
     content = dict(zip(checks.client_names(content, str(path)), content.values(), strict=True))

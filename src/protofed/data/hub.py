@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,11 @@ SPECS = (
         label="fine_label",
     ),
     HubSpec(
-        "tiny_imagenet",
-        "zh-plus/tiny-imagenet",
-        "110000 photographs, 64x64 RGB, 200 classes",
+        *("tiny_imagenet", "zh-plus/tiny-imagenet", "110000 photographs, 64x64 RGB, 200 classes"),
         splits=("train", "valid"),
     ),
     HubSpec(
-        "flowers102",
-        "nelorth/oxford-flowers",
-        "8189 photographs of flowers, RGB, 102 classes, resized",
+        *("flowers102", "nelorth/oxford-flowers", "8189 photographs of flowers, RGB, 102 classes, resized"),
         Options=ResizedImageOptions,
     ),
     HubSpec(
@@ -87,7 +84,7 @@ SPECS = (
 )
 
 
-def open_hub(spec: HubSpec, data: DataOptions, options: Any) -> Listing:
+def open_hub(spec: HubSpec, data: DataOptions, options: Any, seed: int) -> Listing:
     """Return all splits of a data set, whose options are ``spec.Options``, as one listing."""
     columns = Columns(
         data.image_column or spec.image, data.label_column or spec.label, spec.id, spec.channels, options.resize
@@ -157,9 +154,5 @@ def _offline_if_unreachable() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _opener(spec: HubSpec) -> Callable[[DataOptions, Any, int], Listing]:
-    return lambda data, options, seed: open_hub(spec, data, options)
-
-
 for _spec in SPECS:
-    datasets.register(_spec.name)(Dataset(_spec.summary, _opener(_spec), _spec.Options))
+    datasets.register(_spec.name)(Dataset(_spec.summary, partial(open_hub, _spec), _spec.Options))

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -115,7 +114,8 @@ def prepare_alone(
     if (table is None) != (columns is None):
         raise DataError(f"{where}: the federation agreed on {'no ' if table is None else ''}columns")
     if table is None or columns is None:
-        federated = federated.map(partial(_add_channels, next(iter(agreed.input_shape), 0)))
+        channels = next(iter(agreed.input_shape), 0)
+        federated = federated.map(lambda s: Samples(checks.add_channels(s.x, channels), s.y))
         federated = replace(federated, input_shape=tuple(federated.clients[0].train.x.shape[1:]))
     else:
         sites = [Site("the federation", columns=table.raw), Site(str(where), columns=columns)]
@@ -148,7 +148,3 @@ def _with_table(federated: FederatedData, clients: tuple[ClientData, ...], table
 
 def _prepare(client: ClientData, table: Table) -> ClientData:
     return replace(client.map(lambda s: Samples(table.apply(s.x), s.y)), table=table)
-
-
-def _add_channels(channels: int, samples: Samples) -> Samples:
-    return Samples(checks.add_channels(samples.x, channels), samples.y)

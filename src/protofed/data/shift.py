@@ -115,14 +115,10 @@ def shift_domains(
         for client in own
     }
     swapped = [name for name, new in labels.items() if not torch.equal(new, torch.arange(len(new)))]
-    notes = (*federated.notes, *_notes(options, len(members), swapped))
-    return replace(federated, clients=tuple(found[client.name] for client in clients), notes=notes)
-
-
-def _notes(options: ShiftOptions, domains: int, swapped: Sequence[str]) -> tuple[str, ...]:
     given = ", ".join(f"shift.{name}={getattr(options, name):g}" for name in options.used)
     where = f"; classes are swapped at {few(swapped, _SHOWN)}" if swapped else ""
-    return (f"Samples are shifted in {domains} domains ({given}){where}.",)
+    notes = (*federated.notes, f"Samples are shifted in {len(members)} domains ({given}){where}.")
+    return replace(federated, clients=tuple(found[client.name] for client in clients), notes=notes)
 
 
 @dataclass(frozen=True)

@@ -397,13 +397,10 @@ def place_for(out: str | Path | None, name: str, *, resume: bool, experiment: Ex
     base = Path("runs") / name
     if resume:
         for path in _existing(base):
-            if experiment is None or _resumable(path, experiment):
+            with suppress(ConfigError):
+                if experiment is not None:
+                    RunDirectory(path).differs(experiment)
                 return path
-    return _free(base)
-
-
-def _free(base: Path) -> Path:
-    """Return ``base``, or ``base-2``, ``base-3``, …: the first that does not exist."""
     number, path = 1, base
     while path.exists():
         number += 1
@@ -416,14 +413,6 @@ def _existing(base: Path) -> Sequence[Path]:
     numbered = [p for p in base.parent.glob(f"{base.name}-*") if p.name.removeprefix(f"{base.name}-").isdigit()]
     numbered.sort(key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
     return [*numbered, *([base] if base.is_dir() else [])]
-
-
-def _resumable(path: Path, experiment: Experiment) -> bool:
-    try:
-        RunDirectory(path).differs(experiment)
-    except ConfigError:
-        return False
-    return True
 
 
 def _options(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,11 +78,6 @@ class SplitModel(nn.Module):
         result: Tensor = self.head(self.dropout(features))
         return result
 
-    @property
-    def head_dropout(self) -> float:
-        """Probability of zeroing a feature of the head's input in training mode."""
-        return self.dropout.p
-
     def add_noise(self, name: str) -> None:
         """Add a noise source called ``name`` to the extras, for losses that need it; see :class:`KeyedUniform`."""
         self.extras[name] = KeyedUniform()

@@ -8,6 +8,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,7 +111,11 @@ def export(
         facts = describe_model(trained, rule)
         content, open_file = _write(chosen, _trace(trained, rule, random[:2]), random[:2], facts)
     except ModelError as error:
-        others = [each for each in trained.rules if each != rule and _traces(trained, each, random[:2])]
+        others = []
+        for each in trained.rules:
+            with suppress(ModelError):
+                if each != rule and _trace(trained, each, random[:2]):
+                    others.append(each)
         raise ModelError(
             f"the model cannot be exported as {chosen} by the rule {rule!r} of {trained.method.name} ({error}); "
             f"rules that can be: {', '.join(others) or 'none'}"
@@ -241,14 +246,6 @@ class _FixedPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.matrix
-
-
-def _traces(trained: TrainedClient, rule: str, samples: Tensor) -> bool:
-    try:
-        _trace(trained, rule, samples)
-    except ModelError:
-        return False
-    return True
 
 
 def _trace(trained: TrainedClient, rule: str, samples: Tensor) -> nn.Module:
