@@ -246,7 +246,7 @@ def test_a_failed_split_leaves_the_module_alone():
 def test_import_path_is_built_with_seed_options_and_offers():
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    kwargs = {"input_shape": (1, 8, 8), "num_classes": 7, "d": 10, "map": "linear"}
+    kwargs = {"input_shape": (1, 8, 8), "num_classes": 7, "d": 10, "mapping": "linear"}
     a = build(f"{HERE}:Net", options={"hidden": 20}, seed=1, **kwargs)
     torch.manual_seed(5)
     b = build(f"{HERE}:Net", options={"hidden": 20}, seed=1, **kwargs)

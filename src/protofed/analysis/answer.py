@@ -241,7 +241,7 @@ def answer_table(found: Answer, most: int = ROWS) -> TextTable:
 
 
 def _rules(best: MethodResult, control: MethodResult) -> list[str]:
-    """Return a sentence on the rules by which both are scored, if they are two."""
+    """Return a sentence on the inference rules of both if they differ."""
     if best.rule == control.rule:
         return []
     both = [rule for rule in control.runs[0].rules if rule in best.runs[0].rules]

@@ -1,4 +1,4 @@
-"""Remarks on runs for careful readers: on what clients were tested, and what methods do not have in common."""
+"""Remarks on runs for careful readers: the test samples, and the differences between methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protofed.runs.trouble import first_trouble, ruin
 from protofed.text import number
 
 NAMES = {"method.lambda": "λ", "method.gamma": "γ", "training.lr": "learning rate", "training.epochs": "epochs"}
-"""Hyperparameters with a name of their own; those of methods are compared only if they are among them."""
+"""Display names of hyperparameters; of the methods' own, only these are compared."""
 SHOWN = 8
 """Most options, or architectures of one method, that a line lists."""
 LONGEST = 60
@@ -22,14 +22,14 @@ LONGEST = 60
 
 
 class Remark(NamedTuple):
-    """A remark, with a title that says what it is about."""
+    """A remark with a title."""
 
     title: str
     text: str
 
 
 def remarks(runs: Sequence[Run]) -> list[Remark]:
-    """Return what there is to say about runs, beside their results.
+    """Return the remarks on some runs.
 
     Methods are compared at the same values along the axes of their comparison.
     """
@@ -135,6 +135,6 @@ def _value(name: str, options: Mapping[int, Mapping[str, Any]], run: Run) -> str
 
 
 def _list_items(items: Sequence[str]) -> str:
-    """Return items as a list in words, of which long ones are cut."""
+    """Return items as a list in words, shortened if it is long."""
     shown = [*items[:SHOWN], f"{len(items) - SHOWN} more"] if len(items) > SHOWN else items
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

@@ -1,4 +1,4 @@
-"""Clients whose training samples are all of one class: what their accuracy is worth, and how they answer."""
+"""Clients with training samples of one class: the meaning of their accuracy, and the rule that answers for them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def one_class(runs: Sequence[Run]) -> str:
 
 
 def _lone(run: Run) -> dict[int, int]:
-    """Return the places of clients whose training samples are all of one class → that class."""
+    """Return place → class of the clients with training samples of one class."""
     return {i: client.only_class for i, client in enumerate(run.clients) if client.only_class is not None}
 
 

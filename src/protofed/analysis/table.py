@@ -89,7 +89,7 @@ class TextTable:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def __rich__(self) -> RenderableType:
-        """Return what a terminal shows: notes below, emphasised cells red."""
+        """Return the table for a terminal: notes below, emphasised cells red."""
         from rich import box
         from rich.console import Group
         from rich.markup import escape

@@ -83,9 +83,9 @@ def _options() -> list[Listed]:
 
 _SCALARS = {
     "recipe": "name of the recipe in tables and directories",
-    "seed": "seed of the split, the initial weights, the order of samples and all else that is drawn",
+    "seed": "seed of the split, the initial weights, the order of samples and all other random draws",
     "rounds": "number of communication rounds",
-    "stages": "stages of one's own that uploads pass before they are aggregated: file.py:Class, in order",
+    "stages": "your own stages of the server's pipeline before aggregation: file.py:Class, in order",
 }
 
 KINDS: dict[str, Callable[[], list[Listed]]] = {

@@ -34,7 +34,7 @@ errors = _Console(stderr=True)
 
 
 def commands_beside(others: Mapping[str, str]) -> type[TyperGroup]:
-    """Return a group of commands that says what to do in place of ``others``, which are not here, by name."""
+    """Return a command group that raises ConfigError with the advice in ``others`` for absent commands."""
 
     class Commands(TyperGroup):
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -98,7 +98,7 @@ def seeds_of(text: str) -> list[int]:
 
 @contextmanager
 def report_progress(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
-    """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue."""
+    """Yield a receiver of progress reports; if a run is stopped, say how to continue it."""
     from protofed.experiments.progress import KeptRuns, progress_bar
     from protofed.experiments.running import Several
 

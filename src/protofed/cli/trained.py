@@ -1,4 +1,4 @@
-"""The commands for what comes after training: metrics, predictions, and models as files."""
+"""Commands for trained models: metrics, predictions, export, and removal of a client."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def predict(
 def export(
     directory: Directory,
     client: Client,
-    form: Annotated[str, typer.Option(help="onnx, torch_export or safetensors.")] = "onnx",
+    form: Annotated[str, typer.Option("--format", help="onnx, torch_export or safetensors.")] = "onnx",
     out: Annotated[
         Path | None, typer.Option(help="Output file (default: CLIENT with the format's suffix).")
     ] = None,

@@ -1,4 +1,4 @@
-"""Reading of files whose formats let a few bytes fill the memory, in a process with limits."""
+"""Reading of untrusted files, a few bytes of which could fill the memory, in a process with limits."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _read_file(form: str, path: Path, budget: Budget, receive: _Receive, **optio
 
 
 class _UnusableError(Exception):
-    """Raised with what the process says of a file, and the image that it concerns."""
+    """Raised with the process's message about a file, and the place of the image."""
 
     def __init__(self, text: str, place: int) -> None:
         super().__init__(text)

@@ -173,7 +173,7 @@ def rename_classes(listing: Listing, names: Mapping[str, str]) -> Listing:
 
 
 def absent(kind: str, asked: Iterable[str], found: Iterable[str]) -> tuple[str, ...]:
-    """Return a note on names of an option that are not in the data, perhaps because only other sites have them."""
+    """Return a note on an option's names that the data lack, perhaps because only other sites have them."""
     known = set(found)
     missing = [name for name in asked if name not in known]
     return (f"Of {kind} are not there: {', '.join(missing)}.",) if missing else ()

@@ -30,7 +30,7 @@ class DomainOptions(Options):
 
 
 def domain(request: Request, options: DomainOptions) -> list[Share]:
-    """Return shares of which each holds samples of one domain; domains have equally many clients, or one more."""
+    """Return shares of one domain each; the numbers of clients per domain differ by at most one."""
     require_clients(request)
     require(
         options.within != "file",

@@ -178,7 +178,7 @@ def _check_dropped(listings: Sequence[Listing], data: DataOptions) -> None:
 
 
 def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget) -> list[tuple[str, Listing]]:
-    """Return the splits of a site; ``all`` for samples of which some are to be held out."""
+    """Return the splits of a site; ``all`` for samples that are still to be split."""
     if options.sites:
         alone = [folder] if folder.is_file() else [p for p in visible(folder) if p.suffix.lower() in FORMS]
         if not folder.is_file() and not alone and not (folder / "train").exists():

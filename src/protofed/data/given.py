@@ -27,7 +27,7 @@ class NaturalOptions(Options):
     """One client per natural id, e.g. per writer."""
 
     min_samples: int = option(2, "minimum number of samples; natural ids with fewer are left out")
-    names: bool = option(False, "clients are called as their ids, with - for what names of clients cannot have")
+    names: bool = option(False, "name clients by their ids, with - for characters that names cannot have")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class ImageDataOptions(Options):
 
 @dataclass(frozen=True)
 class ResizedImageOptions(Options):
-    """Options of a data set whose images differ in size."""
+    """Options of a data set with images of different sizes."""
 
     resize: int = option(64, "side in pixels: shorter side resized, centre crop", least=0)
 

@@ -84,7 +84,7 @@ def _check_named(data: DataOptions, columns: Columns, where: str) -> None:
 
 
 def colour_note(grey: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on files or clients whose grey images were converted to colour, if there are any."""
+    """Return a note on grey images that were converted to colour, if any."""
     names = few(grey, _SHOWN)
     return (f"Grey images were converted to colour, as the others are: {names}.",) if grey else ()
 

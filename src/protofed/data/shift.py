@@ -241,7 +241,7 @@ def _smoother(side: int, deviation: float) -> Tensor:
 
 
 def _find_held(clients: Sequence[ClientData], num_classes: int) -> Tensor:
-    """Return the classes of which some client has a training sample, ``(K,)`` bool."""
+    """Return the classes that occur in some client's training samples, ``(K,)`` bool."""
     counts: Tensor = sum(
         (c.train.counts(num_classes) for c in clients), torch.zeros(num_classes, dtype=torch.int64)
     )

@@ -34,7 +34,7 @@ Ranges = Mapping[str, tuple[float, float]]
 
 _Moderate = Annotated[float, within(least=-2 * limits.LARGEST, most=limits.LARGEST)]
 _CONSTANT = 1e-12
-"""Standard deviation relative to the mean up to which a column is constant: what rounding leaves of none."""
+"""Relative standard deviation up to which a column counts as constant (rounding errors)."""
 _SHOWN = 8
 """Columns that a note names."""
 _DECIMAL = re.compile(r"[+-]?\d{1,99}(\.\d{0,99})?", re.ASCII)
@@ -65,7 +65,7 @@ _FEW, _FAR = 8, 2.5
 
 
 def another_unit(own: tuple[float, float, float], others: tuple[float, float, float]) -> bool:
-    """Return whether some numbers seem to have another unit than others, given the quartiles of both."""
+    """Return whether numbers seem to have different units, given the quartiles of both."""
     ratio = own[1] / others[1] if own[1] > 0 and others[1] > 0 else 1.0
     return not 1 / UNIT < ratio < UNIT and (own[0] > others[2] or own[2] < others[0])
 
@@ -211,7 +211,7 @@ class Table:
         return found
 
     def units(self, raw: Tensor) -> dict[str, tuple[float, float]]:
-        """Return median and training mean of columns whose raw values ``(n, C, …)`` seem to have another unit."""
+        """Return median and training mean of columns of raw values ``(n, C, …)`` that seem to have another unit."""
         found = {}
         for c, values in zip(self.columns, raw.double().unbind(1), strict=True):
             known = values[values.isfinite()].numpy()
@@ -484,7 +484,7 @@ def pool_moments(sites: Sequence[Moments]) -> tuple[float, float]:
 
 
 def range_of(column: RawColumn, ranges: Ranges) -> tuple[float, float] | None:
-    """Return the declared range of a column of numbers, that of ``*`` if it has none of its own, or None."""
+    """Return the declared range of a numeric column, or else the one for ``*``, or None."""
     if column.kind == "category":
         if column.name in ranges:
             raise DataError(f"data.ranges.{column.name}: the column holds categories: declare data.categories")

@@ -26,7 +26,7 @@ _FEW = 20
 _LEAST = 10
 """Values below which nothing is taken for an identifier."""
 _REPEATS = 10
-"""Expected repetitions whose absence is no coincidence: its probability is below e^-10."""
+"""Expected repetitions; the probability of none is then below e^-10."""
 _THING = "(case|participant|patient|person|proband|record|row|sample|specimen|subject)"
 _COUNTED = rf"({_THING}|account|admission|chart|donor|encounter|insurance|phone|visit)"
 _NAMED = re.compile(

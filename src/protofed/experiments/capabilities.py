@@ -58,7 +58,7 @@ def measure(name: str) -> tuple[Method, ClientTraffic | None]:
 
 
 def method_table() -> str:
-    """Return a Markdown table of all methods, in ascending order of what they exchange."""
+    """Return a Markdown table of all methods, those that send least first."""
     protections = ["secure sums", "DP of clients", "DP of samples"]
     words = ["method", "exchanges", "different architectures", "different class sets", *protections, "up", "down"]
     numbers = ["numbers up", "numbers down", "bytes up", "bytes down"]

@@ -29,7 +29,7 @@ def sizes_of(model: models.SplitModel) -> Tree:
 
 
 def _models_notes(federated: FederatedData, roster: Roster) -> list[str]:
-    """Return notes on clients whose models are code that they name themselves or are unknown here."""
+    """Return notes on clients' models that are their own code or unknown here."""
     chosen = {c.name: c.settings.get("model", "") for c in federated.clients}
     used = {name: model for name, model in chosen.items() if roster[name].architecture == model}
     code = [name for name, model in used.items() if is_code(model)]

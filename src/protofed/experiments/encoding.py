@@ -85,7 +85,7 @@ def _check_finite(x: Tensor, where: str) -> None:
 
 
 def _features(encoder: Encoder, parts: Sequence[Tensor], name: str, folder: Path | None) -> list[Tensor]:
-    """Return the features of the samples of each part; those of equal samples are computed once."""
+    """Return the features of each part's samples; equal samples are computed once."""
     digests = [[blake2b(row.tobytes(), digest_size=16).digest() for row in x.numpy()] for x in parts]
     places: dict[bytes, int] = {}
     sources: list[tuple[int, int]] = []

@@ -65,7 +65,7 @@ class Shown(Progress):
         self.advanced()
 
     def told(self) -> str:
-        """Return in one line how far several runs are, how long they will still take, and what is found."""
+        """Return the state of several runs, the time left, and the results in one line."""
         parts = sum(self.done[label] / max(1, self.rounds[label]) for label in self.done)
         share = (self.ended + parts) / self.all
         left = (time.monotonic() - self._begun) * (1 / share - 1) if share else None
@@ -295,7 +295,7 @@ class NotebookProgress(Shown):
 
 
 class KeptRuns(Progress):
-    """Receiver that remembers what is on disk, for whoever stops a run."""
+    """Receiver that remembers the runs on disk, for the message after an interruption."""
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[Path, int, int]] = {}
@@ -316,7 +316,7 @@ class KeptRuns(Progress):
         self.ended += 1
 
     def describe(self) -> str:
-        """Describe what was kept of the stopped runs."""
+        """Describe the files of the stopped runs."""
         stopped = "; ".join(
             f"{label} stopped after round {done} of {rounds}: {directory} holds {self._state(directory)}"
             for label, (directory, done, rounds) in self.running.items()

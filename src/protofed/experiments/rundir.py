@@ -97,7 +97,7 @@ class RunDirectory:
         write_text(config, tomli_w.dumps(experiment.to_tree()))
 
     def _write(self, name: str, text: str) -> None:
-        """Write a file; that of a finished run only when it has gone on (:meth:`_go_on`), which may still fail."""
+        """Write a file; in a finished run, only once it goes on (:meth:`_go_on`)."""
         if self.finished:
             self._planned[name] = text
         else:
@@ -201,7 +201,7 @@ class RunDirectory:
         return bool(differing)
 
     def _check_longer(self, before: Any, experiment: Experiment) -> None:
-        """Refuse to change the number of rounds where what was done would have been another."""
+        """Reject another number of rounds if it would have changed the rounds done."""
         done = len(self.rounds())
         if experiment.rounds < done:
             raise ConfigError(f"{self.path} holds {done} rounds: rounds={experiment.rounds} is fewer")
@@ -296,7 +296,7 @@ class RunDirectory:
             self.saving.save(federation.state, federation.executor.clients)
 
     def _check_present(self) -> None:
-        """Refuse to continue in a directory that was removed or moved, instead of recreating a part of it."""
+        """Refuse to continue in a directory that was removed or moved."""
         if not (self.path / "config.toml").is_file():
             raise OutputError(
                 f"{self.path}: is gone; if it was moved, continue with the same command, --resume and its new --out"
@@ -316,7 +316,7 @@ class RunDirectory:
         self._write("federation.json", json_text(description))
 
     def rewrite(self, experiment: Experiment, description: Tree, rounds: Sequence[RoundRecord]) -> None:
-        """Write all but models and summary at once, as a node does whose client was scored again."""
+        """Write all but models and summary at once, after a node's client was scored again."""
         write_text(self.path / "config.toml", tomli_w.dumps(experiment.to_tree()))
         write_text(self.path / "federation.json", json_text(description))
         write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))

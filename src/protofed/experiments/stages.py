@@ -71,7 +71,7 @@ def stages(
 def _hiding(
     experiment: Experiment, trainer: LocalTrainer, participation: Participation
 ) -> ClientPrivacy | SamplePrivacy | None:
-    """Return the stage of differential privacy; None if there is none, or nothing is ever sent."""
+    """Return the stage of differential privacy; None without privacy or without uploads."""
     method, options = trainer.method, experiment.privacy
     if options.mode == "none" or method.upload_schema is None:
         return None

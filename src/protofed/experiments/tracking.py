@@ -34,7 +34,7 @@ class Tracker(Progress, ABC):
 
     @abstractmethod
     def begin(self, label: str, directory: Path, config: dict[str, Any]) -> Any:
-        """Begin a run, and return what the tracker needs to go on with it."""
+        """Begin a run, and return the tracker's handle of it."""
 
     @abstractmethod
     def log(self, run: Any, round_number: int, values: Mapping[str, float]) -> None:

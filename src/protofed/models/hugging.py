@@ -42,7 +42,7 @@ class TransformersOptions(TextOptions):
 
 
 class Pretrained(nn.Module):
-    """The last hidden states of a model, pooled; tokens count from 1, as 0 is none."""
+    """The last hidden states of a model, pooled; tokens count from 1, and 0 stands for none."""
 
     def __init__(self, folder: Path, pooling: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Pretrained(nn.Module):
 
 
 def _load(folder: Path) -> Any:
-    """Return a model of a folder; the library opens no file itself, so none can lead it to code or elsewhere."""
+    """Return the model in a folder; the library opens no file itself, so that none can lead it to code."""
     try:
         from transformers import AutoConfig, AutoModel
         from transformers.utils import logging

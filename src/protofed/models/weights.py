@@ -124,7 +124,7 @@ def load_weights(backbone: Backbone, path: Path, fresh: tuple[str, ...], name: s
 
 
 def _within(tensor: str, parts: tuple[str, ...]) -> bool:
-    """Return whether a tensor's name is one of ``parts`` or that of a tensor below one."""
+    """Return whether a tensor is one of ``parts`` or inside one."""
     return any(tensor == part or tensor.startswith(f"{part}.") for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""Cards: what a run's records know of an exported model and its data, in Markdown with Hugging Face's metadata."""
+"""Cards of an exported model and its data from a run's records, in Markdown with Hugging Face's metadata."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def export(
 
 
 def _real(run: Run, trained: TrainedClient, files: Sequence[Path], trust_code: bool) -> tuple[Tensor, str]:
-    """Return stored real samples, and what they are; or none, and why."""
+    """Return stored real samples and their description, or none and the reason."""
     if files:
         name = f"samples of {', '.join(map(str, files))}"
         found = torch.cat([samples for _, samples in from_files(files, trained, trained.resize)])
@@ -202,7 +202,7 @@ def describe_model(trained: TrainedClient, rule: str) -> dict[str, str]:
 
 
 def values_meant(table: Table, data: DataOptions) -> dict[str, str | dict[int, str]]:
-    """Return what the numbers of columns of dates and categories mean."""
+    """Return the meaning of the numbers in columns of dates and categories."""
     categories = {c.name: dict(enumerate(c.categories)) for c in table.columns if c.kind == "category"}
     dates = {
         name: "days since 2000-01-01" if other == DAY else f"days from this date to that of {other!r}"
@@ -249,7 +249,7 @@ class _FixedPool(nn.Module):
 
 
 def _trace(trained: TrainedClient, rule: str, samples: Tensor) -> nn.Module:
-    """Return a module of the operations and the tensors on which the outputs by a rule depend, and of no others."""
+    """Return a module of only those operations and tensors on which the outputs by a rule depend."""
     try:
         own = replace(trained, classifier=copy.deepcopy(trained.classifier))
         model = Exported(own.model(rule), samples)
@@ -295,11 +295,11 @@ def _first_line(error: Exception) -> str:
 Read = Callable[[Tensor], Tensor]
 """Returns the probabilities of stored samples by a file."""
 Open = Callable[[bytes], Read | None]
-"""Opens the content of a file; None if what reads it is not installed."""
+"""Opens the content of a file; None if its reader is not installed."""
 
 
 def _write(form: str, module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
-    """Return the content of a file, and what reads it back."""
+    """Return the content of a file, and its reader."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -366,7 +366,7 @@ def _open_torch_export(content: bytes) -> Read:
 
 
 def _safetensors(module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
-    """Write what :func:`_traced` left: a network's weights under their names, others as received.… and state.…."""
+    """Write a traced module: a network's weights under their names, others as received.… and state.…."""
     state = module.state_dict()
     names = {
         name.removeprefix("ruled.").removeprefix("model."): name for name in state if name.startswith("ruled.")

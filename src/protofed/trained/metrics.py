@@ -117,7 +117,7 @@ def data_of(run: Run, trust_code: bool = False) -> FederatedData:
 
 
 def _own_client(run: Run, experiment: Experiment) -> FederatedData:
-    """Return the data of the client whose node a run directory is of, prepared as the federation agreed."""
+    """Return the data of the client of a node's run directory, prepared as the federation agreed."""
     path = run.directory / "federation.json"
     stored, table = ModelsDescription.read(path), read_json(path).get("table")
     try:

@@ -120,7 +120,7 @@ class Ruled(Classifier):
         return Batch(x, x.new_zeros(x.shape[0], dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the ``(n, K)`` scores of stored samples, whose softmax are the probabilities."""
+        """Return ``(n, K)`` scores of stored samples; their softmax gives the probabilities."""
         return self.scores(self.stored(x))[self.rule]
 
 
@@ -206,7 +206,7 @@ class TrainedClient:
         return Ruled(self.classifier, self.method, self.received, self.state, self.rule(rule))
 
     def stored(self, samples: Tensor) -> Tensor:
-        """Return samples as models take them, given those of :meth:`predict`: of tables the raw columns."""
+        """Return the samples of :meth:`predict` as they are stored: raw columns of tables."""
         if self.table is not None:
             return self.table.restore(samples)
         if self.classifier.eight_bit and samples.is_floating_point():
@@ -254,7 +254,7 @@ class TrainedClient:
 
     @torch.no_grad()
     def classify(self, samples: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-        """Return ``(n,)`` int64 classes, and ``(n, K)`` float64 scores whose softmax are the probabilities."""
+        """Return ``(n,)`` int64 classes and ``(n, K)`` float64 scores; their softmax gives the probabilities."""
         model = Ruled(self.classifier, self.method, self.received, self.state, rule)
         K = len(model.class_names)
         labels, scores = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, K)]

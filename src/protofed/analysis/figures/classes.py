@@ -21,7 +21,7 @@ LEGEND_LIMIT = 30
 
 
 def class_styles(K: int) -> list[LineStyle]:
-    """Return a colour and a marker for each of ``K`` classes; no two pairs are alike up to 110."""
+    """Return a colour and a marker for each of ``K`` classes; up to 110 pairs are distinct."""
     return [LineStyle(CLASS_COLOURS[j % len(CLASS_COLOURS)], MARKERS[j % len(MARKERS)]) for j in range(K)]
 
 

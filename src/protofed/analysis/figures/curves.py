@@ -1,4 +1,4 @@
-"""Figures of what changes over the rounds."""
+"""Figures over the rounds."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 KINDS: dict[str, dict[str, Any]] = {"test sample": SAMPLE, "local prototype": LOCAL, "global prototype": GLOBAL}
-"""Label → what its points look like; see :class:`Points`."""
+"""Label → look of its points; see :class:`Points`."""
 
 
 class Points(NamedTuple):

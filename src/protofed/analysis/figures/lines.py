@@ -33,7 +33,7 @@ def read_numbers(run: Run, part: str, name: str) -> dict[int, float]:
 
 
 def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *, ring: bool = False) -> list[float]:
-    """Draw mean ± sample standard deviation over the rounds that all curves have; return what must be visible."""
+    """Draw mean ± sample standard deviation over the rounds that all curves have; return the values drawn."""
     import numpy as np
 
     rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []

@@ -48,7 +48,7 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
 
 
 def _along(axes: Mapping[str, Sequence[str]], runs: list[Run]) -> list[PageFigure]:
-    """Return the figure of a comparison whose one or two axes are options by their dotted names."""
+    """Return the figure of a comparison along one or two options."""
     options = {name for run in runs for name in flat(run.config)}
     if not set(axes) <= options or len(axes) > 2:
         return []
@@ -80,7 +80,7 @@ def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
 
 @functools.cache
 def environment(application: str = "protofed.analysis") -> Environment:
-    """Return the templates of an application's package, and those of reports, each of which is compiled once."""
+    """Return the compiled templates of an application's package and of reports."""
     import jinja2
 
     packages = dict.fromkeys((application, "protofed.analysis"))

@@ -48,7 +48,7 @@ class OutcomeColumn(NamedTuple):
 
 CONVERGED = "rounds_to_convergence"
 WITH_ROUND = ("best", "best_validated")
-"""Attributes of accuracies beside which there is that of their round."""
+"""Attributes of accuracies that come with their round."""
 
 
 def outcome_columns(runs: Sequence[Run]) -> list[OutcomeColumn]:
@@ -226,7 +226,7 @@ def privacy(run: Run) -> TextTable | None:
 
 
 def _incidents(runs: Sequence[Run], kind: str, fields: tuple[str, ...]) -> TextTable | None:
-    """Count what the records of rounds list under ``kind``, the same from the same client in one row."""
+    """Count the incidents of a kind, with one row for equal incidents of a client."""
     rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
         for record in run.rounds:

@@ -22,7 +22,7 @@ from protofed.models.weights import find_weights
 from protofed.options import build_options, plain
 
 VERSION = 2
-"""Number of the features' definition: what was cached under another one is computed again."""
+"""Version of the features, which invalidates the cache of others."""
 
 
 class Encoder(nn.Module):
@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         return features.reshape(-1, self.width)
 
     def batches(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the features of samples, part by part; equal samples have equal features, whatever is beside them.
+        """Yield the features of samples, part by part; equal samples have equal features in any batch.
 
         Every part has the same number of samples and is computed by one thread.
         """

@@ -16,7 +16,7 @@ from protofed.models.text import Texts, with_pairs
 from protofed.options import remote
 
 FACTOR = 0x9E3779B97F4A7C15 - 2**64
-"""2⁶⁴ divided by the golden ratio: a multiplier whose upper bits spread (Knuth, 1973, 6.4)."""
+"""2⁶⁴ divided by the golden ratio, for multiplicative hashing (Knuth, 1973, 6.4)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Hashing(nn.Module):
     kinds=("texts",),
 )
 class FrozenTransformers(nn.Module):
-    """Pooled states of a model that nobody trains."""
+    """Pooled states of a frozen model."""
 
     at_once = 16
 
