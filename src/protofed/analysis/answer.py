@@ -349,7 +349,7 @@ def _alone(result: MethodResult) -> str:
     more = f" Other rules: {', '.join(others)} %." if others else ""
     return (
         f"{result.label} is right on {_accuracy(result)} of its clients' own test samples ({rule}){spread}, after "
-        f"{result.traffic}.{more} What exchanging adds, only a comparison shows: protofed compare."
+        f"{result.traffic}.{more} Only a comparison shows what federating adds: protofed compare."
     )
 
 

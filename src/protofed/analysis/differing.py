@@ -70,9 +70,9 @@ def own_classes(runs: Sequence[Run]) -> str:
         else "it was not measured here (evaluation.on=union does)"
     )
     return (
-        "Clients are tested on samples of their own classes, mostly few, so a method that sends nothing can be "
-        "ahead: its clients never have to tell those classes from others. What an exchange adds shows on classes "
-        f"that a client lacks; {where}. The best method of either side is chosen by the same test samples."
+        "Clients are tested on samples of their own, often few, classes, so a method that sends nothing can be "
+        "ahead: its clients need not distinguish these classes from others. The benefit of communicating shows on "
+        f"classes that a client lacks; {where}. Both sides' best methods are chosen on the same test samples."
     )
 
 

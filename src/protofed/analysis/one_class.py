@@ -37,10 +37,10 @@ def one_class(runs: Sequence[Run]) -> str:
         own, everyone = (_share(part for run in concerned for part in parts(run)) for parts in (_of_own, _of_all))
         sentences.append(
             f"Always giving that class is right on {percent(own)} of {whose} own test samples and on "
-            f"{percent(everyone)} of all clients’, so {whose} accuracy says nothing of other classes."
+            f"{percent(everyone)} of all clients’, so {whose} accuracy says nothing about other classes."
         )
     else:
-        sentences.append(f"So {whose} accuracy says nothing of other classes.")
+        sentences.append(f"So {whose} accuracy says nothing about other classes.")
     groups = by_label(concerned)
     if len(groups) <= NAMED:
         without = {name: mean_std([_without(run) for run in group]) for name, group in groups.items()}

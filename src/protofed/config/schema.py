@@ -611,7 +611,7 @@ def _drop_gone(options: Tree, of: str, where: str) -> Tree:
     gone = _gone().get(of, {})
     for name in options.keys() & gone.keys():
         if options[name] not in gone[name]["without_effect"]:
-            raise ConfigError(f"{where}.{name} is no more: {gone[name]['instead']}")
+            raise ConfigError(f"{where}.{name} was removed: {gone[name]['instead']}")
     return {name: value for name, value in options.items() if name not in gone}
 
 

@@ -172,17 +172,17 @@ def rename_classes(listing: Listing, names: Mapping[str, str]) -> Listing:
     return replace(listing, labels=np.array([names.get(n, n) for n in old])[inverse], class_names=None)
 
 
-def absent(kind: str, asked: Iterable[str], found: Iterable[str]) -> tuple[str, ...]:
+def absent(option: str, asked: Iterable[str], found: Iterable[str]) -> tuple[str, ...]:
     """Return a note on an option's names that the data lack, perhaps because only other sites have them."""
     known = set(found)
     missing = [name for name in asked if name not in known]
-    return (f"Of {kind} are not there: {', '.join(missing)}.",) if missing else ()
+    return (f"Not in the data ({option}): {', '.join(missing)}.",) if missing else ()
 
 
 def absent_labels(listings: Sequence[Listing], data: DataOptions) -> tuple[str, ...]:
     """Return a note on classes to rename that no sample has."""
     found = [name for item in listings for name in find_names(item)[0]] if data.labels else ()
-    return absent("data.labels, these classes", data.labels, found)
+    return absent("data.labels", data.labels, found)
 
 
 def find_names(listing: Listing) -> tuple[list[str], np.ndarray]:

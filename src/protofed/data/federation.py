@@ -126,7 +126,7 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     for name in data.drop:  # other sites may have it; but a misspelt one would leave in what was to be left out
         if name not in own and (close := get_close_matches(name.casefold(), map(str.casefold, own), 1)):
             raise DataError(f"{folder}: unknown dropped column {name!r}: did you mean {close[0]!r}?")
-    notes += checks.absent("data.drop, these columns", data.drop if own else (), own)
+    notes += checks.absent("data.drop", data.drop if own else (), own)
     named = any(checks.rename_classes(item, data.labels).labels.dtype.kind in "US" for item in listings)
     federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
     declared = bool(classes) or (not named and bool(data.classes or any(i.class_names for i in listings)))

@@ -91,7 +91,7 @@ def start_from(directory: Path, federation: Federation) -> None:
         federation.state.tensors = server
     elif method.declared.exchanges in ("part of the weights", "all weights"):
         raise ConfigError(
-            f"model.start: {method.name} begins with the server's weights, and {directory} holds none of its own: "
+            f"model.start: {method.name} begins with the server's weights, and {directory} has none: "
             f"start from a run of {method.name} with the same model"
         )
 

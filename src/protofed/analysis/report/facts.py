@@ -212,7 +212,7 @@ def silent(runs: Sequence[Run]) -> bool:
 def elsewhere(run: Run) -> str:
     """Describe the repetition of a run of a network."""
     if _of_node(run):
-        return "This folder holds what the node of one client knows of a run; only the server can repeat that."
+        return "This folder belongs to one client's node; only the server can repeat the run."
     secret = str(run.config.get("privacy", {}).get("mode", "none")) != "none"
     return (
         "The data are at the nodes of a network, so protofed run cannot reproduce this run. On the server, with "
