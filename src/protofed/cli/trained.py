@@ -1,4 +1,4 @@
-"""The commands for what comes after training: metrics, predictions, and models as files."""
+"""Commands for trained models: metrics, predictions, export, and removal of a client."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
 Rule = Annotated[
     str,
     typer.Option(
-        help="Inference rule, e.g. head, global, prototypes, or validated for the one that was right most often on "
-        "the client's validation samples (default: the run's main rule; for a client with "
-        "samples of one class, the method's rule on all classes)."
+        help="Inference rule, e.g. head, global, prototypes, or validated for the most accurate one on the "
+        "client's validation samples (default: the run's main rule; for a client with samples of one class, the "
+        "method's rule on all classes)."
     ),
 ]
 
@@ -156,8 +156,8 @@ def forget(
 
     run = api.forget(directory, client, trust_code=trust_code)
     typer.echo(
-        f"What stays: {client}'s name, and all names of classes, also of those that it alone had. From a copy of "
-        "the server's state before, the one after gives its class means by subtraction: delete such copies."
+        f"Kept: {client}'s name and all class names, including those that only it had. Copies of the server's "
+        "earlier state reveal its class means by subtraction: delete them."
     )
     if run is not None:
         typer.echo(

@@ -1,4 +1,4 @@
-"""A federation as an estimator of scikit-learn: groups of samples are sites, whose samples stay apart."""
+"""A federation as an estimator of scikit-learn: each group of samples is a site."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return found, agreed, labels
 
     def _check_samples(self, X: Any) -> Any:
-        """Return samples to classify as an array, or as a frame if that is what the models know."""
+        """Return samples to classify as an array, or as a frame if the models were trained on one."""
         if self._framed and hasattr(X, "select_dtypes"):
             validate_data(self, X, skip_check_array=True, reset=False)
             return X

@@ -94,12 +94,7 @@ class Prediction:
 
 
 class Ruled(Classifier):
-    """A trained client as a module that gives the scores of one inference rule.
-
-    Attributes:
-        received: From the last broadcast, as buffers.
-        state: The method's, as buffers.
-    """
+    """A trained client as a module that gives the scores of one inference rule."""
 
     def __init__(
         self, classifier: Classifier, method: Method, received: Tensors, state: Tensors, rule: str
@@ -125,7 +120,7 @@ class Ruled(Classifier):
         return Batch(x, x.new_zeros(x.shape[0], dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the ``(n, K)`` scores of stored samples, whose softmax are the probabilities."""
+        """Return ``(n, K)`` scores of stored samples; their softmax gives the probabilities."""
         return self.scores(self.stored(x))[self.rule]
 
 
@@ -150,13 +145,11 @@ class TrainedClient:
 
     Attributes:
         classifier: With the preprocessing, in eval mode.
-        received: From the last broadcast.
         main_rule: Of the run's headline numbers.
         validated: The rule that was right most often on its validation samples when it was last scored; ``""``
             without such samples.
         only_class: Class of all its training samples; ``""`` if they are of several classes.
         resize: Side in pixels of the run's images; 0 if not scaled.
-        table: If its samples were a table or standardised.
     """
 
     name: str
@@ -213,7 +206,7 @@ class TrainedClient:
         return Ruled(self.classifier, self.method, self.received, self.state, self.rule(rule))
 
     def stored(self, samples: Tensor) -> Tensor:
-        """Return samples as models take them, given those of :meth:`predict`: of tables the raw columns."""
+        """Return the samples of :meth:`predict` as they are stored: raw columns of tables."""
         if self.table is not None:
             return self.table.restore(samples)
         if self.classifier.eight_bit and samples.is_floating_point():
@@ -235,7 +228,6 @@ class TrainedClient:
         """Classify samples.
 
         Args:
-            samples: ``(n, *input_shape)``, as :meth:`Classifier.prepare` takes them.
             level: Samples less typical than that are unknown (closed forms).
 
         Warns:
@@ -262,7 +254,7 @@ class TrainedClient:
 
     @torch.no_grad()
     def classify(self, samples: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-        """Return ``(n,)`` int64 classes, and ``(n, K)`` float64 scores whose softmax are the probabilities."""
+        """Return ``(n,)`` int64 classes and ``(n, K)`` float64 scores; their softmax gives the probabilities."""
         model = Ruled(self.classifier, self.method, self.received, self.state, rule)
         K = len(model.class_names)
         labels, scores = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, K)]
@@ -277,9 +269,6 @@ class TrainedClient:
 
 def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
     """Rebuild a client with the weights and the state with which a run ended.
-
-    Args:
-        trust_code: Import code that the run's configuration names.
 
     Raises:
         DataError: If there is no such client, or the run names code that is not trusted.
