@@ -18,7 +18,7 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 51_840,
+    "src": 51_121,
     "packages, papers, tools, benchmarks": 22_695,
     "tests": 54_520,
     "recipes": 14,
@@ -31,7 +31,7 @@ BUDGET = {
     "methods/gfpl.py": 255,
     "methods/tinyproto.py": 230,
     "hooks of the contract": 21,
-    "words of docs by hand": 34_560,
+    "words of docs by hand": 34_650,
 }
 """Most of each: lines, unless the name says otherwise."""
 

@@ -105,7 +105,7 @@ def check_fit(experiment: Options) -> None:
 
 
 def table() -> str:
-    """Return a Markdown table of what excludes what, and why."""
+    """Return a Markdown table of the exclusions and their reasons."""
     lines = ["| option | does not go with | because |", "|---|---|---|"]
     for each in EXCLUSIONS:
         fitting = " or ".join(f"`{_format_value(value)}`" for value in each.fitting if value != ())
