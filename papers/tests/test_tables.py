@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import runpy
 import subprocess
 import sys
 from functools import cache
