@@ -113,7 +113,7 @@ def measured(method: str, attack: str, clients: int, samples: int, rule: str, se
     experiment = resolve(apply_overrides(load_recipe("quickstart"), chosen), method=method, seed=seed)
     federation, _ = assemble(experiment, load_data(experiment))
     with closing(federation.executor):
-        crafted = "protofed.stages.attack.attackers.crafted"
+        crafted = "protofed.stages.attack.attackers.craft_uploads"
         forge = mock.patch(crafted, lambda kind, *given: forged(attack, *given))
         with forge if attack in FORGED else nullcontext():
             *_, record = federation.run()
