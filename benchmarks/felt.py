@@ -15,10 +15,9 @@ from threading import Event, Thread
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich import box
 from rich.table import Table
 
-from benchmarks.request import Note, Request, Result
+from benchmarks.request import Note, Request, Result, new_table
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.memory import tree_bytes
 from protofed.text import size
@@ -44,15 +43,14 @@ sys.exit(status)
 
 
 class Row(NamedTuple):
-    """Something that people wait for.
+    """A command that people wait for.
 
     Attributes:
-        told: In words.
         goals: Seconds to reach on two idle cores: until the first answer, or None, and until the end.
         prepare: Writes what is needed into a folder and returns the command.
     """
 
-    told: str
+    words: str
     goals: tuple[float | None, float]
     prepare: Callable[[Path], Sequence[str]]
 
@@ -127,11 +125,7 @@ def _many(folder: Path) -> Sequence[str]:
 
 
 def closed_forms(clients: int, per_client: int, dim: int) -> None:
-    """Run the closed form over many clients of digits, from samples in memory to the report.
-
-    Args:
-        dim: Number of random features.
-    """
+    """Run the closed form with ``dim`` random features over many clients of digits, and write the report."""
     from benchmarks.scaling import alike
     from protofed.analysis.report import write_report
     from protofed.config.schema import resolve
@@ -203,16 +197,12 @@ def felt(request: Request, note: Note) -> Iterator[Result]:
             command = row.prepare(Path(folder))
             reference = _waited(REFERENCE, Path(folder))["cpu_seconds"]
             found = {"reference_cpu_seconds": reference, **_waited(command, Path(folder))}
-        figures.append({"row": name, "told": row.told, "goals": row.goals, **found})
+        figures.append({"row": name, "words": row.words, "goals": row.goals, **found})
         yield Result(_table(figures), figures)
 
 
 def _waited(command: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run a command to its end and return its seconds, those until its first answer, and its peak memory.
-
-    Raises:
-        ConfigError: If it fails.
-    """
+    """Run a command to its end and return its seconds, those until its first answer, and its peak memory."""
     start = time.perf_counter()
     path = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
     environment = {**os.environ, "PYTHONPATH": path, "PROTOFED_CACHE": str(folder / "cache")}
@@ -266,14 +256,10 @@ def tree_cpu(process: int) -> float:
 
 
 def _table(figures: Sequence[dict[str, Any]]) -> Table:
-    table = Table(
-        title="What people wait for: seconds, and CPU seconds of all processes",
-        caption="First: until the first answer. Goals are for two idle cores; elsewhere, CPU seconds count, beside "
+    table = new_table(
+        "What people wait for: seconds, and CPU seconds of all processes",
+        "First: until the first answer. Goals are for two idle cores; elsewhere, CPU seconds count beside "
         "those of an import of torch.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
     )
     table.add_column("", no_wrap=True)
     for heading in ("first, s", "CPU s", "goal", "all, s", "CPU s", "goal", "torch", "memory"):

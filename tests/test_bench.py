@@ -261,9 +261,13 @@ def test_what_was_measured_before_an_error_is_kept(tmp_path, monkeypatch, capsys
     codes = {"good": "print('Federating helps', flush=True)", "bad": "raise SystemExit('no such thing')"}
     rows = {n: felt.Row("", (1.0, 2.0), lambda folder, code=code: felt._python(code)) for n, code in codes.items()}
     monkeypatch.setattr(felt, "ROWS", rows)
-    _, output, error = inside(monkeypatch, capsys, tmp_path, "felt", "--json", "found.json")
-    assert "no such thing" in error and "good" in output  # noqa: PT018
+    status, output, error = inside(monkeypatch, capsys, tmp_path, "felt", "--json", "found.json")
+    assert status == 2
+    assert "no such thing" in error
+    assert "What people wait for" in output
     (figures,) = json.loads(Path("found.json").read_text())["felt"]
+    assert figures["row"] == "good"
+    assert figures["cpu_seconds"] + 0.05 > figures["first_cpu_seconds"] >= 0  # counted in ticks of the clock
     assert figures["seconds"] >= figures["first_seconds"] > 0
 
 
