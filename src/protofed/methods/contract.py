@@ -47,7 +47,7 @@ def every_parameter(name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Update:
     """One optimiser step on a batch.
 
@@ -57,7 +57,7 @@ class Update:
         clip: Largest Euclidean norm of the gradient of the client's model, and of each network in its extras.
     """
 
-    loss: Loss
+    loss: Loss = field(kw_only=False)
     trainable: Callable[[str], bool] = every_parameter
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     clip: float | None = None
@@ -79,7 +79,7 @@ class Update:
         return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of local training: passes over some data, with one or more updates per batch.
 
@@ -94,7 +94,7 @@ class Phase:
             they are collected ``"during"`` training, otherwise none.
     """
 
-    updates: tuple[Update, ...]
+    updates: tuple[Update, ...] = field(kw_only=False)
     epochs: int | None = None
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
     only: Callable[[Local], bool] | None = None
