@@ -277,12 +277,7 @@ class Beacon(Method[BeaconOptions]):
         return model(batch.x).logits, model.extras["beacon"](batch.x).logits.log_softmax(-1)
 
     def fuse(self, f: Tensor, g: Tensor, received: Tensors) -> Tensor:
-        """Return the scores ``s`` ``(B, K)``, which matter within A_i.
-
-        Args:
-            f: ``(B, K)`` outputs of the expert.
-            g: ``(B, K)`` log-probabilities of the beacon.
-        """
+        """Return scores ``s`` ``(B, K)`` within A_i from expert outputs f and the beacon's log-probabilities g."""
         if self.options.fusion == "validation":
             weights = received["fusion"]
             return weights[0] * f + weights[1] * g

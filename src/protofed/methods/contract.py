@@ -174,11 +174,7 @@ class Method(Generic[O]):
         return Traits()
 
     def check(self, clients: Mapping[str, bool]) -> None:
-        """Check that the options suit the clients of the federation, before any training.
-
-        Args:
-            clients: Holders of validation samples are True, by name.
-        """
+        """Check that the options suit the clients, before any training; those with validation samples are True."""
 
     def notes(self) -> tuple[str, ...]:
         """Return facts about this configuration that its options do not show, as whole sentences for a report."""
@@ -222,11 +218,7 @@ class Method(Generic[O]):
         return {}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
-        """Return a trained client's state for predictions where its class frequencies have changed.
-
-        Args:
-            counts: ``(K,)`` int64, in proportion to the new frequencies.
-        """
+        """Return a client's state for predictions with other class frequencies, ``counts`` ``(K,)`` int64."""
         return state
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
@@ -255,19 +247,11 @@ class Method(Generic[O]):
         return {"cross_entropy": batch.cross_entropy(output.logits)}, output
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Compose the upload after training; may change ``local.state``.
-
-        Args:
-            statistics: Sums over the training data; empty if none were collected.
-        """
+        """Compose the upload from the sums over training data, if collected; may change ``local.state``."""
         raise NotImplementedError
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Return ``(B, K)`` scores by the name of every rule, whose softmax are the probabilities of the classes.
-
-        Args:
-            model: The client's model, in eval mode; all rules should share one forward pass.
-        """
+        """Return ``(B, K)`` logits of class probabilities by rule; all rules should share one forward pass."""
         return {HEAD.name: model(batch.x).logits}
 
     def typical(

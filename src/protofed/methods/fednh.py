@@ -128,12 +128,7 @@ class FedNH(FedAvg[FedNHOptions]):
         return Round((Phase((Update(self.loss, trainable=self.shares),)),))
 
     def cosines(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Return ``(f/‖f‖)·Wᵀ``, ``(B, K)``.
-
-        Args:
-            features: ``(B, d)``, ``f``.
-            prototypes: ``(K, d)``, ``W``.
-        """
+        """Return ``(f/‖f‖)·Wᵀ``, ``(B, K)``, of features ``(B, d)`` and prototypes ``(K, d)``."""
         return self.normalise_features(features) @ prototypes.T
 
     def normalise_features(self, features: Tensor) -> Tensor:
