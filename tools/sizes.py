@@ -26,7 +26,7 @@ BUDGET = {
     "behind the round loop": 4_414,
     "modules behind the round loop": 31,
     "rounds/loop.py": 203,
-    "methods/contract.py": 327,
+    "methods/contract.py": 311,
     "methods/fedproto.py": 175,
     "methods/gfpl.py": 255,
     "methods/tinyproto.py": 230,
