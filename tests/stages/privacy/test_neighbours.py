@@ -147,7 +147,7 @@ def test_one_client_changes_a_sum_of_contributions_by_the_norm_at_most(method, g
     hiding, totals = stage(federation, ClientPrivacy), []
 
     class Silent(Noise):
-        def added(self, total, deviation):
+        def add(self, total, deviation):
             return total
 
     def keep(total, *_):
