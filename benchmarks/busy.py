@@ -18,8 +18,8 @@ from rich.table import Table
 from benchmarks.cases import case_experiment
 from benchmarks.ours import Rounds
 from benchmarks.request import Note, Request, Result, new_table
-from benchmarks.timing import cores
 from protofed.compute import numerics
+from protofed.compute.numerics import cores
 from protofed.config.schema import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.visits.workers import stay_with_parent

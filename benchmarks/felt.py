@@ -23,11 +23,9 @@ from protofed.experiments.memory import tree_bytes
 from protofed.text import size
 
 ROOT = Path(__file__).parents[1]
-ANSWER = re.compile(rb"[Ff]ederating (helps|does)|from federating is seen")
-"""What a line of a first answer holds."""
-REFERENCE = [sys.executable, "-c", "import torch"]
-"""Takes as long as the machine is busy: what compares runs of different days."""
-_WAITING = """
+ANSWER = re.compile(rb"[Ff]ederating (helps|does)|from federating is seen")  # in a line of a first answer
+REFERENCE = [sys.executable, "-c", "import torch"]  # by which runs on busy machines can be compared
+_WAITING = """  # runs a command, and writes the CPU seconds of all its processes
 import ctypes, os, resource, subprocess, sys
 try:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # whoever outlives its parent becomes a child of this process
@@ -42,7 +40,6 @@ except ChildProcessError:
 open("cpu", "w").write(str(used.ru_utime + used.ru_stime))
 sys.exit(status)
 """
-"""Runs a command, and writes the CPU seconds of all its processes."""
 
 
 class Row(NamedTuple):
@@ -159,7 +156,15 @@ def closed_forms(clients: int, per_client: int, dim: int) -> None:
 
 def _mnist(folder: Path) -> Sequence[str]:
     """Compute the features once, so that they are kept when the command is measured."""
-    options = ["method.name=fedlda", "rounds=1", "data.clients=500", "encoder.name=auto", "encoder.dim=64"]
+    options = [
+        "method.name=fedlda",
+        "rounds=1",
+        "data.clients=500",
+        "encoder.name=auto",
+        "encoder.dim=64",
+        "partition.self_balancing=true",
+    ]
+    options += ["partition.min_size=1"]
     _waited(_protofed("run", "mnist-dirichlet", *options, "--out", "first", "--quiet"), folder)
     return _protofed("run", "mnist-dirichlet", *options, "--out", "second", "--quiet")
 
@@ -183,10 +188,7 @@ def check_felt(request: Request) -> None:
 
 
 def felt(request: Request, note: Note) -> Iterator[Result]:
-    """Run each command in a folder of its own, one after another.
-
-    CPU seconds are those of all processes that a command has started, also of those that outlive it.
-    """
+    """Run each command in a folder of its own; CPU seconds are those of all processes that it has started."""
     figures: list[dict[str, Any]] = []
     for name in request.cases or ROWS:
         note(name)
@@ -202,7 +204,8 @@ def felt(request: Request, note: Note) -> Iterator[Result]:
 def _waited(command: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run a command to its end and return its seconds, those until its first answer, and its peak memory."""
     start = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PROTOFED_CACHE": str(folder / "cache")}
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
+    environment = {**os.environ, "PYTHONPATH": path, "PROTOFED_CACHE": str(folder / "cache")}
     first, peak, ended = None, 0, Event()
     with (
         (folder / "stderr").open("wb") as errors,
@@ -258,13 +261,13 @@ def _table(figures: Sequence[dict[str, Any]]) -> Table:
         "First: until the first answer. Goals are for two idle cores; elsewhere, CPU seconds count beside "
         "those of an import of torch.",
     )
-    table.add_column("")
-    for heading in ("first, s", "CPU s", "goal", "all, s", "CPU s", "goal", "import of torch, CPU s", "memory"):
+    table.add_column("", no_wrap=True)
+    for heading in ("first, s", "CPU s", "goal", "all, s", "CPU s", "goal", "torch", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in figures:
         first, last = row["goals"]
         times = [row["first_seconds"], row["first_cpu_seconds"], first]
         times += [row["seconds"], row["cpu_seconds"], last, row["reference_cpu_seconds"]]
         shown = ["" if value is None else f"{value:.3g}" for value in times]
-        table.add_row(f"{row['words']} ({row['row']})", *shown, size(row["peak_memory_bytes"]))
+        table.add_row(row["row"], *shown, size(row["peak_memory_bytes"]))
     return table

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from benchmarks.timing import Variant, cores
+from benchmarks.timing import Variant
+from protofed.compute.numerics import cores
 from protofed.config.schema import Experiment
 from protofed.experiments.assemble import assemble
 from protofed.experiments.hardware import Hardware

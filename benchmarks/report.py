@@ -12,7 +12,7 @@ import torch
 
 import protofed
 from benchmarks.request import Result
-from benchmarks.timing import cores
+from protofed.compute.numerics import cores
 from protofed.errors import ConfigError
 from protofed.storage.files import write_json
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.request import Note
+from protofed.compute.numerics import cores
 
 MOST_COUNTS = 8
 
@@ -81,11 +81,6 @@ def take_turns(variants: Sequence[Variant], rounds: int, note: Note) -> Timings:
     finally:
         torch.set_num_threads(before)
     return Timings(seconds)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def thread_counts(device: torch.device, wanted: Sequence[int]) -> list[int]:

@@ -19,10 +19,10 @@ from benchmarks.htfllib import AS_PEER, PEER, Peer, steps_per_round
 from benchmarks.ours import Rounds
 from benchmarks.peer import check_supported, checkout
 from benchmarks.request import Note, Request, Result, new_table
-from benchmarks.timing import cores
 from protofed import methods
 from protofed.analysis.figures.base import apply_theme, legend_below, log_axis, panels, percent_axis
 from protofed.analysis.style import method_styles
+from protofed.compute.numerics import cores
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
 from protofed.experiments.encoding import encode

@@ -256,7 +256,7 @@ def forget(
 
 
 def _recipe(recipe: Recipe, out: str | Path | None, resume: bool, default: str = "") -> Tree:
-    """Return the recipe that is named, or that of what is resumed in ``out``, or the default."""
+    """Return the named recipe, or the one of the run to resume in ``out``, or the default."""
     if not recipe and resume and out is not None:
         return read_recipe(Path(out))
     if not recipe and not default:
@@ -316,7 +316,7 @@ def _carry_out(
 
 
 def _engine(name: str) -> Engine:
-    """Return what carries a run out; other engines than the local one are looked for among what is installed."""
+    """Return the function that runs an experiment on an engine, local or installed."""
     if name == "local":
         return run_experiment
     engines = entry_points(group="protofed.engines")

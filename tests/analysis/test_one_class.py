@@ -19,7 +19,7 @@ from support import experiment, ordinary
 
 NORTH = (
     "Trained on one class alone: north (benign). Always giving that class is right on 100.0% of its own test "
-    "samples and on 57.1% of all clients’, so its accuracy says nothing of other classes. "
+    "samples and on 57.1% of all clients’, so its accuracy says nothing about other classes. "
 )
 
 

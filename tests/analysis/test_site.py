@@ -18,7 +18,7 @@ def test_what_a_site_has_lacks_gains_and_reveals(tmp_path):
     assert view.gains.startswith(f"{100 * own:.1f}% of its own test samples are right by {run.main_rule}; ")
     assert f"alone {100 * base:.1f}% with local: {100 * (own - base):+.1f} (" in view.gains
     assert view.reveals.startswith("It sends prototypes, 328 kB in 8 rounds (mean of all sites)")
-    assert "that sends nothing on the same split shows" in site_view(run, "client_01").gains
+    assert "a method that sends nothing on the same split" in site_view(run, "client_01").gains
     assert site_view(alone, "client_01").gains.endswith("right by head, alone.")
     assert site_view(alone, "client_01").reveals == "Nothing has left it."
     assert "nothing was tested here" in site_view(run, "client_03").gains

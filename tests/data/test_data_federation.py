@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from data.files import png, write_images, write_npz, write_parquet
-from protofed.data import DataOptions, describe, load, load_pool
+from protofed.data import DataOptions, load, load_pool
 from protofed.data.federation import load_client
 from protofed.errors import ConfigError, DataError
 from support import few
@@ -27,7 +27,7 @@ def test_parquet_clients_in_order_of_names(federation):
     assert north.train.x[:, 0, 0, 0].tolist() == [0, 0, 10]
     assert north.validation is None
     assert north.settings == {}
-    assert describe(data)[1].counts == (0, 1, 4)
+    assert data.clients[1].train.counts(3).add(data.clients[1].test.counts(3)).tolist() == [0, 1, 4]
 
 
 def test_the_three_formats_mix(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.files import png, write_images, write_npz, write_parquet
-from protofed.data import DataOptions, Pool, datasets, describe, load, load_pool, partitions
+from protofed.data import DataOptions, Pool, datasets, load, load_pool, partitions
 from protofed.data.toys import SpiralOptions
 from protofed.errors import ConfigError, DataError
 from protofed.experiments import resolve
@@ -99,14 +99,6 @@ def test_samples_is_a_stratified_subset():
     assert set(torch.bincount(pool.y).tolist()) <= {9, 10, 11}
     with pytest.raises(ConfigError, match=r"data.samples = 2000, but digits has 1797"):
         load_pool(options("digits", samples=2000), 0)
-
-
-def test_describe_counts_everything():
-    federated = load(options("digits", clients=4, validation_fraction=0.2), "pathological", {"classes": 3}, 0)
-    rows = describe(federated)
-    assert [r.client for r in rows] == ["client-00", "client-01", "client-02", "client-03"]
-    assert all(sum(r.counts) == r.n_train + r.n_test + r.n_validation for r in rows)
-    assert all(len(r.classes) == 3 for r in rows)
 
 
 def test_spiral_arms_interleave():

@@ -379,6 +379,6 @@ def test_a_client_alone_has_its_own_columns(sites):
 
 @pytest.mark.parametrize("encoding", ["xyz", "rot13", "undefined", "a\0b"])
 def test_an_encoding_that_is_none_is_refused_though_no_file_needs_it(encoding):
-    with pytest.raises(ValueError, match="is none of texts: expected one such as cp1252"):
+    with pytest.raises(ValueError, match="unknown text encoding"):
         DataOptions(encoding=encoding)
     assert DataOptions(encoding="utf-16").encoding == "utf-16"

@@ -232,10 +232,10 @@ def test_a_node_is_told_of_a_column_to_drop_that_it_does_not_have(tmp_path):
         write(tmp_path / "a" / f"{part}.csv", NAMES, rows(40))
     options = build_options(DataOptions, {"drop": ["remarks"]}, "data")
     found, _ = load_client(tmp_path / "a", options, 0)  # others may have it, but it may be misspelt too
-    assert found.notes == ("Of data.drop, these columns are not there: remarks.",)
+    assert found.notes == ("Not in the data (data.drop): remarks.",)
     renaming = build_options(DataOptions, {"labels": {"Malignant": "malignant"}}, "data")
     found, _ = load_client(tmp_path / "a", renaming, 0)
-    assert found.notes == ("Of data.labels, these classes are not there: Malignant.",)
+    assert found.notes == ("Not in the data (data.labels): Malignant.",)
     misspelt = f"{NAMES[0].upper()}x"  # would leave in what was to be left out
     with pytest.raises(DataError, match=f"unknown dropped column '{misspelt}': did you mean '{NAMES[0]}'"):
         load_client(tmp_path / "a", build_options(DataOptions, {"drop": [misspelt]}, "data"), 0)

@@ -283,13 +283,13 @@ def test_a_misspelt_variant_is_compared_with_variants_too():
 @pytest.mark.parametrize(
     ("options", "instead"),
     [
-        ({"encoder": {"name": "auto", "beside": True}}, "encoder.beside is no more: own networks gained nothing"),
+        ({"encoder": {"name": "auto", "beside": True}}, "encoder.beside was removed: own networks gained nothing"),
         (
             {"encoder": {"members": [{"name": "auto"}]}},
-            "encoder.members is no more: sums per encoder gained nothing",
+            "encoder.members was removed: sums per encoder gained nothing",
         ),
-        ({"methods": {"fedlda": {"expert": "plain"}}}, "methods.fedlda.expert is no more: .* method.name=beacon"),
-        ({"methods": {"fedlda": {"message": "factor"}}}, "methods.fedlda.message is no more"),
+        ({"methods": {"fedlda": {"expert": "plain"}}}, "methods.fedlda.expert was removed: .* method.name=beacon"),
+        ({"methods": {"fedlda": {"message": "factor"}}}, "methods.fedlda.message was removed"),
     ],
 )
 def test_options_of_the_last_version_say_what_to_use_instead(options, instead):

@@ -235,7 +235,7 @@ def test_a_folder_that_vanishes(tmp_path):
 
 
 @pytest.mark.slow
-@few("round", [2, 4], 1)
+@few("round_number", [2, 4], 1)
 def test_a_folder_that_is_moved_is_continued_where_it_is(tmp_path, undisturbed, round_number):
     out, other = tmp_path / "run", tmp_path / "other"
     with pytest.raises(OutputError, match=r"moved, continue with the same command, --resume and its new --out"):

@@ -82,7 +82,7 @@ CASES = [
 ]
 
 
-@few("format", ["onnx", "torch_export", "safetensors"], 1)
+@few("form", ["onnx", "torch_export", "safetensors"], 1)
 @few(("method", "rule"), CASES, 1)
 def test_an_exported_file_is_the_rule_that_it_names(method, rule, form, runs, tmp_path, monkeypatch, capsys):
     if form == "onnx":

@@ -154,7 +154,7 @@ def test_degenerate_clients_and_extreme_uploads():
         ({"auxiliary": "mlp", "auxiliary_options": {"hiden": 3}}, ConfigError, "did you mean 'hidden'"),
         ({"auxiliary_d": -1}, ConfigError, "auxiliary_d must be at least 0"),
         ({"alpha": 1.5}, ConfigError, r"alpha must be from 0 to 1, not 1\.5"),
-        ({"clip": 5.0}, ConfigError, "method.clip is no more: use training.clip, or preset=htfl"),
+        ({"clip": 5.0}, ConfigError, "method.clip was removed: use training.clip, or preset=htfl"),
     ],
 )
 def test_bad_options(options, error, message):

@@ -269,7 +269,7 @@ def test_maps(name):
     width = one(name).extractor.backbone(torch.randn(2, 3, 32, 32)).shape[1]
     assert isinstance(one(name, d=width).extractor.map, nn.Identity)
     assert isinstance(one(name, d=30).extractor.map, nn.AdaptiveAvgPool1d)
-    linear = one(name, d=30, map="linear")
+    linear = one(name, d=30, mapping="linear")
     assert linear.extractor.map.weight.shape == (30, width)
     assert linear(torch.randn(2, 3, 32, 32)).features.shape == (2, 30)
 
@@ -278,7 +278,7 @@ def test_maps(name):
 @pytest.mark.parametrize("relu", [True, False])
 def test_architectures_with_their_own_map_ignore_the_choice(name, relu):
     options = {} if name.startswith("fedproto") else {"relu_features": relu}
-    pool, linear = (one(name, map=m, options=options) for m in ("pool", "linear"))
+    pool, linear = (one(name, mapping=m, options=options) for m in ("pool", "linear"))
     assert pool.state_dict().keys() == linear.state_dict().keys()
     features = pool(torch.randn(8, 3, 32, 32)).features
     assert bool((features >= 0).all()) is (relu or name.startswith("fedproto"))
@@ -303,7 +303,7 @@ def test_mlp_takes_vectors_and_images():
         (lambda: one("mlp", (0,)), ModelError, "input_shape .* must be positive integers"),
         (lambda: one("mlp", ()), ModelError, "input_shape .* must be positive integers"),
         (lambda: one("restnet8"), ConfigError, "unknown architecture 'restnet8': did you mean 'resnet8'"),
-        (lambda: one("resnet8", map="pol"), ConfigError, "unknown map 'pol': did you mean 'pool'"),
+        (lambda: one("resnet8", mapping="pol"), ConfigError, "unknown map 'pol': did you mean 'pool'"),
         (lambda: one("mlp", d=0), ConfigError, "d must be positive, not 0"),
         (lambda: one("mlp", K=0), ConfigError, "num_classes must be positive, not 0"),
         (lambda: make_map("none", 2, 2), ConfigError, "unknown map 'none'"),

@@ -81,7 +81,7 @@ WB = ("weight", "bias")
 def test_dropout_before_the_last_layer_moves_to_the_head():
     net = Net().train()
     model = split(net, input_shape=(1, 8, 8))
-    assert model.head_dropout == 0.3
+    assert model.dropout.p == 0.3
     assert model.training
     x = torch.randn(4, 1, 8, 8)
     assert torch.equal(model.extractor(x), model.extractor(x))
@@ -94,7 +94,7 @@ def test_dropout_before_the_last_layer_moves_to_the_head():
 def test_dropout_that_feeds_something_else_stays():
     module = Custom(lambda m, x: m.fc(F.relu(m.body(m.drop(x)))), drop=nn.Dropout(0.5))
     model = split(module, input_shape=(8,))
-    assert model.head_dropout == 0
+    assert model.dropout.p == 0
     assert model.extractor.backbone.drop.p == 0.5
 
 
@@ -148,7 +148,7 @@ def test_torchvision_model():
     model = split(net, input_shape=(3, 32, 32), num_classes=6)
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.eval()(x).logits, net(x))
-    assert model.head_dropout == 0.2
+    assert model.dropout.p == 0.2
     assert model.feature_dim == 1280
 
 
@@ -246,7 +246,7 @@ def test_a_failed_split_leaves_the_module_alone():
 def test_import_path_is_built_with_seed_options_and_offers():
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    kwargs = {"input_shape": (1, 8, 8), "num_classes": 7, "d": 10, "map": "linear"}
+    kwargs = {"input_shape": (1, 8, 8), "num_classes": 7, "d": 10, "mapping": "linear"}
     a = build(f"{HERE}:Net", options={"hidden": 20}, seed=1, **kwargs)
     torch.manual_seed(5)
     b = build(f"{HERE}:Net", options={"hidden": 20}, seed=1, **kwargs)

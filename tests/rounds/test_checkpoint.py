@@ -112,7 +112,7 @@ def test_another_format_is_named(federation, tmp_path, version):
         load(tmp_path, federation)
 
 
-@pytest.mark.parametrize("round", [7, True, "1", None])
+@pytest.mark.parametrize("round_number", [7, True, "1", None])
 def test_a_round_that_is_not_its_folders_is_named(federation, tmp_path, round_number):
     save(federation, tmp_path, 1)
     index = tmp_path / "round-000001" / "state.json"

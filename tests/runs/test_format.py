@@ -301,7 +301,7 @@ def test_clients_count_alike_in_the_best_and_in_the_last_round():
 
 
 @pytest.mark.parametrize(
-    ("means", "round"),
+    ("means", "round_number"),
     [
         ([0.5], 1),
         ([0.1, 0.5, 0.6, 0.595], 3),

@@ -169,7 +169,7 @@ class Breaks(Mine):
 
 
 @few("executor", ["sequential", "workers", "fused"], 1)
-@few(("name", "round"), [("Mine", 1), ("Later", 2)], 1)
+@few(("name", "round_number"), [("Mine", 1), ("Later", 2)], 1)
 def test_a_loss_of_ones_own_that_is_not_finite(name, round_number, executor, tmp_path, monkeypatch, capsys):
     """One line says where, when and what, and no method is asked to put together the uploads of nobody."""
     code, out, err, run = of_ones_own(name, executor, tmp_path, monkeypatch, capsys)

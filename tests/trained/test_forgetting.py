@@ -320,7 +320,7 @@ def test_as_typed(tmp_path, monkeypatch, capsys):
     status, out, errors = command(monkeypatch, capsys, "forget", tmp_path / "run", "client-01")
     assert status == 0, errors
     assert "Forgotten: client-01. The classifier is that of the other 2." in out
-    assert "the one after gives its class means by subtraction" in out
+    assert "reveal its class means by subtraction" in out
     status, _, errors = command(monkeypatch, capsys, "forget", tmp_path / "run", "client-01")
     assert status == 2
     assert "client-01 was forgotten on" in " ".join(errors.split())

@@ -258,7 +258,7 @@ def test_embeddings_without_effect_are_refused(wards, tmp_path):
 
 
 @pytest.mark.slow
-@few("format", ["onnx", "torch_export", "safetensors"], 1)
+@few("form", ["onnx", "torch_export", "safetensors"], 1)
 def test_exported_models_of_tables_prepare_them(form, wards, tmp_path):
     """Raw columns, categories by number, NaN for missing: the probabilities of ``run.predict`` on this table."""
     import pandas as pd
@@ -526,7 +526,7 @@ def test_code_that_a_run_names_is_imported_only_on_request(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "torch_export", "safetensors"])
+@pytest.mark.parametrize("form", ["onnx", "torch_export", "safetensors"])
 def test_exported_models_equal_the_original(form, run, data, tmp_path):
     """On 200 real samples, to 1e-5, for every architecture of the group; with preprocessing and class names."""
     if form == "onnx":

@@ -223,7 +223,7 @@ def test_a_constant_label_is_refused_and_a_client_of_one_class_is_named(sites, t
     withheld["clients"][1]["counts"] = "none"
     (tmp_path / "run" / "federation.json").write_text(json.dumps(withheld))
     told = one_class([read_run(tmp_path / "run")])
-    assert told == "Trained on one class alone: ann (1). So its accuracy says nothing of other classes."
+    assert told == "Trained on one class alone: ann (1). So its accuracy says nothing about other classes."
     with pytest.raises(DataError, match="the label column is constant"):
         load(replace(chosen.data, source="path", path=str(sites)), "iid", None, 0)
     with pytest.raises(FederationError) as caught:
@@ -327,13 +327,13 @@ def test_a_column_to_drop_may_be_at_one_site_of_a_network(sites, tmp_path, caplo
     assert run.names == ["Köln", "ann", "bob"]
     assert numbers(run) == numbers(locally(chosen, tmp_path / "local"))
     told = [r.getMessage() for r in caplog.records if "data.drop" in r.getMessage()]
-    assert sorted(told) == [f"{name}: Of data.drop, these columns are not there: crp." for name in ("Köln", "bob")]
+    assert sorted(told) == [f"{name}: Not in the data (data.drop): crp." for name in ("Köln", "bob")]
     config = tmp_path / "node.toml"
     config.write_text(f"client-dir = '{sites}/clients/bob'\n[data]\ndrop = ['crp']\nmissing = 'mean'\n")
     request = CheckRequest(config=config, recipe="quickstart", overrides=("data.source=spiral", "data.classes=3"))
     (data,) = [found for found in check_node(request) if found.name == "client-dir"]
     assert data.state == "ok"
-    assert data.text.endswith(". Of data.drop, these columns are not there: crp.")
+    assert data.text.endswith(". Not in the data (data.drop): crp.")
 
 
 def test_an_identifier_is_refused_by_the_node_that_holds_it(sites):

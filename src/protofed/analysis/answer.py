@@ -1,4 +1,4 @@
-"""The answer of a comparison: the gain of exchanging over the best that sends nothing, in all and by site."""
+"""The answer of a comparison: the gain over the best method that sends nothing, overall and by site."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ROWS = 12
 
 
 class PairedScores(NamedTuple):
-    """The test samples of a client, and the answers of two methods.
+    """Numbers of a client's test samples, and of those that two methods classify correctly.
 
     Attributes:
-        apart: How many one of both has right and the other wrong.
+        apart: Samples that exactly one of the two has right.
     """
 
     tests: int
@@ -125,7 +125,7 @@ class Answer:
 
     @property
     def tried(self) -> int:
-        """The number of methods that exchange, of which the best is taken."""
+        """Number of communicating methods compared (Bonferroni)."""
         return sum(result.exchanges in EXCHANGES[1:] for result in self.results)
 
     @property
@@ -167,12 +167,13 @@ class Answer:
         )
         others = [*_rules(self.best, self.control), *self._kinds(self.best, self.control)]
         level = 1 - 0.05 / max(len(self.sites), 1)
+        single = all(len(result.runs) == 1 for result in self.results)
         return [
             told,
             *_unseen(self.best, self.control),
             *_of_sites(self.best.gains(self.control, level)),
             *others,
-            *(_doubt(self.results) if not drawn else []),
+            *(["One split: --seeds 0,1,2 shows how much it matters."] if single and not drawn else []),
         ]
 
     @property
@@ -209,16 +210,13 @@ def answer(runs: Sequence[Run]) -> Answer | None:
 
 
 def answer_table(found: Answer, most: int = ROWS) -> TextTable:
-    """Return one row per method: accuracy, gain over the best that sends nothing, bytes and time.
-
-    Args:
-        most: Rows, the best ones.
-    """
+    """Return one row for each of the ``most`` best methods: accuracy, gain over the control, bytes and time."""
     control, seeds = found.control, max(len(result.runs) for result in found.results)
     measured = [all(run.measured and len(run.class_names) == 2 for run in r.runs) for r in found.results]
     table = TextTable(["method", "accuracy", *["over the control"] * bool(found.gain), *["AUROC"] * all(measured)])
     table.head += ["sent", "time"]
-    table.title = f"Own test samples, in %, with 95 % interval over test samples and {_seeds(seeds)}"
+    drawn = f"{seeds} seeds" if seeds > 1 else "one seed"
+    table.title = f"Own test samples, in %, with 95 % interval over test samples and {drawn}"
     shown = found.results[:most]
     if control and control not in shown:
         shown = [*shown[:-1], control]
@@ -243,7 +241,7 @@ def answer_table(found: Answer, most: int = ROWS) -> TextTable:
 
 
 def _rules(best: MethodResult, control: MethodResult) -> list[str]:
-    """Return a sentence on the rules by which both are scored, if they are two."""
+    """Return a sentence on the inference rules of both if they differ."""
     if best.rule == control.rule:
         return []
     both = [rule for rule in control.runs[0].rules if rule in best.runs[0].rules]
@@ -267,7 +265,7 @@ def _own(run: Run, rule: str) -> Sampled | None:
 
 
 def _apart(one: Run, rule: str, other: Run, theirs: str) -> Sampled | None:
-    """Return the difference of two runs in points, and at most its variance over their common test samples."""
+    """Return the difference of two runs in points, with an upper bound of its variance over test samples."""
     if pairs := [scores for _, scores in _pair_scores(one, rule, other, theirs)]:
         return _difference(pairs)
     if not (one.accuracy(rule) and other.accuracy(theirs)):
@@ -283,7 +281,7 @@ def _difference(pairs: Sequence[PairedScores]) -> Sampled:
 
 
 def _pair_scores(one: Run, rule: str, other: Run, theirs: str) -> Iterator[tuple[str, PairedScores]]:
-    """Yield the scores of every client that was tested; none if not all say exactly on what."""
+    """Yield the scores of every tested client; none unless all clients state exact sample counts."""
     tests = {client.name: sum(client.test) for client in one.clients}
     if not (_is_clear(one) and _is_clear(other)) or tests != {
         client.name: sum(client.test) for client in other.clients
@@ -303,7 +301,7 @@ def _pair_scores(one: Run, rule: str, other: Run, theirs: str) -> Iterator[tuple
 
 
 def _hits(run: Run, rule: str, client: str, accuracy: float) -> NDArray[np.bool_] | None:
-    """Return which test samples a client has right; None unless they are known and give its recorded accuracy."""
+    """Return which test samples a client classifies correctly; None if unknown or not its recorded accuracy."""
     own = run.measured.clients.get(client) if run.measured else None
     if run.measured is None or own is None or rule != (own.rule or run.measured.rule):
         return None
@@ -316,7 +314,7 @@ def _is_clear(run: Run) -> bool:
 
 
 def _of_sites(sites: dict[str, Interval]) -> list[str]:
-    """Return a sentence on who gains and who loses."""
+    """Return a sentence on the sites that gain and those that lose."""
     if len(sites) < 2:
         return []
     up, down, same = ([name for name, gain in sites.items() if gain.sign == sign] for sign in (1, -1, 0))
@@ -351,18 +349,12 @@ def _alone(result: MethodResult) -> str:
     more = f" Other rules: {', '.join(others)} %." if others else ""
     return (
         f"{result.label} is right on {_accuracy(result)} of its clients' own test samples ({rule}){spread}, after "
-        f"{result.traffic}.{more} What exchanging adds, only a comparison shows: protofed compare."
+        f"{result.traffic}.{more} Only a comparison shows what federating adds: protofed compare."
     )
 
 
-def _doubt(results: Sequence[MethodResult]) -> list[str]:
-    if any(len(result.runs) > 1 for result in results):
-        return []
-    return ["One split: --seeds 0,1,2 shows how much it matters."]
-
-
 def _describe_draws(best: MethodResult, control: MethodResult) -> str:
-    """Return that an interval leaves out the draw of a network's initial weights; "" unless one seed is all."""
+    """Return a note that one seed's interval ignores the draw of initial weights; "" if it does not apply."""
     if len(best.runs) > 1 or not any(r.losses for each in (best, control) for r in each.runs[0].rounds[-1:]):
         return ""
     return "; the draw of the weights is not in this interval (--seeds 0,1,2)"
@@ -370,7 +362,3 @@ def _describe_draws(best: MethodResult, control: MethodResult) -> str:
 
 def _accuracy(result: MethodResult) -> str:
     return f"{result.accuracy.mean:.1f} %"
-
-
-def _seeds(number: int) -> str:
-    return f"{number} seeds" if number > 1 else "one seed"

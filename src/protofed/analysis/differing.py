@@ -1,7 +1,4 @@
-"""Remarks on runs for careful readers: on what clients were tested, and what methods do not have in common.
-
-Differences are read from the resolved configurations and the clients' models, wherever they come from.
-"""
+"""Remarks on runs for careful readers: the test samples, and the differences between methods."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from protofed.runs.trouble import first_trouble, ruin
 from protofed.text import number
 
 NAMES = {"method.lambda": "λ", "method.gamma": "γ", "training.lr": "learning rate", "training.epochs": "epochs"}
-"""Hyperparameters with a name of their own; those of methods are compared only if they are among them."""
+"""Display names of hyperparameters; of the methods' own, only these are compared."""
 SHOWN = 8
 """Most options, or architectures of one method, that a line lists."""
 LONGEST = 60
@@ -25,14 +22,14 @@ LONGEST = 60
 
 
 class Remark(NamedTuple):
-    """A remark, with a title that says what it is about."""
+    """A remark with a title."""
 
     title: str
     text: str
 
 
 def remarks(runs: Sequence[Run]) -> list[Remark]:
-    """Return what there is to say about runs, beside their results.
+    """Return the remarks on some runs.
 
     Methods are compared at the same values along the axes of their comparison.
     """
@@ -73,9 +70,9 @@ def own_classes(runs: Sequence[Run]) -> str:
         else "it was not measured here (evaluation.on=union does)"
     )
     return (
-        "Clients are tested on samples of their own classes, mostly few, so a method that sends nothing can be "
-        "ahead: its clients never have to tell those classes from others. What an exchange adds shows on classes "
-        f"that a client lacks; {where}. The best method of either side is chosen by the same test samples."
+        "Clients are tested on samples of their own, often few, classes, so a method that sends nothing can be "
+        "ahead: its clients need not distinguish these classes from others. The benefit of communicating shows on "
+        f"classes that a client lacks; {where}. Both sides' best methods are chosen on the same test samples."
     )
 
 
@@ -125,11 +122,7 @@ def _groups(runs: Sequence[Run], of: Callable[[Run], str]) -> dict[str, list[str
 
 
 def _value(name: str, options: Mapping[int, Mapping[str, Any]], run: Run) -> str:
-    """Return the value of an option, or that of the method on which the run's is based; "" if neither has it.
-
-    Args:
-        options: Those of each run, by its identity.
-    """
+    """Return the value of an option, or that of the method on which the run's is based; "" if neither has it."""
     from protofed.methods import methods
 
     section, _, option = name.partition(".")
@@ -142,6 +135,6 @@ def _value(name: str, options: Mapping[int, Mapping[str, Any]], run: Run) -> str
 
 
 def _list_items(items: Sequence[str]) -> str:
-    """Return items as a list in words, of which long ones are cut."""
+    """Return items as a list in words, shortened if it is long."""
     shown = [*items[:SHOWN], f"{len(items) - SHOWN} more"] if len(items) > SHOWN else items
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

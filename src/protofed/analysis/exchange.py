@@ -1,4 +1,4 @@
-"""Methods by what they let cross the network."""
+"""Methods by the content that they send."""
 
 from __future__ import annotations
 

@@ -53,11 +53,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class GridRow:
-    """One method with one value of every axis but the first.
-
-    Attributes:
-        cells: By the names of the first axis.
-    """
+    """One method with one value of every axis but the first."""
 
     method: str
     values: tuple[str, ...]
@@ -73,7 +69,8 @@ def rows_of(runs: Sequence[Run], axes: Axes) -> list[GridRow]:
         row = rows.setdefault((method, values[1:]), GridRow(method, values[1:], {}))
         figures = row.cells.setdefault(values[0], Figures())
         reference = by_place.get((method, tuple(first.values()), seed))
-        attacking = _attackers(run)
+        attack = next(record.attack for record in run.rounds if record.round == run.last_evaluation)
+        attacking = set(attack.clients) if attack else set()
         main = run.main_rule
         for rule, values_of, losses in (
             (main, figures.main, figures.main_loss),
@@ -93,11 +90,6 @@ def rows_of(runs: Sequence[Run], axes: Axes) -> list[GridRow]:
     return sorted(rows.values(), key=place)
 
 
-def _attackers(run: Run) -> set[str]:
-    attack = next(record.attack for record in run.rounds if record.round == run.last_evaluation)
-    return set(attack.clients) if attack else set()
-
-
 def _accuracy(run: Run, rule: str, without: set[str]) -> float:
     """Return the final accuracy over the test samples of all clients but those in ``without``."""
     scored = zip(run.clients, run.client_accuracies(rule), strict=True)
@@ -107,11 +99,7 @@ def _accuracy(run: Run, rule: str, without: set[str]) -> float:
 
 
 def table(rows: Sequence[GridRow], axes: Axes) -> TextTable:
-    """Return a comparison along axes: one column per value of the first, losses of more than 3 points emphasised.
-
-    Args:
-        axes: Names of the values along each axis.
-    """
+    """Return one column per value of the first axis, with losses of more than 3 points emphasised."""
     columns, *others = axes
     found = TextTable([*(others or [""]), *axes[columns]], text_columns=max(1, len(others)), by="method")
     found.title = "Final test accuracy in %: main rule / head; honest clients only where others attack"

@@ -1,4 +1,4 @@
-"""Clients whose training samples are all of one class: what their accuracy is worth, and how they answer."""
+"""Clients with training samples of one class: the meaning of their accuracy, and the rule that answers for them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def one_class(runs: Sequence[Run]) -> str:
         own, everyone = (_share(part for run in concerned for part in parts(run)) for parts in (_of_own, _of_all))
         sentences.append(
             f"Always giving that class is right on {percent(own)} of {whose} own test samples and on "
-            f"{percent(everyone)} of all clients’, so {whose} accuracy says nothing of other classes."
+            f"{percent(everyone)} of all clients’, so {whose} accuracy says nothing about other classes."
         )
     else:
-        sentences.append(f"So {whose} accuracy says nothing of other classes.")
+        sentences.append(f"So {whose} accuracy says nothing about other classes.")
     groups = by_label(concerned)
     if len(groups) <= NAMED:
         without = {name: mean_std([_without(run) for run in group]) for name, group in groups.items()}
@@ -58,7 +58,7 @@ def one_class(runs: Sequence[Run]) -> str:
 
 
 def _lone(run: Run) -> dict[int, int]:
-    """Return the places of clients whose training samples are all of one class → that class."""
+    """Return place → class of the clients with training samples of one class."""
     return {i: client.only_class for i, client in enumerate(run.clients) if client.only_class is not None}
 
 

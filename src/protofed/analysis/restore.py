@@ -42,10 +42,6 @@ def restore_features(
 ) -> list[ClientFeatures]:
     """Return the features of test samples, from the models the run ended with.
 
-    Args:
-        clients: None for all.
-        most: Samples of each client, drawn with ``seed``; None for all.
-
     Raises:
         DataError: If the run has left no models, or its data are missing or not those it was run on.
     """
@@ -96,9 +92,6 @@ def prototypes(run: Run, whose: str) -> dict[str, Tensor]:
 
     Args:
         whose: ``global``, or ``local.`` and a client's name.
-
-    Returns:
-        ``prototypes`` and ``present``, where they exist.
     """
     from protofed.storage.files import read_tensors
 

@@ -66,7 +66,7 @@ def _gains(run: Run, place: int, others: Iterable[Run]) -> str:
     if exchanges(run) == EXCHANGES[0]:
         return f"{reached}, alone."
     if found is None or found.control is None or found.best is None:
-        return f"{reached}. What it would have alone, a run of a method that sends nothing on the same split shows."
+        return f"{reached}. To compare with training alone, run a method that sends nothing on the same split."
     gain = found.sites.get(run.names[place])
     apart = f": {gain.text()} points (95 % over test samples)" if gain else ""
     alone = found.control.runs[0].client_accuracies(found.control.rule)[place]

@@ -76,7 +76,6 @@ class LineStyle:
     """The look of one method in every figure.
 
     Attributes:
-        colour: Hexadecimal.
         dashes: Lengths of strokes and gaps in line widths; empty for a solid line.
     """
 

@@ -33,8 +33,6 @@ class TextTable:
         text_columns: How many leading columns hold words; the others hold numbers.
         groups: Headings above the columns, each with the number of columns it spans.
         sections: Headings above rows, by the row they precede.
-        title: Heading above the table, where it does not stand in a page.
-        caption: What its words mean, likewise.
         by: What the sections are, for files with a column of them.
     """
 
@@ -91,7 +89,7 @@ class TextTable:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def __rich__(self) -> RenderableType:
-        """Return what a terminal shows: notes below, emphasised cells red."""
+        """Return the table for a terminal: notes below, emphasised cells red."""
         from rich import box
         from rich.console import Group
         from rich.markup import escape

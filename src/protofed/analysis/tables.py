@@ -25,7 +25,7 @@ Groups = Mapping[str, Sequence[Summary]]
 
 
 class _Line(NamedTuple):
-    """A line of a method's results: what it is called, the attribute of a rule's outcome, and its spread."""
+    """A line of a method's results: its title, the attribute of a rule's outcome, and its spread."""
 
     title: str
     figure: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from protofed.errors import ConfigError, unknown_name
@@ -31,29 +33,21 @@ def _methods() -> list[Listed]:
 
 
 def _models() -> list[Listed]:
-    from protofed.models import architectures, groups
+    from protofed.models import groups
 
-    single = [Listed(n, a.summary, option_rows(a.Options)) for n, a in sorted(architectures.items())]
-    return single + [Listed(n, f"group: {g.summary}", []) for n, g in sorted(groups.items())]
+    return _registered("protofed.models", "architectures") + [
+        Listed(n, f"group: {g.summary}", []) for n, g in sorted(groups.items())
+    ]
+
+
+def _registered(module: str, name: str) -> list[Listed]:
+    found = getattr(import_module(module), name)
+    return [Listed(n, entry.summary, option_rows(entry.Options)) for n, entry in sorted(found.items())]
 
 
 def _encoders() -> list[Listed]:
-    from protofed.models.encoders import encoders
-
-    own = [Listed(n, e.summary, option_rows(e.Options)) for n, e in sorted(encoders.items())]
-    return [Listed("auto", "scattering for images, hashing for texts, random for anything else", []), *own]
-
-
-def _datasets() -> list[Listed]:
-    from protofed.data import datasets
-
-    return [Listed(n, d.summary, option_rows(d.Options)) for n, d in sorted(datasets.items())]
-
-
-def _partitions() -> list[Listed]:
-    from protofed.data import partitions
-
-    return [Listed(n, p.summary, option_rows(p.Options)) for n, p in sorted(partitions.items())]
+    auto = Listed("auto", "scattering for images, hashing for texts, random for anything else", [])
+    return [auto, *_registered("protofed.models.encoders", "encoders")]
 
 
 def _recipes() -> list[Listed]:
@@ -89,18 +83,18 @@ def _options() -> list[Listed]:
 
 _SCALARS = {
     "recipe": "name of the recipe in tables and directories",
-    "seed": "seed of the split, the initial weights, the order of samples and all else that is drawn",
+    "seed": "seed of the split, the initial weights, the order of samples and all other random draws",
     "rounds": "number of communication rounds",
-    "stages": "stages of one's own that uploads pass before they are aggregated: file.py:Class, in order",
+    "stages": "your own stages of the server's pipeline before aggregation: file.py:Class, in order",
 }
 
-KINDS = {
+KINDS: dict[str, Callable[[], list[Listed]]] = {
     "options": _options,
     "methods": _methods,
     "models": _models,
     "encoders": _encoders,
-    "datasets": _datasets,
-    "partitions": _partitions,
+    "datasets": partial(_registered, "protofed.data", "datasets"),
+    "partitions": partial(_registered, "protofed.data", "partitions"),
     "recipes": _recipes,
     "variants": _variants,
     "figures": _figures,
@@ -108,11 +102,7 @@ KINDS = {
 
 
 def entries(kind: str, names: Sequence[str] = ()) -> list[Listed]:
-    """Return the entries of a list.
-
-    Args:
-        names: None for all.
-    """
+    """Return the entries of a list."""
     if kind not in KINDS:
         raise ConfigError(unknown_name("list", kind, KINDS))
     found = {entry.name: entry for entry in KINDS[kind]()}

@@ -34,7 +34,7 @@ errors = _Console(stderr=True)
 
 
 def commands_beside(others: Mapping[str, str]) -> type[TyperGroup]:
-    """Return a group of commands that says what to do in place of ``others``, which are not here, by name."""
+    """Return a command group that raises ConfigError with the advice in ``others`` for absent commands."""
 
     class Commands(TyperGroup):
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -52,9 +52,7 @@ DataDir = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the table.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas, e.g. 0,1,2.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of simultaneous runs, which share the cores.")]
-Budget = Annotated[
-    str, typer.Option(help="Time after which no further round begins, e.g. 2h or 90m; the same command goes on.")
-]
+Budget = Annotated[str, typer.Option(help="Wall-clock budget, e.g. 2h or 90m; repeat the command to continue.")]
 Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Import code that the run's configuration names for models or methods.")
@@ -100,7 +98,7 @@ def seeds_of(text: str) -> list[int]:
 
 @contextmanager
 def report_progress(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
-    """Yield a receiver of progress reports; if a run is stopped, print what was kept and how to continue."""
+    """Yield a receiver of progress reports; if a run is stopped, say how to continue it."""
     from protofed.experiments.progress import KeptRuns, progress_bar
     from protofed.experiments.running import Several
 

@@ -47,7 +47,7 @@ ELSEWHERE = {
     **{name: unknown_name(kind, name, ()) for kind, name in INSTEAD if kind == "command"},
     "reproduce": "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce",
 }
-"""What to do in place of commands that are gone, or that belong to a distribution that is not installed."""
+"""Advice for commands that were removed or belong to a distribution that is not installed."""
 
 app = typer.Typer(
     cls=commands_beside(ELSEWHERE),
@@ -375,7 +375,7 @@ def _show(result: Any, *, table: bool = True, full: bool = False) -> None:
 
 
 def _print(result: Any, full: bool) -> None:
-    """Print the answer of a run or comparison with one line per method, and what there is to know beside it."""
+    """Print the answer of a run or comparison, one line per method, and remarks."""
     from protofed.analysis import grid
     from protofed.analysis.answer import ROWS, answer, answer_table
     from protofed.analysis.differing import remarks

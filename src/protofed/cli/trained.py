@@ -1,4 +1,4 @@
-"""The commands for what comes after training: metrics, predictions, and models as files."""
+"""Commands for trained models: metrics, predictions, export, and removal of a client."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
 Rule = Annotated[
     str,
     typer.Option(
-        help="Inference rule, e.g. head, global, prototypes, or validated for the one that was right most often on "
-        "the client's validation samples (default: the run's main rule; for a client with "
-        "samples of one class, the method's rule on all classes)."
+        help="Inference rule, e.g. head, global, prototypes, or validated for the most accurate one on the "
+        "client's validation samples (default: the run's main rule; for a client with samples of one class, the "
+        "method's rule on all classes)."
     ),
 ]
 
@@ -115,7 +115,7 @@ def predict(
 def export(
     directory: Directory,
     client: Client,
-    form: Annotated[str, typer.Option(help="onnx, torch_export or safetensors.")] = "onnx",
+    file_format: Annotated[str, typer.Option("--format", help="onnx, torch_export or safetensors.")] = "onnx",
     out: Annotated[
         Path | None, typer.Option(help="Output file (default: CLIENT with the format's suffix).")
     ] = None,
@@ -135,9 +135,9 @@ def export(
         from protofed.api import load_run
         from protofed.trained import exporting
 
-    suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == form), "")
+    suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == file_format), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
-    written = exporting.export(run, run.client(client), path, form, rule, samples or (), trust_code)
+    written = exporting.export(run, run.client(client), path, file_format, rule, samples or (), trust_code)
     cards = " and ".join(map(str, written.cards))
     typer.echo(printable(f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Cards: {cards}"))
 
@@ -156,8 +156,8 @@ def forget(
 
     run = api.forget(directory, client, trust_code=trust_code)
     typer.echo(
-        f"What stays: {client}'s name, and all names of classes, also of those that it alone had. From a copy of "
-        "the server's state before, the one after gives its class means by subtraction: delete such copies."
+        f"Kept: {client}'s name and all class names, including those that only it had. Copies of the server's "
+        "earlier state reveal its class means by subtraction: delete them."
     )
     if run is not None:
         typer.echo(

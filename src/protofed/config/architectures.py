@@ -28,7 +28,7 @@ MOST_OPTIONS = 64
 MOST_KINDS = 1024
 """Maximum number of kinds of models that a simulation computes in bfloat16."""
 _SHOWN = 12
-"""Values of a list among its options with which an architecture is called."""
+"""Most values of a list that an architecture's name shows."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,13 @@ def _first(values: Sequence[object], most: int | None) -> object:
 
 @dataclass(frozen=True)
 class FederationSummary:
-    """Facts about all clients that each of them needs in order to begin.
+    """Facts about the federation that each client needs to begin.
 
     Attributes:
         feature_dim: ``d`` of all clients; of the first one if they differ.
         class_size: Mean training samples per class, over classes that have any.
         template: Its initial weights open the first round; None for the first client's.
         bfloat16: Kinds of models computed in bfloat16, in a simulation over a network.
-        table: If the samples are a table or standardised.
-        encoding: The samples before an encoder, if any.
         place: Of the one client to whom this is told, without architectures; see :func:`architecture_of`.
     """
 
@@ -116,11 +114,7 @@ class FederationSummary:
         return replace(self, architectures=(), template=None, place=place)
 
     def without(self, experiment: Experiment, own: Collection[int]) -> FederationSummary:
-        """Return the summary with a template that no client chose for itself, if clients may differ.
-
-        Args:
-            own: Clients that chose their architectures themselves.
-        """
+        """Return the summary with a template that no client chose for itself, if clients may differ."""
         if one_architecture(experiment):
             return self  # all clients have the same architecture
         assigned = [a for number, a in enumerate(self.architectures) if number not in own]
@@ -138,7 +132,7 @@ def _all_shared(experiment: Experiment) -> bool:
 
 
 def common_architecture(experiment: Experiment) -> Architecture:
-    """Return the architecture of networks that all parties share: ``model.shared``, or that of the first client."""
+    """Return the architecture of shared networks: ``model.shared``, or the first client's."""
     return _group(experiment.model, bool(experiment.model.shared))[0]
 
 
@@ -195,7 +189,7 @@ def check_alike(experiment: Experiment, own: bool = False) -> None:
 
 
 def why_one(experiment: Experiment) -> str:
-    """Return why a method needs one architecture and what to do about it, as the end of a sentence."""
+    """Return the end of a sentence: why a method needs one architecture, and the remedy."""
     if common_features(experiment):
         return "adds up features and needs one architecture: set encoder.name, e.g. auto, or model.shared"
     return "shares weights and needs one architecture: set model.shared"
@@ -209,11 +203,7 @@ def one_architecture(experiment: Experiment) -> bool:
 def architecture_of(
     experiment: Experiment, federated: FederatedData, client: ClientData, place: int
 ) -> Architecture:
-    """Return a client's architecture: its own choice, or that of the group whose turn it is.
-
-    Args:
-        place: Of the client in the federation, or its remainder by :func:`places`.
-    """
+    """Return a client's architecture: its own choice, or the next one of the group."""
     shared, group = _all_shared(experiment), _embedding(experiment, federated.table)
     architecture = group[place % len(group)]
     chosen = None if shared else client.settings.get("model")
@@ -228,12 +218,12 @@ def architecture_of(
 
 
 def places(experiment: Experiment) -> int:
-    """Return after how many clients architectures are assigned from the first one again."""
+    """Return the period with which architectures are assigned to clients."""
     return len(turns(experiment))
 
 
 def own_width(experiment: Experiment, name: str, shape: tuple[int, ...]) -> int:
-    """Return the length of the features of a client's own network, whose samples have a shape."""
+    """Return the feature dimension of a client's own network."""
     return math.prod(shape) if name == "identity" else experiment.model.d
 
 
@@ -287,7 +277,7 @@ def why_rounds_matter(experiment: Experiment) -> str:
 
 
 def _embedding(experiment: Experiment, table: Table | None) -> list[Architecture]:
-    """Return architectures of the recipe with embeddings of categories, if it asks for them."""
+    """Return the recipe's architectures, with embeddings of categories on request."""
     model = experiment.model
     shared = _all_shared(experiment)
     chosen = f"model.shared={model.shared}" if shared else "" if model.members else f"model.name={model.name}"
@@ -302,7 +292,7 @@ def _embedding(experiment: Experiment, table: Table | None) -> list[Architecture
 def fit_to_columns(
     experiment: Experiment, architecture: Architecture, table: Table | None, chosen: str = ""
 ) -> Architecture:
-    """Return an architecture with what the columns of a table tell it: its inputs of categories, and its tokens.
+    """Return an architecture with its inputs of categories and of tokens, as the columns of a table have them.
 
     Args:
         chosen: The option that chose it, perhaps as one of a group; "" for the name of the architecture.
@@ -342,7 +332,7 @@ def fit_to_columns(
 
 
 def _check_same(experiment: Experiment, federated: FederatedData, architectures: list[Architecture]) -> None:
-    """Refuse a federation whose clients differ in a property that the method requires them to share."""
+    """Reject clients that differ in a property that the method requires them to share."""
     kind, same = methods.get(experiment.method), one_architecture(experiment)
     names = [c.name for c in federated.clients]
     first = architectures[0]

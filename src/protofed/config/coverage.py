@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_steps(experiment: Experiment, columns: Sequence[RawColumn]) -> None:
-    """Refuse steps that depend on protected data and that neither noise nor public bounds cover."""
+    """Reject steps that depend on protected data without noise or public bounds."""
     mode = experiment.privacy.mode
     if mode == "none":
         return
@@ -27,7 +27,7 @@ def check_steps(experiment: Experiment, columns: Sequence[RawColumn]) -> None:
 
 
 def check_classes(experiment: Experiment, declared: bool, client: str) -> None:
-    """Refuse a list of classes that follows from the labels of a node's samples."""
+    """Reject a list of classes derived from the labels of a node's samples."""
     if experiment.privacy.mode != "none" and not declared:
         raise ConfigError(
             f"privacy.mode={experiment.privacy.mode} does not cover classes as they occur among the labels of "
@@ -36,7 +36,7 @@ def check_classes(experiment: Experiment, declared: bool, client: str) -> None:
 
 
 def check_method(experiment: Experiment, method: Method) -> None:
-    """Refuse early stopping by scores that no noise hides, and what one release does not cover."""
+    """Reject early stopping by scores without noise, and features or rounds that one release does not cover."""
     mode = experiment.privacy.mode
     if method.task.noise is not None and not experiment.encoder.unit:
         raise ConfigError(
@@ -57,7 +57,7 @@ def check_method(experiment: Experiment, method: Method) -> None:
 
 
 def keeps_unprotected(method: Method) -> bool:
-    """Return whether what a client keeps, and so its scores, depends on its samples without noise."""
+    """Return whether a client's local state, and so its scores, depends on its samples without noise."""
     rounds = range(1, method.task.rounds + 1)
     stays = any(phase.local_only for round_number in rounds for phase in method.round(round_number).phases)
     return stays or bool(method.protection.local_only)

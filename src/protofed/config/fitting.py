@@ -5,13 +5,12 @@ What a method allows is in its :class:`~protofed.methods.traits.Traits`. ``docs/
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from protofed.errors import ConfigError
 
-if TYPE_CHECKING:
-    from protofed.config.schema import Experiment
-
+Options = Any
+"""An :class:`~protofed.config.schema.Experiment`, whose module imports this one."""
 _PRIVACY = ("none", "client", "sample")
 
 
@@ -30,7 +29,7 @@ class Exclusion(NamedTuple):
     reason: str
     remedy: str
 
-    def applies(self, experiment: Experiment) -> bool:
+    def applies(self, experiment: Options) -> bool:
         """Return whether an experiment uses both."""
         other = _value(experiment, self.other)
         excluded = other in self.excluded if self.excluded else bool(other)
@@ -97,7 +96,7 @@ EXCLUSIONS = (
 )
 
 
-def check_fit(experiment: Experiment) -> None:
+def check_fit(experiment: Options) -> None:
     """Raise ConfigError if an experiment uses options that exclude each other."""
     for each in EXCLUSIONS:
         if each.applies(experiment):
@@ -106,7 +105,7 @@ def check_fit(experiment: Experiment) -> None:
 
 
 def table() -> str:
-    """Return a Markdown table of what excludes what, and why."""
+    """Return a Markdown table of the exclusions and their reasons."""
     lines = ["| option | does not go with | because |", "|---|---|---|"]
     for each in EXCLUSIONS:
         fitting = " or ".join(f"`{_format_value(value)}`" for value in each.fitting if value != ())
@@ -116,7 +115,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _value(experiment: Experiment, name: str) -> Any:
+def _value(experiment: Options, name: str) -> Any:
     section, _, option = name.partition(".")
     value = getattr(experiment, section)
     return getattr(value, option) if option else value

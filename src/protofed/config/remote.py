@@ -23,7 +23,7 @@ from protofed.options import Options, option_fields, plain
 from protofed.untrusted import claims, limits
 
 KINDS = ("methods", "models", "encoders", "codecs", "optimizers", "weights", "stages", "clients", "")
-"""Kinds of what a plan may name."""
+"""Kinds of names in a plan."""
 Permits = Callable[[str, str], bool]
 """Whether a node's own list of a kind holds a name."""
 LONGEST = 1024
@@ -33,7 +33,7 @@ _OPTION = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 
 
 def plan_of(experiment: Experiment) -> Tree:
-    """Return what a server sends of an experiment: the options that it may set, and files by their names alone."""
+    """Return an experiment's plan: the options that a server may set, and files by name only."""
     tree = experiment.to_tree()
     plan: Tree = {name: list(tree[name]) if name == "stages" else tree[name] for name in SCALARS}
     plan["method"] = tree["method"]
@@ -50,7 +50,7 @@ def settable(field: Field[Any]) -> bool:
 
 
 def check_plan(plan: Mapping[str, Any], permits: Permits) -> None:
-    """Refuse a plan that sets more than a server may; nothing is looked up or imported.
+    """Reject a plan that sets more than a server may; nothing is looked up or imported.
 
     Raises:
         RefusalError: With the option's name and without its value.
@@ -82,7 +82,7 @@ def read_plan(plan: Mapping[str, Any], data: DataOptions, permits: Permits) -> E
 
 
 def list_names(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
-    """Yield what an experiment names, with the option and the kind, save clients' architectures, chosen later."""
+    """Yield option, kind and name of all that an experiment names, except clients' architectures."""
     yield "method.name", "methods", experiment.method
     records = {"method": experiment.method_options, **{name: getattr(experiment, name) for name in _sections()}}
     for section, record in records.items():
@@ -93,7 +93,7 @@ def list_names(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
 
 
 def code_of(tree: Mapping[str, Any]) -> list[str]:
-    """Return the names of code in a recipe, wherever they stand; what says how data are read names none."""
+    """Return the names of code anywhere in a recipe, except in ``data``, whose options name none."""
     data = tree.get("data")
     trusts = ["data.trust_code"] if isinstance(data, Mapping) and data.get("trust_code") else []
     rest = {name: value for name, value in tree.items() if name != "data"}
@@ -101,7 +101,7 @@ def code_of(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _sections() -> dict[str, type[Options]]:
-    """Return the sections of which a server may set options."""
+    """Return the sections with options that a server may set."""
     return {n: kind for n, kind in SECTIONS.items() if any(map(settable, option_fields(kind).values()))}
 
 
@@ -125,12 +125,7 @@ def _check_section(
 
 
 def _check_value(value: Any, option: str, permits: Permits, kind: str, most: float, depth: int = 0) -> None:
-    """Refuse what no option of a plan can be.
-
-    Args:
-        kind: Of what a text names.
-        most: Largest integer.
-    """
+    """Reject values that no option of a plan can have."""
     if isinstance(value, str):
         if value and not _WORD.fullmatch(value) and not permits(kind, value):
             raise _refuse_name(option)
@@ -147,12 +142,13 @@ def _check_value(value: Any, option: str, permits: Permits, kind: str, most: flo
 
 
 def _check_table(value: Mapping[str, Any], option: str, permits: Permits, kind: str, depth: int) -> None:
-    """Check options of a component, whichever of its kind it may be: what one of them closes is closed."""
+    """Check the options of a component; an option that any component of its kind closes is closed."""
+    every = [known for _, known in (methods.methods() if kind == "methods" else architectures).items()]
     for name, own in value.items():
         where = _name(f"{option}.{name}")
         if not _WORD.fullmatch(name) and not permits(kind, name):
             raise _refuse_option(where)
-        fields = [field for known in _component_options(kind) if (field := option_fields(known).get(name))]
+        fields = [field for known in every if (field := option_fields(known.Options).get(name))]
         if any(not settable(field) for field in fields):
             raise _refuse_option(where)
         kinds = {field.metadata.get("of", "") for field in fields} or {kind if name == "name" else ""}
@@ -161,13 +157,6 @@ def _check_table(value: Mapping[str, Any], option: str, permits: Permits, kind: 
         )
         inner = kind if isinstance(own, Mapping) else min(kinds)
         _check_value(own, where, permits, inner, most, depth + 1)
-
-
-def _component_options(kind: str) -> list[type[Options]]:
-    """Return the options of all components of a kind that a table may hold."""
-    if kind == "methods":
-        return [methods.get(name).Options for name in methods.methods()]
-    return [entry.Options for _, entry in architectures.items()]
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:
@@ -186,7 +175,7 @@ def _refuse_name(option: str) -> RefusalError:
 
 
 def _name(option: str) -> str:
-    """Return the name of an option as a refusal may state it."""
+    """Return an option's name in a form that is safe to print."""
     return option if _OPTION.fullmatch(option) else "a name that no option has"
 
 

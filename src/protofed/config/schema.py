@@ -32,7 +32,7 @@ from protofed.visits.client import LocalPlan, Schedule
 
 Tree = dict[str, Any]
 Recipe = str | Path | Mapping[str, Any]
-"""Name of a built-in recipe, path of a TOML file, or what such a file holds."""
+"""Name of a built-in recipe, path of a TOML file, or its content."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class ModelOptions(Options):
     )
     options: dict[str, Any] = named(
         {},
-        "options of the architecture, or of every one in a group; model.options.NAME.… of those called NAME alone",
+        "options of the architecture, or of all in a group; model.options.NAME.… for the architecture NAME only",
         of="models",
     )
     members: tuple[dict[str, Any], ...] = named(
         (),
-        "a group of one's own in place of model.name: tables with the name and the options of each architecture",
+        "your own group instead of model.name: a table for each architecture with its name and options",
         of="models",
     )
 
@@ -92,11 +92,11 @@ class TrainingOptions(Options):
 
     epochs: int = remote(1, "local epochs E per round", least=1)
     batch_size: int = remote(32, "batch size B; the last batch may be smaller", least=1)
-    shuffle: bool = remote(True, "draw a new order of samples in every epoch, or take them as they are stored")
+    shuffle: bool = remote(True, "draw a new order of samples in every epoch (false: as stored)")
     drop_last: bool = remote(
         False,
-        "leave out an epoch's last batch if it is smaller than B and not the only one, and the last samples from "
-        "class means",
+        "drop an epoch's last batch if it is smaller than B and not the only one; class means drop the last "
+        "samples, too",
     )
     optimizer: str = named("SGD", "name of an optimiser in torch.optim", of="optimizers")
     lr: float = remote(0.01, "learning rate", least=0)
@@ -108,7 +108,7 @@ class TrainingOptions(Options):
     )
     clip: float = remote(
         0.0,
-        "largest Euclidean norm of each network's gradient (0 = any); a method's own limit applies too",
+        "largest Euclidean norm of each network's gradient (0 = no limit); a method's own limit also applies",
         least=0,
     )
     class_weights: Literal["none", "balanced"] = remote(
@@ -162,7 +162,7 @@ class WireOptions(Options):
 
 
 def check_device(name: str, what: str) -> None:
-    """Check that a name is one of a device, existing or not; ``what`` is its place, for the message."""
+    """Check the form of a device's name; ``what`` names the option in the message."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
         raise ConfigError(f"{what} must be auto, cpu, cuda, cuda:NUMBER or mps, not {name!r}")
 
@@ -230,7 +230,7 @@ class CompareOptions(Options):
     methods: tuple[str, ...] = option((), "methods to compare, or all")
     seeds: tuple[int, ...] = option((), "seeds to repeat with (none = the experiment's seed)")
     axes: dict[str, Any] = option(
-        {}, "named axes of named overrides: every method runs with every combination, e.g. compare.axes.rule.clip"
+        {}, "axes of named overrides, e.g. compare.axes.rule.clip: every method runs with every combination"
     )
 
     def combinations(self) -> dict[tuple[str, ...], Tree]:
@@ -252,9 +252,9 @@ class CompareOptions(Options):
 SCALARS = {"recipe": "", "seed": 0, "rounds": 10, "stages": ()}
 COMPONENTS = ("method", "partition")
 USUAL = "usual_rounds"
-"""Key of a built-in recipe whose number of rounds nobody has asked for: methods that need fewer run fewer."""
+"""Key that marks the rounds of a built-in recipe as a default, which methods that need fewer may lower."""
 _OF_SAMPLES = ("name", "members", "options", "shared")
-"""Keys of a model that suit its samples."""
+"""Keys of a model that depend on the kind of samples."""
 NO_ENCODER = "none"
 """Name of no encoder: a closed form then has the features of a network, trained elsewhere or not at all."""
 ENCODED_DIM = 128
@@ -339,7 +339,7 @@ SECTIONS: dict[str, type] = {
 
 
 def identity(tree: Mapping[str, Any]) -> Tree:
-    """Return a configuration without what does not determine results: the recipe's name, where data lie, speed.
+    """Return a configuration without options that leave results unchanged: name, place of the data, speed.
 
     Metrics follow from the results, now or later.
     """
@@ -355,13 +355,13 @@ _WITHOUT_EFFECT = {"data": ("data_dir", "max_gb"), "evaluation": ("metrics",)}
 
 @cache
 def _collections() -> tuple[Path, ...]:
-    """Return the folders with ``recipes/`` and ``variants.toml``: the own one, and those of other distributions."""
+    """Return the folders with ``recipes/`` and ``variants.toml`` of all installed distributions."""
     others = (entry.load() for entry in entry_points(group="protofed.recipes"))
     return tuple(Path(str(resources.files(package))) for package in ("protofed.config", *others))
 
 
 def recipes() -> dict[str, Path]:
-    """Return the recipes of what is installed by name."""
+    """Return all installed recipes by name."""
     found = {path.stem: path for folder in _collections() for path in (folder / "recipes").glob("*.toml")}
     return dict(sorted(found.items()))
 
@@ -412,9 +412,6 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tr
     Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
     model also ``model.members`` and ``model.shared``.
     Naming an encoder drops the model and the transforms, which are for other samples.
-
-    Args:
-        overrides: May hold whole tables.
     """
     result = _copy(tree)
     if "rounds" in overrides:
@@ -449,7 +446,6 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     Args:
         method: In place of ``method.name``, a method or variant (see :func:`variant`); options in ``[method]``
             that it does not have are then ignored.
-        seed: In place of the recipe's.
     """
     check_names(tree)
     tree, method = variant(tree, method)
@@ -481,7 +477,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
             f"evaluation.at=trained scores the one round of {method_name} before its answer has reached the "
             "clients: set evaluation.at=broadcast"
         )
-    partition = _table(tree, "partition")
+    partition = _drop_gone(_table(tree, "partition"), "partition", "partition")
     partition_name = _name(partition, "partition", PARTITION)
     kind = data.partitions.get(partition_name)
     experiment = Experiment(
@@ -529,7 +525,7 @@ _RANGES = {"seed": (0, limits.SEED), "rounds": (1, limits.ROUNDS)}
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuse a seed or a number of rounds that the files of a run cannot have."""
+    """Reject a seed or a number of rounds that a run's files cannot hold."""
     least, most = _RANGES[name]
     if type(value) is not int or not least <= value <= most:
         raise ConfigError(f"{name} must be an integer {Range(least, most=most)}, not {value!r}")
@@ -548,9 +544,6 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
     A variant is a partial recipe with a ``method.name``, such as a baseline with an optimiser of its own, which
     comparisons list beside the methods: one of :func:`variants`, or ``[variants.NAME]`` of the recipe. Its values
     win over all others.
-
-    Args:
-        name: None for ``method.name``.
     """
     chosen = _table(tree, "method").get("name") if name is None else name
     known = _variants_of(tree)
@@ -564,7 +557,7 @@ def variant(tree: Mapping[str, Any], name: str | None) -> tuple[Mapping[str, Any
 
 @cache
 def variants() -> Tree:
-    """Return the variants of what is installed by name."""
+    """Return all installed variants by name."""
     return {k: v for folder in _collections() for k, v in read_toml(folder / "variants.toml").items()}
 
 
@@ -614,11 +607,11 @@ def _gone() -> Tree:
 
 
 def _drop_gone(options: Tree, of: str, where: str) -> Tree:
-    """Drop options that are gone where they had no effect; raise ConfigError with what to do instead elsewhere."""
+    """Drop removed options without effect; raise ConfigError with the alternative for others."""
     gone = _gone().get(of, {})
     for name in options.keys() & gone.keys():
         if options[name] not in gone[name]["without_effect"]:
-            raise ConfigError(f"{where}.{name} is no more: {gone[name]['instead']}")
+            raise ConfigError(f"{where}.{name} was removed: {gone[name]['instead']}")
     return {name: value for name, value in options.items() if name not in gone}
 
 
@@ -649,7 +642,7 @@ def names_method(tree: Mapping[str, Any]) -> bool:
 
 
 def check_method_options(given: Iterable[str], chosen: Collection[str]) -> None:
-    """Refuse an option ``method.…`` that none of the chosen methods has."""
+    """Reject an option ``method.…`` that none of the chosen methods has."""
     known = {option for name in chosen for option in option_fields(methods.get(name).Options)}
     for name in given:
         section, _, option = name.partition(".")
@@ -658,7 +651,7 @@ def check_method_options(given: Iterable[str], chosen: Collection[str]) -> None:
 
 
 def every_method() -> list[str]:
-    """Return the names of all built-in methods, in ascending order of what they exchange."""
+    """Return the names of all built-in methods, those that send least first."""
     order = get_args(methods.Exchange)
     kinds = {name: methods.get(name) for name in methods.methods()}
     exchanges = {name: kind.traits(kind.Options()).exchanges for name, kind in kinds.items()}

@@ -18,7 +18,6 @@ from protofed.data import (  # noqa: F401  (registrations)
     several,
     toys,
 )
-from protofed.data.describe import ClientRow, describe
 from protofed.data.loading import load, load_pool
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.partition import Partition, Request, Share, partitions
@@ -30,7 +29,6 @@ from protofed.data.text import tokenize as tokenize_texts
 from protofed.data.transforms import TransformOptions, augmentation, normalisation
 
 __all__ = [
-    "ClientRow",
     "DataOptions",
     "Dataset",
     "Listing",
@@ -43,7 +41,6 @@ __all__ = [
     "TransformOptions",
     "augmentation",
     "datasets",
-    "describe",
     "embed_texts",
     "load",
     "load_pool",

@@ -1,4 +1,4 @@
-"""Reading of files whose formats let a few bytes fill the memory, in a process with limits."""
+"""Reading of untrusted files, a few bytes of which could fill the memory, in a process with limits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import IO, Any
 import numpy as np
 
 from protofed.data import reader
+from protofed.data.checks import open_file
 from protofed.data.reader import FRAME
 from protofed.errors import DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
-from protofed.untrusted.reading import open_ordinary, reason
 
 _HEADERS = 256
 """Headers of images that are read in one go."""
@@ -45,7 +45,6 @@ def read_table(form: str, path: Path, budget: Budget, *, schema: bool = False, *
 
     Args:
         form: ``parquet``, ``Arrow`` (a stream), ``CSV`` or ``Excel`` (the first sheet); the last two as texts.
-        schema: Without rows.
         options: ``names``, the columns of a parquet file, or None for all; ``encoding`` of a CSV file.
 
     Raises:
@@ -67,9 +66,6 @@ def read_table(form: str, path: Path, budget: Budget, *, schema: bool = False, *
 
 def read_arrays(path: Path, budget: Budget, names: Sequence[str], needed: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the arrays of some names of an ``.npz`` file.
-
-    Args:
-        needed: Names without which the file is refused.
 
     Raises:
         DataError: If the file is unreadable, has none or several of a name, or takes too much memory or time.
@@ -99,8 +95,6 @@ def read_images(
     """Decode images.
 
     Args:
-        payloads: Encoded, anything with the buffer protocol.
-        where: Called with the place of an image among them.
         channels: 1 for grey, 3 for RGB, 0 for grey if all are grey and RGB otherwise.
         resize: Side in pixels to which images are scaled and centre-cropped; 0 keeps the stored size.
         size: Height and width that all must have; None for those of the first image.
@@ -165,11 +159,8 @@ def _seconds(size: int) -> int:
 
 
 def _read_file(form: str, path: Path, budget: Budget, receive: _Receive, **options: Any) -> None:
-    try:
-        with open_ordinary(path) as file:
-            size = file.seek(0, os.SEEK_END)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
+    with open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
     expanded = budget.left if form == ".npz" else limits.EXPANSION * size  # an archive's arrays announce their size
     most = limits.READER_BYTES + min(expanded, budget.left)
     taken = 0
@@ -190,7 +181,7 @@ def _read_file(form: str, path: Path, budget: Budget, receive: _Receive, **optio
 
 
 class _UnusableError(Exception):
-    """Raised with what the process says of a file, and the image that it concerns."""
+    """Raised with the process's message about a file, and the place of the image."""
 
     def __init__(self, text: str, place: int) -> None:
         super().__init__(text)
@@ -198,19 +189,7 @@ class _UnusableError(Exception):
 
 
 def _ask(asked: dict[str, Any], memory: int, seconds: int, receive: _Receive, payloads: Sequence[Any] = ()) -> None:
-    """Ask the process.
-
-    Args:
-        memory: Bytes that it may use for this.
-        seconds: Processor time that it may use for this.
-        receive: Called for each frame that is not the last.
-
-    Raises:
-        _UnusableError: With what the process says.
-        MemoryError: If its memory did not suffice.
-        TimeoutError: If it used up its time.
-        EOFError: If it ended otherwise.
-    """
+    """Ask the process; raise _UnusableError with what it says, or MemoryError, TimeoutError or EOFError."""
     lengths = [len(memoryview(payload)) for payload in payloads]
     asked = {**asked, "memory": memory, "seconds": seconds, "lengths": lengths}
     enough = f"more than {memory / 1e9:.2g} GB of memory"

@@ -34,12 +34,9 @@ class ChosenColumns:
     """The columns of one table that are read.
 
     Attributes:
-        label: Empty if the samples have none.
-        id: Natural ids; may be empty.
         features: One column of encoded images or lists, or all columns of a table.
         encoded: ``features`` is one column of encoded images.
         listed: ``features`` is one column of lists.
-        classes: Stored in the file, if any.
     """
 
     label: str
@@ -56,11 +53,7 @@ class ChosenColumns:
 
 
 def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
-    """Choose the columns to read.
-
-    Args:
-        schema: ``pyarrow.Schema``.
-    """
+    """Choose the columns to read."""
     check_columns(schema.names, where)
     hub = _hub_features(schema, where)
     label = _label_column(schema.names, columns, hub, where) if columns.labelled else ""
@@ -104,7 +97,6 @@ def from_arrow(
     followed. Without such a column, the features are one list column, or all other columns form a table.
 
     Args:
-        table: ``pyarrow.Table``.
         files: Name and rows of each file, for messages; by default one, ``where``.
     """
     import pyarrow as pa

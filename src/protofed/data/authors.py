@@ -37,8 +37,6 @@ class _Code(NamedTuple):
     """The division of a data set by FedProto's code.
 
     Attributes:
-        training: Of the training set.
-        test_shots: Per class of a device.
         beyond: Shots per class are in ``k - s + 1 .. k + s - 1 + beyond`` with ``s`` the spread of n.
     """
 

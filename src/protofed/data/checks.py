@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -22,12 +23,19 @@ from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import open_ordinary, reason
 
 
+@contextmanager
+def readable(path: Path, what: str = "cannot be read") -> Iterator[None]:
+    """Turn an error of reading a file in the block into a DataError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {what} ({reason(error)})") from None
+
+
 def open_file(path: Path) -> BinaryIO:
     """Open an ordinary file."""
-    try:
+    with readable(path):
         return open_ordinary(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def check_columns(names: Sequence[str], where: str) -> None:
@@ -164,17 +172,17 @@ def rename_classes(listing: Listing, names: Mapping[str, str]) -> Listing:
     return replace(listing, labels=np.array([names.get(n, n) for n in old])[inverse], class_names=None)
 
 
-def absent(kind: str, asked: Iterable[str], found: Iterable[str]) -> tuple[str, ...]:
-    """Return a note on names of an option that are not in the data, perhaps because only other sites have them."""
+def absent(option: str, asked: Iterable[str], found: Iterable[str]) -> tuple[str, ...]:
+    """Return a note on an option's names that the data lack, perhaps because only other sites have them."""
     known = set(found)
     missing = [name for name in asked if name not in known]
-    return (f"Of {kind} are not there: {', '.join(missing)}.",) if missing else ()
+    return (f"Not in the data ({option}): {', '.join(missing)}.",) if missing else ()
 
 
 def absent_labels(listings: Sequence[Listing], data: DataOptions) -> tuple[str, ...]:
     """Return a note on classes to rename that no sample has."""
     found = [name for item in listings for name in find_names(item)[0]] if data.labels else ()
-    return absent("data.labels, these classes", data.labels, found)
+    return absent("data.labels", data.labels, found)
 
 
 def find_names(listing: Listing) -> tuple[list[str], np.ndarray]:

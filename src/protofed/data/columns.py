@@ -16,7 +16,6 @@ class Columns:
     Attributes:
         categories: Categories whatever their type, with names in place of others.
         labelled: The samples have labels; otherwise columns that are not read may be absent too.
-        ranged: Have a declared range.
         anywhere: Columns to drop may be absent, because other sites have them.
     """
 
@@ -48,11 +47,11 @@ class Columns:
 
     @property
     def as_texts(self) -> tuple[str, ...]:
-        """Columns whose values stay texts where a file does not say of which type they are."""
+        """Columns that stay text in files without types."""
         return (*self.categories, *self.text, *self.dates)
 
     def called(self, names: Sequence[str]) -> list[str]:
-        """Return the names of columns as they are meant, in place of those in a file."""
+        """Return the names of a file's columns after ``data.rename``."""
         return [self.rename.get(name, name) for name in names]
 
     @classmethod

@@ -38,12 +38,7 @@ _WORDS: dict[Kind, str] = {"number": "numbers", "category": "categories", "text"
 
 @dataclass(frozen=True)
 class Site:
-    """A file's or site's statements about its data.
-
-    Attributes:
-        classes: Empty if numbered.
-        columns: None if it holds no table.
-    """
+    """A file's or site's statements about its data."""
 
     name: str
     classes: Names = ()
@@ -103,7 +98,6 @@ def compare(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = (
     ``malignant`` and ``benign``); and numbers where all others have words. Ties go to the first site.
 
     Args:
-        sites: In order of arrival.
         data: A name mapped to itself in them is meant as it is.
         classes: If given, names of sites are not compared.
     """
@@ -126,11 +120,7 @@ def compare(sites: Sequence[Site], data: DataOptions, classes: Sequence[str] = (
 
 
 def majority(values: Iterable[T], preferred: T | None = None) -> T:
-    """Return the most frequent value.
-
-    Args:
-        preferred: Wins a tie; otherwise the first does.
-    """
+    """Return the most frequent value; ties go to ``preferred``, or else to the first."""
     votes = Counter(values)
     most = max(votes.values())
     first = [value for value, n in votes.items() if n == most]
@@ -303,11 +293,7 @@ def _telling(pairs: Mapping[str, str]) -> bool:
 
 
 def merge_columns(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:
-    """Return the columns of sites without findings, in the order of the first site.
-
-    Args:
-        data: Declares categories; by default they are the sorted union of those of the sites.
-    """
+    """Return the columns of sites without findings, in the order of the first site."""
     tables = [{column.name: column for column in site.columns} for site in sites if site.columns is not None]
     columns = []
     for name in tables[0]:

@@ -30,9 +30,6 @@ def find_parquet(folder: Path, splits: tuple[str, ...]) -> list[Path]:
 
     The names ``<split>-00000-of-00001.parquet``, ``<split>.parquet`` and ``<split>/0000.parquet`` are
     recognised, directly in ``folder`` or in one sub-folder (the hub's ``data`` or configuration name).
-
-    Returns:
-        In the order of ``splits``; empty without any parquet file.
     """
     found: list[Path] = []
     for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):

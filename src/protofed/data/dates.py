@@ -25,9 +25,6 @@ def day(text: str, month_first: bool = False) -> float | None:
 
     The forms are 2024-05-31, 2024/05/31, 20240531, 31.5.2024, 31/5/2024 and 31-5-2024, each perhaps followed by a
     time (14:30, T14:30:05Z), whose zone is ignored.
-
-    Args:
-        month_first: Whether 5/31/2024 is meant where slashes part the numbers and the year is last.
     """
     text = text.strip()
     if found := _YEAR_FIRST.fullmatch(text):
@@ -63,7 +60,6 @@ def days(values: Sequence[Any], at: Callable[[int], str], month_first: bool = Fa
 
     Args:
         values: Texts, dates, or whole numbers such as 20240531.
-        at: Function that gives the place of a value in words.
 
     Raises:
         DataError: If a value is no date.
@@ -89,9 +85,7 @@ def convert_dates(
     """Return the columns of dates as numbers.
 
     Args:
-        table: Values by name of the column, with at least those of dates.
         dates: ``data.dates``: by column, :data:`DAY` or the column from which days are counted back.
-        at: Function that gives the place of a value, by column and row, in words.
 
     Raises:
         DataError: If a value is no date.

@@ -10,9 +10,6 @@ class Deck:
     """Cards dealt without replacement; once they run out, all of them are shuffled and dealt again.
 
     After any number of deals, the numbers of times any two cards have been dealt differ by at most one.
-
-    Args:
-        cards: ``(n,)``, distinct.
     """
 
     def __init__(self, cards: Tensor, source: torch.Generator) -> None:

@@ -29,9 +29,6 @@ def read_csv(files: Sequence[Path], columns: Columns, where: str, budget: Budget
 
     The delimiter is that of ``, ; tab |`` which the header has most often. A decimal comma is understood where the
     delimiter is another one.
-
-    Args:
-        files: CSV or Excel, with a header and the same columns.
     """
     import pyarrow as pa
 
@@ -63,11 +60,7 @@ def read_each(files: Sequence[Path], read: Callable[[Path], tuple[Any, list[str]
 
 
 def parse_csv(path: Path, columns: Columns, texts: Collection[str], budget: Budget) -> Any:
-    """Return a file as a ``pyarrow.Table`` with a type for each column, as :func:`read_csv` reads it.
-
-    Args:
-        texts: Further columns that stay text.
-    """
+    """Return a file as a ``pyarrow.Table`` with a type for each column, as :func:`read_csv` reads it."""
     return _convert_columns(read_texts(path, columns, budget), {*columns.as_texts, *texts})
 
 
@@ -151,10 +144,6 @@ def as_texts(table: Any, texts: Collection[str], na_values: Collection[str] = ()
     """Return a table whose columns of texts have the values and types that they would have in a CSV file.
 
     As in one with semicolons, a comma between digits is a decimal comma.
-
-    Args:
-        texts: Columns that stay text.
-        na_values: Texts that stand for a missing value, beside :data:`MISSING`.
     """
     import pyarrow as pa
 

@@ -83,7 +83,7 @@ def _independent(request: Request, alpha: float, rng: np.random.Generator) -> np
 
 
 def _draw_balanced(request: Request, options: DirichletOptions) -> list[Share]:
-    """Return shares of which none grows beyond ``N/M`` by a further class."""
+    """Return shares; a client with ``N/M`` samples gets no further class."""
     classes, sizes = request.y.unique(return_counts=True)
     rng = np.random.default_rng(derive(request.seed, "partition"))
     counts = _draw_counts(sizes.numpy(), request.clients, options, rng)

@@ -30,7 +30,7 @@ class DomainOptions(Options):
 
 
 def domain(request: Request, options: DomainOptions) -> list[Share]:
-    """Return shares of which each holds samples of one domain; domains have equally many clients, or one more."""
+    """Return shares of one domain each; the numbers of clients per domain differ by at most one."""
     require_clients(request)
     require(
         options.within != "file",
@@ -42,7 +42,11 @@ def domain(request: Request, options: DomainOptions) -> list[Share]:
     D = options.domains or len(natural)
     other = "lower partition.domains" if options.domains else "use partition=natural, or set partition.domains"
     require(D <= M, f"partition 'domain': {D} domains for {M} clients: raise data.clients, or {other}")
-    parts = natural or _draw_domains(request, D)
+    parts = natural
+    if not natural:  # in proportion to the clients of each
+        order = torch.randperm(len(request.y), generator=generator(request.seed, "partition", "domains"))
+        pieces, width = order.tensor_split(M), len(str(D - 1))
+        parts = {f"domain-{d:0{width}d}": torch.cat(pieces[d::D]).sort().values for d in range(D)}
     shares = []
     for number, (name, rows) in enumerate(parts.items()):
         asked = replace(
@@ -76,13 +80,6 @@ def _natural(request: Request) -> dict[str, Tensor]:
         name: (request.ids == i).nonzero().flatten()
         for name, i in zip(name_clients([request.id_names[i] for i in ids]), ids.tolist(), strict=True)
     }
-
-
-def _draw_domains(request: Request, number: int) -> dict[str, Tensor]:
-    """Return random samples for each domain, in proportion to its clients."""
-    order = torch.randperm(len(request.y), generator=generator(request.seed, "partition", "domains"))
-    clients, width = order.tensor_split(request.clients), len(str(number - 1))
-    return {f"domain-{d:0{width}d}": torch.cat(clients[d::number]).sort().values for d in range(number)}
 
 
 partitions.register("domain")(

@@ -45,12 +45,7 @@ class _Part:
 
 
 def is_federation(data: DataOptions) -> bool:
-    """Return whether the data are a federation folder: with a folder ``clients``, or with sites in it.
-
-    Raises:
-        ConfigError: If an option of the data is invalid, or no path is set.
-        DataError: If there is no such folder.
-    """
+    """Return whether the data are a federation folder: with a folder ``clients``, or with sites in it."""
     return data.source == "path" and (_options(data).sites or (data_path(data) / "clients").is_dir())
 
 
@@ -63,9 +58,6 @@ def read_federation(data: DataOptions, seed: int) -> tuple[FederatedData, tuple[
     Each split is a ``.parquet`` or ``.csv`` file, an ``.npz`` file with ``x`` and ``y``, or a folder of class
     folders with images. Clients are ordered by name. The number of classes ``K`` is ``data.classes``, or else the
     number of names in ``federation.toml``, or else of those stored in the files, or else the largest label plus 1.
-
-    Returns:
-        Raw samples, and the columns of a table.
     """
     root, options = data_path(data), _options(data)
     sites = _site_paths(root) if options.sites else {folder.name: folder for folder in _client_folders(root)}
@@ -91,7 +83,6 @@ class RawClient:
     """One client of a network before its samples are prepared.
 
     Attributes:
-        federated: A federation of one, with raw samples.
         columns: None if there is nothing to prepare.
         named: Labels are class names rather than numbers.
         declared: Classes are known without the labels, by ``data.classes`` or from the files.
@@ -107,10 +98,6 @@ def load_client(
     folder: Path, data: DataOptions, seed: int, classes: tuple[str, ...] = (), agreed: Agreed | None = None
 ) -> tuple[FederatedData, bool]:
     """Read one client's folder as a federation of one client.
-
-    Args:
-        data: Its ``options`` apply only with ``data.source=path``.
-        agreed: By default the client's own.
 
     Returns:
         The client, and whether its labels are class names rather than numbers.
@@ -139,7 +126,7 @@ def read_client(folder: Path, data: DataOptions, seed: int, classes: tuple[str, 
     for name in data.drop:  # other sites may have it; but a misspelt one would leave in what was to be left out
         if name not in own and (close := get_close_matches(name.casefold(), map(str.casefold, own), 1)):
             raise DataError(f"{folder}: unknown dropped column {name!r}: did you mean {close[0]!r}?")
-    notes += checks.absent("data.drop, these columns", data.drop if own else (), own)
+    notes += checks.absent("data.drop", data.drop if own else (), own)
     named = any(checks.rename_classes(item, data.labels).labels.dtype.kind in "US" for item in listings)
     federated = FederatedData((client,), len(class_names), class_names, tuple(x[0].shape[1:]), notes=notes)
     declared = bool(classes) or (not named and bool(data.classes or any(i.class_names for i in listings)))
@@ -191,7 +178,7 @@ def _check_dropped(listings: Sequence[Listing], data: DataOptions) -> None:
 
 
 def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget) -> list[tuple[str, Listing]]:
-    """Return the splits of a site; ``all`` for samples of which some are to be held out."""
+    """Return the splits of a site; ``all`` for samples that are still to be split."""
     if options.sites:
         alone = [folder] if folder.is_file() else [p for p in visible(folder) if p.suffix.lower() in FORMS]
         if not folder.is_file() and not alone and not (folder / "train").exists():

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from protofed.data.checks import as_labels
+from protofed.data.checks import as_labels, readable
 from protofed.data.images import SUFFIXES, decode
 from protofed.data.pool import Listing
 from protofed.errors import DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
-from protofed.untrusted.reading import read_bytes, reason
+from protofed.untrusted.reading import read_bytes
 
 SYSTEM = ("desktop.ini", "thumbs.db")
 """Names of files that Windows leaves in folders, in lower case."""
@@ -28,11 +28,8 @@ def hidden(name: str) -> bool:
 
 def visible(folder: Path) -> list[Path]:
     """Return the entries of ``folder`` sorted by name, without hidden files and those of the system."""
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, limits.FILES + 1)]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be read ({reason(error)})") from None
+    with readable(folder), os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, limits.FILES + 1)]
     if len(names) > limits.FILES:
         raise DataError(f"{folder}: holds more than {limits.FILES} files")
     return sorted(folder / name for name in names if not hidden(name))
@@ -42,7 +39,6 @@ def read_class_folders(folder: Path, budget: Budget, resize: int = 0, home: Path
     """Return the images under ``folder/<class>/`` as a listing labelled with the class names.
 
     Args:
-        resize: Side in pixels; 0 keeps the stored size.
         home: Folder that links must not leave; None allows any target.
     """
     return _listing(_images(folder, home), str(folder), budget, resize)
@@ -58,10 +54,8 @@ def read_image_folder(folder: Path, budget: Budget, resize: int = 0) -> Listing:
 
 def read_image(path: Path) -> bytes:
     """Return the encoded bytes of an image."""
-    try:
+    with readable(path):
         return read_bytes(path, limits.IMAGE_BYTES)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def check_inside(path: Path, home: Path) -> None:

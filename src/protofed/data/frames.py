@@ -49,7 +49,7 @@ def keep(frame: DataFrame) -> Path:
     """Keep a frame until this process ends, and return its file; equal frames have one.
 
     Raises:
-        DataError: If it is no frame, or one of its columns holds what no table can.
+        DataError: If it is not a data frame or has a column of an unsupported type.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -57,7 +57,7 @@ def keep(frame: DataFrame) -> Path:
     sink = pa.BufferOutputStream()
     pq.write_table(as_arrow(frame), sink)
     content = sink.getvalue().to_pybytes()
-    path = _folder() / f"{hashlib.sha256(content).hexdigest()}.parquet"
+    path = Path(_keep_files().name, f"{hashlib.sha256(content).hexdigest()}.parquet")
     if not path.is_file():
         write_bytes(path, content)
     return path
@@ -68,10 +68,6 @@ def _keep_files() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="protofed-")  # removed with this process
 
 
-def _folder() -> Path:
-    return Path(_keep_files().name)
-
-
 def as_arrow(
     frame: DataFrame, where: str = WHERE, texts: Collection[str] = (), na_values: Collection[str] = ()
 ) -> Any:
@@ -79,10 +75,6 @@ def as_arrow(
 
     Numbers, truth values, dates, lists and bytes keep their types; durations become days, and a categorical the
     names of its categories. Texts, also those among other values, are read as in a CSV file.
-
-    Args:
-        texts: Columns of texts that stay text, whatever they hold.
-        na_values: Texts that stand for a missing value.
 
     Raises:
         DataError: Names the column, and the row from 0, of what cannot be read.
@@ -142,7 +134,8 @@ def open_frame(data: DataOptions, options: FrameOptions, seed: int) -> Listing:
     """Return a frame that this process, or one that began it, keeps."""
     if not re.fullmatch("[0-9a-f]{64}", options.frame):
         raise ConfigError("data.options.frame is not set: call protofed.federation with a data frame")
-    path = next((p for p in (_file(Path(data.data_dir), options), _file(_folder(), options)) if p.is_file()), None)
+    places = [Path(folder, f"{options.frame}.parquet") for folder in (data.data_dir, _keep_files().name)]
+    path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise DataError(f"{WHERE} of this run is not here: call protofed.federation with the same frame first")
     columns = Columns.of(data, options.id_column, options.resize)
@@ -150,10 +143,6 @@ def open_frame(data: DataOptions, options: FrameOptions, seed: int) -> Listing:
         return read_parquet([path], columns, WHERE, data.budget())
     except DataError as error:
         raise DataError(str(error).replace(str(path), WHERE)) from None
-
-
-def _file(folder: Path, options: FrameOptions) -> Path:
-    return folder / f"{options.frame}.parquet"
 
 
 datasets.register("frame")(Dataset("a pandas frame, as protofed.federation keeps it", open_frame, FrameOptions))

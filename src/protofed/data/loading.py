@@ -94,8 +94,8 @@ def _note_shared_samples(shares: Sequence[Share]) -> tuple[str, ...]:
     if not count:
         return ()
     return (
-        f"{count:,} of {len(tests):,} test samples are training samples of another client, for the data have too "
-        "few, so that what clients share has seen them: take fewer clients, or fewer samples for each.",
+        f"{count:,} of {len(tests):,} test samples are training samples of other clients, because there are too "
+        "few samples: use fewer clients, or fewer samples for each.",
     )
 
 

@@ -28,8 +28,8 @@ class PathOptions(Options):
     id_column: str = option("", "column with natural ids in a parquet or CSV file, for partition=natural")
     sites: bool = option(
         False,
-        "each file or folder in data.path is a site (north.csv, west.xlsx, east/); data.test_fraction of the "
-        "samples of one without test samples are held out",
+        "each file or folder in data.path is a site (north.csv, west.xlsx, east/); sites without test samples "
+        "hold out data.test_fraction of theirs",
     )
 
 

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 
 from protofed.compute.seeding import generator
+from protofed.data.checks import readable
 from protofed.data.options import DataOptions
 from protofed.data.pool import Dataset, Listing, Pool, datasets
 from protofed.data.tables import RawColumn
 from protofed.errors import DataError
 from protofed.options import NoOptions, Options, option
 from protofed.untrusted import limits
-from protofed.untrusted.reading import read_text, reason
+from protofed.untrusted.reading import read_text
 
 ACTIVITIES = ("resting", "walking", "running", "stairs")
 
@@ -52,16 +53,8 @@ def read_breast_cancer() -> tuple[list[str], np.ndarray[Any, Any], np.ndarray[An
 
 
 _KINDS = (
-    "radius",
-    "texture",
-    "perimeter",
-    "area",
-    "smoothness",
-    "compactness",
-    "concavity",
-    "concave points",
-    "symmetry",
-    "fractal dimension",
+    *("radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points"),
+    *("symmetry", "fractal dimension"),
 )
 _MEASUREMENTS = (
     *(f"mean {kind}" for kind in _KINDS),
@@ -130,14 +123,12 @@ def basic_motions(data: DataOptions, options: NoOptions, seed: int) -> Pool:
         raise DataError("data set 'basic_motions' comes with the package aeon: pip install --no-deps aeon")
     x, names = [], []
     for file in files:
-        try:
+        with readable(file):
             _, _, body = read_text(file, limits.TOML_BYTES).partition("@data\n")
             for line in body.splitlines():
                 *channels, name = line.split(":")
                 x.append([list(map(float, channel.split(","))) for channel in channels])
                 names.append(name)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file}: cannot be read ({reason(error)})") from None
     classes = sorted(set(names))
     return Pool(torch.tensor(x), torch.tensor([classes.index(name) for name in names]), tuple(classes))
 

@@ -42,7 +42,7 @@ class NotesOptions(Options):
 
 
 def notes(data: DataOptions, options: NotesOptions, seed: int) -> Listing:
-    """Return notes in a column ``note``, with the topic as label; nobody wrote them."""
+    """Return generated notes in a column ``note``, with the topic as label."""
     import pyarrow as pa
 
     draw = np.random.default_rng(derive(seed, "notes"))

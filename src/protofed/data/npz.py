@@ -47,7 +47,11 @@ def _features(x: np.ndarray, where: str, budget: Budget) -> Tensor:
         raise DataError(f"{where}: x is {x.dtype} of shape {x.shape}: expected numbers of shape (n, ...)")
     check_sample(math.prod(x.shape[1:]), where)
     if x.dtype == np.uint8 and x.ndim in (3, 4):
-        return _as_images(x)
+        if x.ndim == 3:
+            x = x[:, None]
+        elif x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+            x = x.transpose(0, 3, 1, 2)
+        return torch.from_numpy(np.ascontiguousarray(x))
     if x.dtype == np.float32 and x.flags.c_contiguous:
         return torch.from_numpy(x)
     budget.take(4 * x.size, where)
@@ -55,11 +59,3 @@ def _features(x: np.ndarray, where: str, budget: Budget) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     budget.give_back(x.nbytes)
     return tensor
-
-
-def _as_images(x: np.ndarray) -> Tensor:
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
-        x = x.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(x))

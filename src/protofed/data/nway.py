@@ -31,7 +31,12 @@ def nway_kshot(request: Request, options: NWayKShotOptions) -> list[Share]:
     never overlap. Once a class has none left, one client's test samples may be another's training samples, which
     is noted where data are loaded.
     """
-    _check(request, options)
+    require_clients(request)
+    require(
+        options.n <= request.num_classes,
+        f"partition.n = {options.n}: the data have {request.num_classes} classes, so it must be in "
+        f"1..{request.num_classes}",
+    )
     K, M = request.num_classes, request.clients
     decks = [
         Deck((request.y == c).nonzero().flatten(), generator(request.seed, "partition", "class", c))
@@ -55,15 +60,6 @@ def nway_kshot(request: Request, options: NWayKShotOptions) -> list[Share]:
             test.append(hand[shots:])
         shares.append(Share(name, torch.cat(train).sort().values, torch.cat(test).sort().values))
     return shares
-
-
-def _check(request: Request, options: NWayKShotOptions) -> None:
-    require_clients(request)
-    require(
-        options.n <= request.num_classes,
-        f"partition.n = {options.n}: the data have {request.num_classes} classes, so it must be in "
-        f"1..{request.num_classes}",
-    )
 
 
 def _uniform(low: int, high: int, source: torch.Generator) -> int:

@@ -67,12 +67,12 @@ class DataOptions(Options):
         'place of others: {ward = [1, 2], sex = {f = "female"}}',
     )
     rename: dict[str, str] = option(
-        {}, 'columns that some files call otherwise: {Age = "age", patient_age = "age"}'
+        {}, 'columns that have another name in some files: {Age = "age", patient_age = "age"}'
     )
     columns: dict[str, Any] = option(
         {},
-        "columns that every site of a network must have, in order, where sites keep the names of theirs to "
-        'themselves: {age = "number", sex = ["f", "m"]}',
+        "columns that every site of a network must have, in order, if sites do not disclose theirs: "
+        '{age = "number", sex = ["f", "m"]}',
     )
     dates: dict[str, str] = option(
         {},
@@ -96,12 +96,12 @@ class DataOptions(Options):
     standardise: Literal["auto", "none", "site", "federated", "chosen"] = option(
         "auto",
         "(x - mean) / standard deviation of each number of a table or vector, or channel of a series, over the "
-        "training samples of each site | of all sites, from sums (of which closed forms make chosen: both, of "
-        "which each client takes what suits its own samples); auto: site for tables, else none",
+        "training samples of each site | of all sites, from sums | chosen: closed forms use it for federated and "
+        "let each client choose between both; auto: site for tables, else none",
     )
     max_gb: float = option(
         0.0,
-        "GB of memory that data may take, whatever files announce (0 = half of the machine's)",
+        "most GB of memory for data (0 = half of the machine's)",
         least=0,
         below=float("inf"),
     )
@@ -125,7 +125,7 @@ class DataOptions(Options):
         try:
             "a".encode(self.encoding or "utf-8")  # of nothing, Python would not look the encoding up
         except (LookupError, ValueError):
-            raise ValueError(f"encoding: {self.encoding!r} is none of texts: expected one such as cp1252") from None
+            raise ValueError(f"unknown text encoding {self.encoding!r}, e.g. cp1252") from None
         _check_renames(self.labels, "labels")
         _check_renames(self.rename, "rename")
         for name, other in self.dates.items():
@@ -158,7 +158,7 @@ class DataOptions(Options):
 
     @property
     def reading(self) -> str:
-        """A hash of what decides how columns become inputs, which all sites of a network must do alike."""
+        """Hash of the options that turn columns into inputs, which must agree at all sites."""
         shaping = (self.missing, self.standardise_by(table=True), self.ranges, self.text_as, self.text_length)
         text = json.dumps([*shaping, Path(self.tokenizer).name], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -187,7 +187,7 @@ class DataOptions(Options):
         return dataclasses.replace(self, tokenizer=str(Path(folder, Path(self.tokenizer).name)))
 
     def standardise_by(self, table: bool) -> Standardise:
-        """Return whose training samples standardise the data, given whether they are a table."""
+        """Return whether the data, a table or not, are standardised by site or over all sites."""
         if self.standardise == "auto":
             return "site" if table or self.ranges else "none"
         return self.standardise
@@ -198,7 +198,7 @@ class DataOptions(Options):
 
 
 def _check_renames(names: Mapping[Any, Any], what: str) -> None:
-    """Check that names are given in place of others, once and not in chains."""
+    """Check that a mapping renames without chains."""
     if not all(isinstance(name, str) and name.strip() for name in (*names, *names.values())):
         raise ValueError(f'{what} must give names in place of others, such as {{M = "malignant"}}')
     for new in names.values():

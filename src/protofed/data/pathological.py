@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.data.deck import Deck
-from protofed.data.flower import run_partitioner
 from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
-from protofed.errors import ConfigError, require
+from protofed.errors import require
 from protofed.options import Options, option
 
 
@@ -21,11 +20,6 @@ class PathologicalOptions(Options):
     """Number and choice of a client's classes."""
 
     classes: int = option(2, "classes per client, up to as many as the data have", least=1)
-    assignment: Literal["balanced", "random", "first-deterministic", "deterministic"] = option(
-        "balanced",
-        "balanced: the numbers of clients per class differ by at most one | random | first-deterministic | "
-        "deterministic: modes of flwr-datasets, which may leave a class without a client",
-    )
     shares: Literal["equal", "unequal"] = option(
         "equal",
         "a class's samples among its clients: equal | unequal: as in the code of TinyProto, ProtoNorm and PFLlib, "
@@ -41,22 +35,15 @@ def pathological(request: Request, options: PathologicalOptions) -> list[Share]:
         options.classes <= present,
         f"partition.classes = {options.classes}: the data have {present} classes: use 1..{present}",
     )
-    given = None if options.assignment == "balanced" else _flower(request, options)
-    if given is None or options.shares == "unequal":
-        hands = _dealt(request, options.classes) if given is None else [request.y[s.train].unique() for s in given]
-        given = _divide(request, [hand.tolist() for hand in hands], options.shares)
-    unused = len(request.y) - sum(len(share.train) for share in given)
+    deck = Deck(request.y.unique(), generator(request.seed, "partition", "classes"))
+    found = _divide(request, [deck.deal(options.classes).tolist() for _ in range(request.clients)], options.shares)
+    unused = len(request.y) - sum(len(share.train) for share in found)
     require(
         unused == 0,
         f"partition 'pathological': {unused} samples belong to classes that no client "
-        "has: raise partition.classes or data.clients, or use partition.assignment=balanced",
+        "has: raise partition.classes or data.clients",
     )
-    return given
-
-
-def _dealt(request: Request, classes: int) -> list[Tensor]:
-    deck = Deck(request.y.unique(), generator(request.seed, "partition", "classes"))
-    return [deck.deal(classes) for _ in range(request.clients)]
+    return found
 
 
 def _divide(request: Request, hands: list[list[int]], shares: str) -> list[Share]:
@@ -88,24 +75,6 @@ def _unequal(samples: int, holders: int, source: torch.Generator) -> list[int]:
     sizes = torch.cat([drawn, samples - drawn.sum(0, keepdim=True)])
     found: list[int] = sizes[torch.randperm(holders, generator=source)].tolist()
     return found
-
-
-def _flower(request: Request, options: PathologicalOptions) -> list[Share]:
-    def build(seed: int) -> Any:
-        from flwr_datasets.partitioner import PathologicalPartitioner
-
-        return PathologicalPartitioner(
-            num_partitions=request.clients,
-            partition_by="label",
-            num_classes_per_partition=options.classes,
-            class_assignment_mode=options.assignment,
-            seed=seed,
-        )
-
-    try:
-        return run_partitioner(request, build)
-    except ValueError as error:
-        raise ConfigError(f"partition 'pathological': {' '.join(str(error).split())}") from None
 
 
 partitions.register("pathological")(

@@ -51,8 +51,6 @@ class Listing:
     Attributes:
         labels: ``(n,)`` integers or class names.
         read: Returns ``(m, *shape)`` features of ``(m,)`` int64 rows, with ``m > 0``.
-        where: File, folder or data set, for error messages.
-        class_names: Of integer labels, if known.
         ids: ``(n,)`` natural ids, integers or strings.
         columns: Those of a table, with raw values (see :mod:`protofed.data.tables`); None if these samples are no
             table.

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -28,11 +27,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Agreed:
-    """The agreement of the clients of a network.
-
-    Attributes:
-        input_shape: Of a prepared sample.
-    """
+    """The agreement of the clients of a network."""
 
     input_shape: tuple[int, ...]
     table: Table | None = None
@@ -42,9 +37,6 @@ def raw_parts(
     listings: Sequence[Listing], x: Sequence[Tensor], data: DataOptions
 ) -> tuple[list[Tensor], Columns | None, tuple[str, ...]]:
     """Bring the features of several files into one form.
-
-    Args:
-        x: From :func:`protofed.data.checks.features`.
 
     Returns:
         Features of one shape and type; columns of tables and of numbers to standardise, or None; and notes on
@@ -92,7 +84,7 @@ def _check_named(data: DataOptions, columns: Columns, where: str) -> None:
 
 
 def colour_note(grey: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on files or clients whose grey images were converted to colour, if there are any."""
+    """Return a note on grey images that were converted to colour, if any."""
     names = few(grey, _SHOWN)
     return (f"Grey images were converted to colour, as the others are: {names}.",) if grey else ()
 
@@ -101,7 +93,6 @@ def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions
     """Return the data of all clients as models take them.
 
     Args:
-        federated: Raw samples.
         columns: None to leave the samples as they are.
     """
     if columns is None:
@@ -116,18 +107,15 @@ def prepare(federated: FederatedData, columns: Columns | None, data: DataOptions
 def prepare_alone(
     federated: FederatedData, columns: Columns | None, data: DataOptions, agreed: Agreed | None, where: Path
 ) -> FederatedData:
-    """Return the data of a single client of a network as models take them.
-
-    Args:
-        agreed: None for the client's own.
-    """
+    """Return the data of a single client of a network as models take them."""
     if agreed is None:
         return prepare(federated, columns, data)
     (client,), table = federated.clients, agreed.table
     if (table is None) != (columns is None):
         raise DataError(f"{where}: the federation agreed on {'no ' if table is None else ''}columns")
     if table is None or columns is None:
-        federated = federated.map(partial(_add_channels, next(iter(agreed.input_shape), 0)))
+        channels = next(iter(agreed.input_shape), 0)
+        federated = federated.map(lambda s: Samples(checks.add_channels(s.x, channels), s.y))
         federated = replace(federated, input_shape=tuple(federated.clients[0].train.x.shape[1:]))
     else:
         sites = [Site("the federation", columns=table.raw), Site(str(where), columns=columns)]
@@ -160,7 +148,3 @@ def _with_table(federated: FederatedData, clients: tuple[ClientData, ...], table
 
 def _prepare(client: ClientData, table: Table) -> ClientData:
     return replace(client.map(lambda s: Samples(table.apply(s.x), s.y)), table=table)
-
-
-def _add_channels(channels: int, samples: Samples) -> Samples:
-    return Samples(checks.add_channels(samples.x, channels), samples.y)

@@ -255,12 +255,7 @@ def _array(archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> _Fra
 
 
 def _images(payloads: list[bytes], channels: int, resize: int, size: list[int] | None) -> _Frames:
-    """Yield images as one array, ``(n, H, W)`` or ``(n, H, W, 3)``, and the places of grey among coloured ones.
-
-    Args:
-        channels: 1 for grey, 3 for RGB, 0 for grey if all are grey and RGB otherwise.
-        size: Height and width that all must have; None for those of the first.
-    """
+    """Yield images as one array, ``(n, H, W)`` or ``(n, H, W, 3)``, and the places of grey among coloured ones."""
     import numpy as np
 
     def decode(place: int) -> Any:
@@ -338,7 +333,7 @@ _TABLES: dict[str, Callable[..., Iterator[Any]]] = {
 
 
 def _frames(batch: Any) -> Iterator[Any]:
-    """Yield a batch as streams of moderate size, with columns of extension types as what they store."""
+    """Yield a batch as streams of moderate size, with extension types as their storage types."""
     import pyarrow as pa
 
     columns = [c.storage if isinstance(c.type, pa.BaseExtensionType) else c for c in batch.columns]
@@ -354,7 +349,7 @@ def _frames(batch: Any) -> Iterator[Any]:
 
 
 def _limit(memory: int, seconds: int) -> None:
-    """Limit what the process takes from now on; only Linux limits memory."""
+    """Limit the further processor time and memory of this process (memory on Linux only)."""
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, resource.RLIM_INFINITY))
     status = Path("/proc/self/status")
     if status.exists():

@@ -8,6 +8,7 @@ from typing import Any
 
 from protofed.data import apart
 from protofed.data.arrow import from_arrow
+from protofed.data.checks import readable
 from protofed.data.columns import Columns
 from protofed.data.delimited import with_nothing
 from protofed.data.folders import check_inside
@@ -15,7 +16,7 @@ from protofed.data.pool import Listing
 from protofed.errors import DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
-from protofed.untrusted.reading import parse_json, read_text, reason
+from protofed.untrusted.reading import parse_json, read_text
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
@@ -32,11 +33,7 @@ def read_saved(folder: Path, columns: Columns, budget: Budget) -> Listing:
 
 
 def parse_saved(folder: Path, columns: Columns, budget: Budget) -> Any:
-    """Return all columns of all splits of a saved data set as a ``pyarrow.Table``.
-
-    Raises:
-        DataError: If a file is missing or damaged, or the splits have different columns.
-    """
+    """Return all columns of all splits of a saved data set as a ``pyarrow.Table``."""
     import pyarrow as pa
 
     tables: list[Any] = []
@@ -75,10 +72,8 @@ def _shards(folder: Path) -> list[Path]:
 
 def _list_values(path: Path, key: str) -> Sequence[Any]:
     check_inside(path, path.parent)
-    try:
+    with readable(path, "not a readable JSON file"):
         content = parse_json(read_text(path, limits.JSON_BYTES))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable JSON file: {reason(error)}") from None
     found = content.get(key) if isinstance(content, dict) else None
     if not isinstance(found, list) or not found:
         raise DataError(f"{path}: expected a list {key!r}, as save_to_disk writes it")

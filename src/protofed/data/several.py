@@ -39,22 +39,17 @@ def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
         if item.columns is not None:
             raise ConfigError(f"data.source=several is for images and vectors, and {item.where} is a table")
     labels = [np.array(names)[places] for names, places in map(checks.find_names, listings)]
+    codes = [torch.from_numpy(np.unique(y, return_inverse=True)[1].astype(np.int64)) for y in labels]
     rows = [
-        subset(_codes(y), min(options.samples or len(y), len(y)), generator(seed, "subset", name))
-        for name, y in zip(options.names, labels, strict=True)
+        subset(y, min(options.samples or len(y), len(y)), generator(seed, "subset", name))
+        for name, y in zip(options.names, codes, strict=True)
     ]
     size = (options.side, options.side) if options.side else _size(listings[0])
 
-    def read(wanted: Tensor) -> Tensor:
-        return _join(listings, rows, wanted, size)
-
     counts = [len(r) for r in rows]
     y = np.concatenate([names[r.numpy()] for names, r in zip(labels, rows, strict=True)])
-    return Listing(y, read, " and ".join(options.names), ids=np.repeat(options.names, counts))
-
-
-def _codes(names: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
+    where, ids = " and ".join(options.names), np.repeat(options.names, counts)
+    return Listing(y, lambda wanted: _join(listings, rows, wanted, size), where, ids=ids)
 
 
 def _size(listing: Listing) -> tuple[int, ...]:

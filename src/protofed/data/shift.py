@@ -97,7 +97,6 @@ def shift_domains(
     """Return the samples of all clients as their domains have them.
 
     Args:
-        federated: Raw samples.
         columns: Of a table, of which only numbers are shifted.
         domains: Name of the domain, by client; those without one are domains of their own.
     """
@@ -116,14 +115,10 @@ def shift_domains(
         for client in own
     }
     swapped = [name for name, new in labels.items() if not torch.equal(new, torch.arange(len(new)))]
-    notes = (*federated.notes, *_notes(options, len(members), swapped))
-    return replace(federated, clients=tuple(found[client.name] for client in clients), notes=notes)
-
-
-def _notes(options: ShiftOptions, domains: int, swapped: Sequence[str]) -> tuple[str, ...]:
     given = ", ".join(f"shift.{name}={getattr(options, name):g}" for name in options.used)
     where = f"; classes are swapped at {few(swapped, _SHOWN)}" if swapped else ""
-    return (f"Samples are shifted in {domains} domains ({given}){where}.",)
+    notes = (*federated.notes, f"Samples are shifted in {len(members)} domains ({given}){where}.")
+    return replace(federated, clients=tuple(found[client.name] for client in clients), notes=notes)
 
 
 @dataclass(frozen=True)
@@ -157,11 +152,7 @@ class _Scale:
 
 
 class _Draws:
-    """The transforms of all domains.
-
-    Args:
-        domains: In ascending order.
-    """
+    """The transforms of all domains."""
 
     def __init__(self, options: ShiftOptions, seed: int, domains: Sequence[str], scale: _Scale) -> None:
         self.options, self.seed, self.scale = options, seed, scale
@@ -194,11 +185,7 @@ class _Draws:
         return new
 
     def features(self, x: Tensor, domain: str, *place: str) -> Tensor:
-        """Return samples ``(n, *shape)`` as a domain has them, of the same type.
-
-        Args:
-            place: Client and split, of which noise depends.
-        """
+        """Return samples ``(n, *shape)`` as a domain has them, of the same type."""
         options = self.options
         eight_bit = x.dtype == torch.uint8
         if not len(x) or options.used == ("swap",):
@@ -254,7 +241,7 @@ def _smoother(side: int, deviation: float) -> Tensor:
 
 
 def _find_held(clients: Sequence[ClientData], num_classes: int) -> Tensor:
-    """Return the classes of which some client has a training sample, ``(K,)`` bool."""
+    """Return the classes that occur in some client's training samples, ``(K,)`` bool."""
     counts: Tensor = sum(
         (c.train.counts(num_classes) for c in clients), torch.zeros(num_classes, dtype=torch.int64)
     )

@@ -10,16 +10,11 @@ from protofed.data.options import DataOptions
 
 
 def apportion(quotas: Tensor, total: int, caps: Tensor, generator: torch.Generator) -> Tensor:
-    """Round fractional quotas to whole numbers by the largest remainder.
+    """Round quotas ``(K,)`` to int64 numbers ``(K,)``, at most ``caps``, by the largest remainder.
 
     Args:
-        quotas: ``(K,)`` float64, each at least 0.
         total: Target sum. The sum may be smaller because of ``caps`` and because no entry is rounded up by more
             than one.
-        caps: ``(K,)`` int64.
-
-    Returns:
-        ``(K,)`` int64.
     """
     base = torch.minimum(quotas.floor().long(), caps)
     remainder = quotas - base
@@ -32,15 +27,7 @@ def apportion(quotas: Tensor, total: int, caps: Tensor, generator: torch.Generat
 
 
 def choose(y: Tensor, per_class: Tensor, generator: torch.Generator) -> Tensor:
-    """Choose random samples of each class.
-
-    Args:
-        y: ``(n,)`` int64.
-        per_class: ``(K,)`` int64.
-
-    Returns:
-        ``(n,)`` bool mask.
-    """
+    """Choose ``per_class`` ``(K,)`` random samples of each class of labels ``(n,)``; return a mask ``(n,)``."""
     shuffled = torch.randperm(len(y), generator=generator)
     by_class = shuffled[torch.argsort(y[shuffled], stable=True)]
     counts = torch.bincount(y, minlength=len(per_class))
@@ -52,15 +39,11 @@ def choose(y: Tensor, per_class: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def hold_out(y: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Split positions ``0..n-1`` into kept and held-out ones, class by class.
+    """Hold out a fraction of the samples with labels ``(n,)``, class by class.
 
     The held-out part has ``round(n * fraction)`` samples, divided among the classes by largest remainder. Every
     class keeps at least one sample, so a class with a single sample is never held out; the held-out part may then
     be smaller.
-
-    Args:
-        y: ``(n,)`` int64.
-        fraction: To hold out, in [0, 1).
 
     Returns:
         ``(kept, held_out)``, each int64 in ascending order.

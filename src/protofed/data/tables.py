@@ -34,7 +34,7 @@ Ranges = Mapping[str, tuple[float, float]]
 
 _Moderate = Annotated[float, within(least=-2 * limits.LARGEST, most=limits.LARGEST)]
 _CONSTANT = 1e-12
-"""Standard deviation relative to the mean up to which a column is constant: what rounding leaves of none."""
+"""Relative standard deviation up to which a column counts as constant (rounding errors)."""
 _SHOWN = 8
 """Columns that a note names."""
 _DECIMAL = re.compile(r"[+-]?\d{1,99}(\.\d{0,99})?", re.ASCII)
@@ -49,7 +49,6 @@ class RawColumn:
         kind: ``number``; ``category``; ``text`` for one of the numbers of a text, and ``token`` for one of its
             tokens, which are used as they are; ``identifier`` if its values hardly repeat; ``unknown`` if it has
             none.
-        categories: In the order of their numbers.
     """
 
     name: str
@@ -66,7 +65,7 @@ _FEW, _FAR = 8, 2.5
 
 
 def another_unit(own: tuple[float, float, float], others: tuple[float, float, float]) -> bool:
-    """Return whether some numbers seem to have another unit than others, given the quartiles of both."""
+    """Return whether numbers seem to have different units, given the quartiles of both."""
     ratio = own[1] / others[1] if own[1] > 0 and others[1] > 0 else 1.0
     return not 1 / UNIT < ratio < UNIT and (own[0] > others[2] or own[2] < others[0])
 
@@ -75,7 +74,6 @@ class Moments(NamedTuple):
     """Sums over the values of one column at one site; no single value.
 
     Attributes:
-        number: Present values.
         squares: Sum of squared deviations from the mean.
     """
 
@@ -90,9 +88,7 @@ class Column:
     """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for the others.
 
     Attributes:
-        kind: ``number``, ``category``, ``text`` or ``token``.
         fill: In place of a missing number; a missing category is none of the categories.
-        categories: In the order of their inputs.
         indicator: Another input is 1 where the value is missing, and 0 elsewhere.
         bounded: Clamp the input to [-1, 1]: mean and scale are those of a declared range.
     """
@@ -215,7 +211,7 @@ class Table:
         return found
 
     def units(self, raw: Tensor) -> dict[str, tuple[float, float]]:
-        """Return median and training mean of columns whose raw values ``(n, C, …)`` seem to have another unit."""
+        """Return median and training mean of columns of raw values ``(n, C, …)`` that seem to have another unit."""
         found = {}
         for c, values in zip(self.columns, raw.double().unbind(1), strict=True):
             known = values[values.isfinite()].numpy()
@@ -243,7 +239,6 @@ class Table:
         Args:
             columns: Of equal length; None or NaN is missing. Others are ignored.
             unknown: A category may be unknown: it is then none of the column's.
-            renamed: Categories in place of others (``data.categories``).
         """
         for column in self.columns:
             if column.name not in columns:
@@ -275,7 +270,7 @@ def text_places(columns: Sequence[Column | RawColumn]) -> tuple[tuple[int, int],
 
 
 def _text_of(column: Column | RawColumn) -> str:
-    """Return the name of the column of text of which a column of numbers was made."""
+    """Return the text column from which a numeric column was derived."""
     return column.name.rpartition(" [")[0]
 
 
@@ -412,7 +407,6 @@ def state_columns(
     """Return a site's statements about its columns.
 
     Args:
-        sums: Over its training samples.
         standardise: Sums are stated only if ``federated`` or ``chosen``.
         missing: Missing values are stated only if ``indicator``.
         ranges: Nothing is stated of the values of these columns.
@@ -490,7 +484,7 @@ def pool_moments(sites: Sequence[Moments]) -> tuple[float, float]:
 
 
 def range_of(column: RawColumn, ranges: Ranges) -> tuple[float, float] | None:
-    """Return the declared range of a column of numbers, that of ``*`` if it has none of its own, or None."""
+    """Return the declared range of a numeric column, or else the one for ``*``, or None."""
     if column.kind == "category":
         if column.name in ranges:
             raise DataError(f"data.ranges.{column.name}: the column holds categories: declare data.categories")
@@ -508,10 +502,8 @@ def fit(
     """Return the preparation of the columns on which sites agreed.
 
     Args:
-        sites: Over the training samples, for each of the columns.
         standardise: ``federated`` or ``chosen`` for numbers over all sites. With ``site`` and ``chosen`` each site
             has its own, see :func:`own`.
-        ranges: Samples have no influence on these columns.
     """
     fitted, told = [], missing == "indicator"
     for number, column in enumerate(columns):

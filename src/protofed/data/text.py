@@ -74,7 +74,6 @@ def embed(
     """Return texts as vectors, each the mean of its tokens' rows: equal to ``WordLlamaInference.embed``.
 
     Args:
-        at: Describes the place of a text, by its number.
         empty: Texts may be absent (None, NaN) or empty; their vectors are 0.
 
     Returns:
@@ -214,11 +213,7 @@ class Form:
         *,
         empty: bool,
     ) -> dict[str, Sequence[Any]]:
-        """Return a table with columns of numbers in place of its columns of text.
-
-        Args:
-            known: The columns of the run.
-        """
+        """Return a table with columns of numbers in place of its columns of text."""
         found = {name: values for name, values in table.items() if name not in names}
         for name in names:
             if name not in table:

@@ -93,13 +93,7 @@ def _augment(options: TransformOptions, samples: Samples, source: torch.Generato
 
 
 def crop_and_flip(x: Tensor, down: Tensor, right: Tensor, flips: Tensor) -> Tensor:
-    """Move a window over each image, with black around the image, and flip some of the results horizontally.
-
-    Args:
-        x: ``(n, C, H, W)``.
-        down: ``(n,)`` int64 rows.
-        right: ``(n,)`` int64 columns.
-        flips: ``(n,)`` bool.
+    """Move a window over images ``(n, C, H, W)`` by ``(n,)`` rows and columns, on black, and flip some of them.
 
     Returns:
         ``(n, C, H, W)``, in the memory layout of ``x``.
@@ -115,12 +109,7 @@ def crop_and_flip(x: Tensor, down: Tensor, right: Tensor, flips: Tensor) -> Tens
 
 
 def rotate(x: Tensor, degrees: Tensor, interpolation: str) -> Tensor:
-    """Rotate each image around its centre, counter-clockwise, with black around the image.
-
-    Args:
-        x: ``(n, C, H, W)``.
-        degrees: ``(n,)`` float64.
-        interpolation: ``nearest`` or ``bilinear``.
+    """Rotate images ``(n, C, H, W)`` by ``(n,)`` degrees counter-clockwise around their centres, on black.
 
     Returns:
         ``(n, C, H, W)`` of the same type, in the memory layout of ``x``.

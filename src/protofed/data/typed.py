@@ -26,7 +26,7 @@ _FEW = 20
 _LEAST = 10
 """Values below which nothing is taken for an identifier."""
 _REPEATS = 10
-"""Expected repetitions whose absence is no coincidence: its probability is below e^-10."""
+"""Expected repetitions; the probability of none is then below e^-10."""
 _THING = "(case|participant|patient|person|proband|record|row|sample|specimen|subject)"
 _COUNTED = rf"({_THING}|account|admission|chart|donor|encounter|insurance|phone|visit)"
 _NAMED = re.compile(
@@ -42,7 +42,6 @@ def read_columns(
     """Return the columns of a table as raw values.
 
     Args:
-        table: ``pyarrow.Table``.
         names: Those to read. One of free text becomes as many columns as its vectors have numbers.
 
     Returns:
@@ -207,7 +206,7 @@ def _categories(
 def _check_no_numbers(
     named: Sequence[str], indices: np.ndarray, absent: np.ndarray, name: str, files: Files
 ) -> None:
-    """Refuse text among numbers: a column of which more than half of the values are numbers."""
+    """Reject text in mostly numeric columns."""
     numeric = np.array([is_number(text) for text in named] or [False])[indices] & ~absent
     odd = ~numeric & ~absent
     if odd.any() and numeric.sum() > odd.sum():

@@ -91,7 +91,7 @@ def start_from(directory: Path, federation: Federation) -> None:
         federation.state.tensors = server
     elif method.declared.exchanges in ("part of the weights", "all weights"):
         raise ConfigError(
-            f"model.start: {method.name} begins with the server's weights, and {directory} holds none of its own: "
+            f"model.start: {method.name} begins with the server's weights, and {directory} has none: "
             f"start from a run of {method.name} with the same model"
         )
 
@@ -115,11 +115,7 @@ def build_federation(
     state: ServerState | None = None,
     conduct: Conduct | None = None,
 ) -> Federation:
-    """Return a federation before its first round.
-
-    Args:
-        state: Given if the executor shares it.
-    """
+    """Return a federation before its first round."""
     method = trainer.method
     hostile = stages.attackers(experiment, trainer, executor)
     guard = stages.guard(experiment, trainer, executor, hostile)

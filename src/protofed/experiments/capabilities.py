@@ -58,7 +58,7 @@ def measure(name: str) -> tuple[Method, ClientTraffic | None]:
 
 
 def method_table() -> str:
-    """Return a Markdown table of all methods, in ascending order of what they exchange."""
+    """Return a Markdown table of all methods, those that send least first."""
     protections = ["secure sums", "DP of clients", "DP of samples"]
     words = ["method", "exchanges", "different architectures", "different class sets", *protections, "up", "down"]
     numbers = ["numbers up", "numbers down", "bytes up", "bytes down"]
@@ -90,9 +90,5 @@ def _works(build: Callable[[], Any]) -> bool:
 def _format_traffic(traffic: ClientTraffic | None) -> list[str]:
     if traffic is None:
         return ["varies"] * 4
-    return [
-        number(round(traffic.parameters_up, 1)),
-        number(round(traffic.parameters_down, 1)),
-        size(traffic.bytes_up),
-        size(traffic.bytes_down),
-    ]
+    numbers, sizes = traffic[:2], traffic[2:]
+    return [*(number(round(n, 1)) for n in numbers), *map(size, sizes)]

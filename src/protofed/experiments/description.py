@@ -14,7 +14,6 @@ from protofed.rounds.loop import Federation
 from protofed.samples import FederatedData
 from protofed.untrusted import claims
 from protofed.visits import rare
-from protofed.visits.client import Member
 from protofed.visits.roster import Roster
 
 
@@ -30,7 +29,7 @@ def sizes_of(model: models.SplitModel) -> Tree:
 
 
 def _models_notes(federated: FederatedData, roster: Roster) -> list[str]:
-    """Return notes on clients whose models are code that they name themselves or are unknown here."""
+    """Return notes on clients' models that are their own code or unknown here."""
     chosen = {c.name: c.settings.get("model", "") for c in federated.clients}
     used = {name: model for name, model in chosen.items() if roster[name].architecture == model}
     code = [name for name, model in used.items() if is_code(model)]
@@ -41,19 +40,6 @@ def _models_notes(federated: FederatedData, roster: Roster) -> list[str]:
     return notes
 
 
-def _rule_notes(federation: Federation) -> list[str]:
-    """Return a note if the method lacks the main rule that was asked for."""
-    wanted, main = federation.evaluation.options.rule, federation.evaluation.main_rule
-    lacking = f"Main rule {main}: the method does not have {wanted} (evaluation.rule)."
-    return [lacking] if wanted not in ("", main) else []
-
-
-def _own_table(member: Member, federated: FederatedData) -> Tree:
-    """Return the preparation of a client's samples if it differs from that of all."""
-    table = member.data.table
-    return {} if table is None or table == federated.table else {"table": table.to_dict()}
-
-
 def describe_clients(
     federation: Federation, federated: FederatedData, sizes: Mapping[str, Tree] | None = None
 ) -> Tree:
@@ -62,13 +48,13 @@ def describe_clients(
     Args:
         sizes: Of models that are not built here, as :func:`sizes_of` returns them.
     """
-    notes = [*_rule_notes(federation), *(note for stage in federation.stages for note in stage.note())]
+    notes = [note for stage in federation.stages for note in stage.note()]
+    wanted, main = federation.evaluation.options.rule, federation.evaluation.main_rule
+    if wanted not in ("", main):
+        notes.insert(0, f"Main rule {main}: the method does not have {wanted} (evaluation.rule).")
     described = describe_roster(federation.method, federation.executor.clients, federated, notes, sizes)
-    more = {
-        "tests": federated.test_hash(),
-        "execution": {**federation.executor.description(), "waiting": numerics.waiting()},
-    }
-    return described | more
+    execution = {**federation.executor.description(), "waiting": numerics.waiting()}
+    return {**described, "tests": federated.test_hash(), "execution": execution}
 
 
 def describe_roster(
@@ -104,7 +90,7 @@ def describe_roster(
                 **known[name],
                 "train": member.train.counts(K).tolist(),
                 "test": member.test.counts(K).tolist(),
-                **_own_table(member, federated),
+                **({"table": own.to_dict()} if (own := member.data.table) not in (None, federated.table) else {}),
             }
             for name, member in roster.items()
         ],

@@ -40,11 +40,7 @@ log = logging.getLogger("protofed")
 def encode(
     federated: FederatedData, options: EncoderOptions, weights_dir: str = "", *, kept: bool = True
 ) -> FederatedData:
-    """Return the data of all clients as vectors, or as they are if there is no encoder.
-
-    Args:
-        kept: Read features from the cache, and keep them in it.
-    """
+    """Return the data of all clients as vectors, or as they are if there is no encoder."""
     if not options.name:
         return federated
     texts = federated.table.texts if federated.table else ()
@@ -89,7 +85,7 @@ def _check_finite(x: Tensor, where: str) -> None:
 
 
 def _features(encoder: Encoder, parts: Sequence[Tensor], name: str, folder: Path | None) -> list[Tensor]:
-    """Return the features of the samples of each part; those of equal samples are computed once."""
+    """Return the features of each part's samples; equal samples are computed once."""
     digests = [[blake2b(row.tobytes(), digest_size=16).digest() for row in x.numpy()] for x in parts]
     places: dict[bytes, int] = {}
     sources: list[tuple[int, int]] = []

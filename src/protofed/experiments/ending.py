@@ -74,7 +74,6 @@ class ModelsDescription:
 
     Attributes:
         told: What the node of a network was told about all clients; else empty.
-        encoding: What the samples were before an encoder made vectors of them, or None.
     """
 
     eight_bit: bool
@@ -128,9 +127,6 @@ def write_end(folder: Path, federation: Federation) -> None:
     """Store what a finished run needs to go on, beside the weights of its models.
 
     Of clients at the nodes of a network, these are the names of the states with which they ended.
-
-    Args:
-        folder: Holds the server's tensors and the models of clients that rest there.
     """
     clients, server = federation.executor.clients, federation.server
     for name in clients if clients.rests_here else ():
@@ -167,7 +163,7 @@ def restore_end(folder: Path, federation: Federation) -> bool:
 
 
 def read_generations(folder: Path) -> dict[str, str]:
-    """Return the names of the states with which the clients of a network ended a run; empty for those of others."""
+    """Return the names of the final states of a network's clients; empty for a local run."""
     return StoredState.read(folder / END, VERSION).generations
 
 
@@ -181,7 +177,7 @@ def forgotten(folder: Path) -> dict[str, str]:
 
 
 def without(experiment: Experiment, gone: Collection[str]) -> Experiment:
-    """Return an experiment without what it says of forgotten clients: those in ``robust.admitted`` must exist."""
+    """Return an experiment without forgotten clients in ``robust.admitted``, which must exist."""
     admitted = {name: most for name, most in experiment.robust.admitted.items() if name not in gone}
     return replace(experiment, robust=replace(experiment.robust, admitted=admitted))
 
@@ -192,7 +188,7 @@ def list_left_out(gone: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def wipe(folder: Path) -> None:
-    """Remove all that tells of forgotten clients from a run that begins again without them, save who they were.
+    """Remove everything about forgotten clients, except their names, from a run that begins again without them.
 
     Nothing happens to any other run; what an interruption leaves is removed the next time.
     """
@@ -218,7 +214,7 @@ _FOLLOWS = (
     *("server.safetensors", "prototypes.safetensors", END),
     *("metrics.json", "report.html"),
 )
-"""Files that follow from the rounds of a run, beside those of its clients and of applications."""
+"""Files derived from the rounds of a run, except those of clients and applications."""
 
 
 def without_clients(tree: Tree, gone: Mapping[str, str]) -> Tree:

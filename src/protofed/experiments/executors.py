@@ -25,7 +25,7 @@ from protofed.visits.roster import Files, Memory, Roster, Store
 from protofed.visits.workers import Workers, create_folder, process_context
 
 PRELOAD = "protofed.experiments.preload"
-"""The module that imports what a process of an experiment needs."""
+"""Module with the imports of an experiment's processes."""
 LARGE = 2**30
 """Bytes of clients' models above which they are stored on disk."""
 LONG = 2e11
@@ -33,7 +33,7 @@ LONG = 2e11
 
 
 def get_ready() -> None:
-    """Start the process from which others are forked, which imports what they need while this one computes."""
+    """Start the fork server, which imports in the background."""
     if "forkserver" in multiprocessing.get_all_start_methods():
         process_context(PRELOAD)
         multiprocessing.forkserver.ensure_running()

@@ -42,9 +42,6 @@ class TreeMemory:
     """Peak memory of this process and those that it has started, looked at several times a second inside the block.
 
     Memory that processes share counts once. Systems other than Linux tell only about this process.
-
-    Attributes:
-        peak: In bytes, so far.
     """
 
     INTERVAL = 0.25

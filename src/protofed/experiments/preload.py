@@ -1,4 +1,4 @@
-"""Imported once, in the process from which all others are forked: what every worker of an experiment needs."""
+"""Imports of all workers of an experiment, done once in the fork server."""
 
 from protofed.compute.imports import pause_collection
 

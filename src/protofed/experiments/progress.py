@@ -31,9 +31,6 @@ FORMATS = ("auto", "text", "json")
 class Shown(Progress):
     """Base of displays, which knows the state of every run.
 
-    Args:
-        file: Standard output by default.
-
     Attributes:
         scores: Last accuracy of each run, and its rule.
         all: Number of runs of which one line tells; 0 if each has its own.
@@ -68,7 +65,7 @@ class Shown(Progress):
         self.advanced()
 
     def told(self) -> str:
-        """Return in one line how far several runs are, how long they will still take, and what is found."""
+        """Return the state of several runs, the time left, and the results in one line."""
         parts = sum(self.done[label] / max(1, self.rounds[label]) for label in self.done)
         share = (self.ended + parts) / self.all
         left = (time.monotonic() - self._begun) * (1 / share - 1) if share else None
@@ -166,11 +163,7 @@ class BarProgress(Shown):
 
 
 class LineProgress(Shown):
-    """Progress as lines that are written at once, for files and pipes: one per round, or per end of several runs.
-
-    Args:
-        rounds: One per round, also of several runs.
-    """
+    """Progress as lines for files and pipes: one per round, or one per finished run of several."""
 
     def __init__(self, file: TextIO | None = None, *, rounds: bool = True) -> None:
         super().__init__(file)
@@ -222,11 +215,7 @@ class JsonProgress(Shown):
     """Progress as one JSON object per line, written at once."""
 
     def write(self, event: str, label: str, **values: Any) -> None:
-        """Write an event.
-
-        Args:
-            event: ``started``, ``round``, ``warning`` or ``finished``.
-        """
+        """Write an event."""
         line = json.dumps({"event": event, "run": label, **values}, ensure_ascii=False, allow_nan=False)
         print(line, file=self.file or sys.stdout, flush=True)
 
@@ -306,7 +295,7 @@ class NotebookProgress(Shown):
 
 
 class KeptRuns(Progress):
-    """Receiver that remembers what is on disk, for whoever stops a run."""
+    """Receiver that remembers the runs on disk, for the message after an interruption."""
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[Path, int, int]] = {}
@@ -327,7 +316,7 @@ class KeptRuns(Progress):
         self.ended += 1
 
     def describe(self) -> str:
-        """Describe what was kept of the stopped runs."""
+        """Describe the files of the stopped runs."""
         stopped = "; ".join(
             f"{label} stopped after round {done} of {rounds}: {directory} holds {self._state(directory)}"
             for label, (directory, done, rounds) in self.running.items()

@@ -70,9 +70,6 @@ class RunDirectory:
     def open(self, experiment: Experiment, *, resume: bool) -> None:
         """Claim the directory for an experiment.
 
-        Args:
-            resume: The directory may contain a part of that run.
-
         Raises:
             ConfigError: If it contains anything else, or that experiment and ``resume`` is False.
             CheckpointError: If it has finished without a state to go on from, or its configuration cannot be read.
@@ -100,7 +97,7 @@ class RunDirectory:
         write_text(config, tomli_w.dumps(experiment.to_tree()))
 
     def _write(self, name: str, text: str) -> None:
-        """Write a file; that of a finished run only when it has gone on (:meth:`_go_on`), which may still fail."""
+        """Write a file; in a finished run, only once it goes on (:meth:`_go_on`)."""
         if self.finished:
             self._planned[name] = text
         else:
@@ -121,8 +118,6 @@ class RunDirectory:
     @contextmanager
     def claim(self, experiment: Experiment, *, resume: bool) -> Iterator[None]:
         """Open the directory, and keep other processes from running in it until the block ends.
-
-        Blocks may be nested.
 
         Raises:
             ProtofedError: As :meth:`open`; OutputError also if another process runs in it.
@@ -206,7 +201,7 @@ class RunDirectory:
         return bool(differing)
 
     def _check_longer(self, before: Any, experiment: Experiment) -> None:
-        """Refuse to change the number of rounds where what was done would have been another."""
+        """Reject another number of rounds if it would have changed the rounds done."""
         done = len(self.rounds())
         if experiment.rounds < done:
             raise ConfigError(f"{self.path} holds {done} rounds: rounds={experiment.rounds} is fewer")
@@ -217,11 +212,7 @@ class RunDirectory:
             )
 
     def check_room(self, federation: Federation, every: int) -> None:
-        """Check before training that there is room for checkpoints and for the final models.
-
-        Args:
-            every: Rounds between checkpoints; 0 for none.
-        """
+        """Check before training that there is room for checkpoints and for the final models."""
         clients = federation.executor.clients
         if not clients.rests_here:
             return
@@ -305,7 +296,7 @@ class RunDirectory:
             self.saving.save(federation.state, federation.executor.clients)
 
     def _check_present(self) -> None:
-        """Refuse to continue in a directory that was removed or moved, instead of recreating a part of it."""
+        """Refuse to continue in a directory that was removed or moved."""
         if not (self.path / "config.toml").is_file():
             raise OutputError(
                 f"{self.path}: is gone; if it was moved, continue with the same command, --resume and its new --out"
@@ -325,7 +316,7 @@ class RunDirectory:
         self._write("federation.json", json_text(description))
 
     def rewrite(self, experiment: Experiment, description: Tree, rounds: Sequence[RoundRecord]) -> None:
-        """Write all but models and summary at once, as a node does whose client was scored again."""
+        """Write all but models and summary at once, after a node's client was scored again."""
         write_text(self.path / "config.toml", tomli_w.dumps(experiment.to_tree()))
         write_text(self.path / "federation.json", json_text(description))
         write_text(self.path / "rounds.jsonl", "".join(_line(record.to_dict()) for record in rounds))
@@ -389,11 +380,7 @@ def _class_means(model: SplitModel, train: Samples, num_classes: int) -> Prototy
 
 
 def directory_for(out: str | Path | None, experiment: Experiment, *, resume: bool) -> Path:
-    """Return the run directory of an experiment: ``out``, or a directory below ``runs`` named after it.
-
-    Args:
-        resume: Return an existing directory of this experiment, if there is one.
-    """
+    """Return the run directory of an experiment: ``out``, or a directory below ``runs`` named after it."""
     method = experiment.method.rpartition(":")[2]
     return place_for(out, f"{experiment.recipe}-{method}", resume=resume, experiment=experiment)
 
@@ -410,13 +397,10 @@ def place_for(out: str | Path | None, name: str, *, resume: bool, experiment: Ex
     base = Path("runs") / name
     if resume:
         for path in _existing(base):
-            if experiment is None or _resumable(path, experiment):
+            with suppress(ConfigError):
+                if experiment is not None:
+                    RunDirectory(path).differs(experiment)
                 return path
-    return _free(base)
-
-
-def _free(base: Path) -> Path:
-    """Return ``base``, or ``base-2``, ``base-3``, …: the first that does not exist."""
     number, path = 1, base
     while path.exists():
         number += 1
@@ -429,14 +413,6 @@ def _existing(base: Path) -> Sequence[Path]:
     numbered = [p for p in base.parent.glob(f"{base.name}-*") if p.name.removeprefix(f"{base.name}-").isdigit()]
     numbered.sort(key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
     return [*numbered, *([base] if base.is_dir() else [])]
-
-
-def _resumable(path: Path, experiment: Experiment) -> bool:
-    try:
-        RunDirectory(path).differs(experiment)
-    except ConfigError:
-        return False
-    return True
 
 
 def _options(tree: Mapping[str, Any]) -> dict[str, Any]:

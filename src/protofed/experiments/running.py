@@ -60,30 +60,29 @@ class Several(Progress):
     def __init__(self, receivers: Sequence[Progress]) -> None:
         self.receivers = receivers
 
+    def _pass_on(self, report: str, *about: object) -> None:
+        for receiver in self.receivers:
+            getattr(receiver, report)(*about)
+
     def planned(self, runs: int, jobs: int = 1) -> None:
         """Pass the number of runs on."""
-        for receiver in self.receivers:
-            receiver.planned(runs, jobs)
+        self._pass_on("planned", runs, jobs)
 
     def advanced(self) -> None:
         """Pass on that a run needs nothing more."""
-        for receiver in self.receivers:
-            receiver.advanced()
+        self._pass_on("advanced")
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Pass the start of a run on."""
-        for receiver in self.receivers:
-            receiver.started(label, rounds, done, directory)
+        self._pass_on("started", label, rounds, done, directory)
 
     def round(self, label: str, record: RoundRecord) -> None:
         """Pass the end of a round on."""
-        for receiver in self.receivers:
-            receiver.round(label, record)
+        self._pass_on("round", label, record)
 
     def finished(self, label: str, run: Run) -> None:
         """Pass the end of a run on."""
-        for receiver in self.receivers:
-            receiver.finished(label, run)
+        self._pass_on("finished", label, run)
 
 
 def run_experiment(
@@ -155,11 +154,16 @@ def run_federation(
                     rounds.append(record)
                     files.add_round(record, federation, experiment.checkpoint.every)
                     progress.round(label, record)
-                machine = {**_machine(hardware.device), **federation.executor.description()}
-                names, method = federation.names, federation.method
-                files.finish(
-                    federation, summary_of(experiment, method, rounds, len(names), machine, memory.bytes())
-                )
+                device = hardware.device
+                machine = {
+                    "torch": torch.__version__,
+                    "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+                    "processor": platform.processor() or platform.machine(),
+                    **numerics.facts(),
+                    **federation.executor.description(),
+                }
+                clients, method = len(federation.names), federation.method
+                files.finish(federation, summary_of(experiment, method, rounds, clients, machine, memory.bytes()))
     else:
         files.open(experiment, resume=resume)
     result = load_run(files.path)
@@ -194,13 +198,3 @@ def summary_of(
         peak_memory_bytes=memory,
         environment={"python": platform.python_version(), **environment},
     )
-
-
-def _machine(device: torch.device) -> dict[str, str]:
-    """Return the facts about this machine on which results may depend."""
-    return {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "processor": platform.processor() or platform.machine(),
-        **numerics.facts(),
-    }

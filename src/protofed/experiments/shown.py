@@ -30,6 +30,8 @@ def comparison_line(directory: Path, runs: Mapping[str, Sequence[Run]]) -> str:
 
 def run_html(run: Run) -> str:
     """Return a run as a sentence, a table of its rules and a plot of its accuracy."""
+    from pandas import DataFrame
+
     names = f"<b>{escape(run.method)}</b> on {escape(run.recipe)}"
     cost = f"{run.last_round} rounds, {size(run.outcome.communication.sent)}"
     title = f"{names}, {cost}"
@@ -37,24 +39,14 @@ def run_html(run: Run) -> str:
         right = f"{percent(run.outcome.accuracy[run.main_rule].final)} of the clients' own test samples are right"
         title = f"{names}: {right} ({escape(run.main_rule)}), after {cost}"
     rows = [(rule, percent(own.final), percent(own.best)) for rule, own in run.outcome.accuracy.items()]
-    table, plot = _table(("rule", "final", "best"), rows), curves_html([run])
+    table = DataFrame(rows, columns=("rule", "final", "best")).to_html(index=False, border=0)
+    plot = curves_html([run])
     return f"<div>{title}<br>{table}{plot}<br><code>{escape(str(run.directory))}</code></div>"
 
 
 def curves_html(runs: Sequence[Run]) -> str:
-    """Return the accuracy of runs over the rounds, by their main rules, as an SVG drawing."""
-    return _plot([list(run.accuracy(run.main_rule).items()) for run in runs])
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    from pandas import DataFrame
-
-    table: str = DataFrame(rows, columns=head).to_html(index=False, border=0)
-    return table
-
-
-def _plot(curves: Sequence[Sequence[tuple[int, float]]]) -> str:
-    """Return curves of accuracy from 0 to 1 as an SVG drawing without texts."""
+    """Return the accuracy of runs over the rounds, by their main rules, as an SVG drawing without texts."""
+    curves = [list(run.accuracy(run.main_rule).items()) for run in runs]
     last = max((points[-1][0] for points in curves if points), default=0)
     if last < 2:
         return ""

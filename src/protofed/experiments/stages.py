@@ -28,11 +28,7 @@ def attackers(experiment: Experiment, trainer: LocalTrainer, executor: Executor)
 
 
 def guard(experiment: Experiment, trainer: LocalTrainer, executor: Executor, hostile: Attackers | None) -> Guard:
-    """Return the stage of robust rules.
-
-    Args:
-        hostile: Their descriptions may be lies.
-    """
+    """Return the stage of robust rules."""
     training = {name: member.train for name, member in executor.clients.items()}
     K = trainer.method.task.num_classes
     counts = {name: samples.most(K).cpu() for name, samples in training.items()}
@@ -75,7 +71,7 @@ def stages(
 def _hiding(
     experiment: Experiment, trainer: LocalTrainer, participation: Participation
 ) -> ClientPrivacy | SamplePrivacy | None:
-    """Return the stage of differential privacy; None if there is none, or nothing is ever sent."""
+    """Return the stage of differential privacy; None without privacy or without uploads."""
     method, options = trainer.method, experiment.privacy
     if options.mode == "none" or method.upload_schema is None:
         return None

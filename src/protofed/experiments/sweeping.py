@@ -1,4 +1,4 @@
-"""Sweeps: every combination of some values of options, as a comparison along axes whose runs are never repeated."""
+"""Sweeps: every combination of some values of options; finished runs are never repeated."""
 
 from __future__ import annotations
 

@@ -22,12 +22,7 @@ from protofed.runs.run import Run
 
 
 class Tracker(Progress, ABC):
-    """Base of the adapters: runs, the scalars of their rounds, and their ends.
-
-    Class attributes:
-        package: The package that it needs.
-        install: How to install it.
-    """
+    """Base of the adapters: runs, the scalars of their rounds, and their ends."""
 
     package: ClassVar[str]
     install: ClassVar[str]
@@ -39,11 +34,7 @@ class Tracker(Progress, ABC):
 
     @abstractmethod
     def begin(self, label: str, directory: Path, config: dict[str, Any]) -> Any:
-        """Begin a run, and return what the tracker needs to go on with it.
-
-        Args:
-            config: Resolved, by dotted names.
-        """
+        """Begin a run, and return the tracker's handle of it."""
 
     @abstractmethod
     def log(self, run: Any, round_number: int, values: Mapping[str, float]) -> None:

@@ -81,11 +81,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The outcome of a search.
-
-    Attributes:
-        unfinished: The time was up before the last trial.
-    """
+    """The outcome of a search."""
 
     directory: Path
     trials: list[Trial]
@@ -188,7 +184,7 @@ class _Validation(Progress):
             raise _PrunedError
 
     def replay(self, run: Run) -> None:
-        """Take in all rounds of a finished run, of which an earlier call may have run some."""
+        """Take in all rounds of a finished run."""
         self.now = 0.0
         for record in run.rounds:
             self._take(record)
@@ -223,10 +219,6 @@ def tune(
 
     The same call goes on where an earlier one stopped. With one number of jobs, the same trials are tried on every
     machine.
-
-    Args:
-        trials: In all.
-        jobs: Trials that run at a time.
 
     Raises:
         ConfigError: If nothing varies, or there are no validation samples.
@@ -327,7 +319,7 @@ def _distributions(space: Space) -> dict[str, Any]:
 
 
 def _study(space: Space, history: Sequence[Trial], seed: int) -> Any:
-    """Return a study of the trials so far; what it proposes next follows from them and the seed."""
+    """Return a study of the trials so far, whose proposals follow from them and the seed."""
     optuna = _optuna()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # optuna calls some of its options experimental

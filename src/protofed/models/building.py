@@ -45,8 +45,8 @@ def build(
             callable receives ``options`` and, if it has such parameters and ``options`` does not set them,
             ``num_classes`` and ``input_shape``; the module it returns is passed through :func:`split`.
         input_shape: ``(C, H, W)`` or ``(F,)``.
-        map: From the width of the backbone to ``d``: ``pool`` (adaptive average pooling) or ``linear``. ``mlp``,
-            ``cnn2`` and ``fedproto_cnn`` have their own layer to ``d`` instead.
+        mapping: From the width of the backbone to ``d``: ``pool`` (adaptive average pooling) or ``linear``. Some
+            architectures, such as ``mlp`` and ``cnn2``, have their own layer to ``d`` instead.
         weights_dir: Files of weights are found here by name; "" to open them where ``options`` say.
         pretrained: Read that file; not necessary for a model whose weights will be replaced.
         centred: Pixels in [0, 1] arrive as numbers in [-1, 1], as the engine hands 8-bit images to models; matters
@@ -93,11 +93,7 @@ def build(
 
 
 def call(path: str, options: dict[str, Any], **offered: Any) -> nn.Module:
-    """Return the module that a callable makes.
-
-    Args:
-        offered: Further keywords, passed if the callable has parameters for them.
-    """
+    """Return the module that a callable makes."""
     factory = _find(path)
     try:
         signature = inspect.signature(factory)

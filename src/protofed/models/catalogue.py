@@ -78,7 +78,6 @@ class Backbone:
         map: Own ``(B, width) -> (B, d)``; None to use the map the caller chooses.
         stem: First convolution, whose number of input channels follows the data.
         removed: Modules of the published network that the backbone lacks, such as its classifier.
-        normalisation: For published weights.
         adapt: From the tensors of a file to those of the module; None if they have the same names.
     """
 

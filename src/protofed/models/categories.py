@@ -26,9 +26,6 @@ class CategoryEmbeddings(nn.Module):
     A category's ``n`` inputs, of which one is 1, times a table of ``n`` rows are a row of that table. A last row
     stands for a value that is missing or unknown, of which no input is 1; it begins at 0, the others as those of
     ``torch.nn.Embedding``. The products make the layer one that every executor and every format of export knows.
-
-    Args:
-        blocks: First input and number of inputs of each category, ascending.
     """
 
     def __init__(self, blocks: Sequence[tuple[int, int]]) -> None:

@@ -16,7 +16,6 @@ class Classifier(nn.Module):
     """A client's model that takes samples as they are stored.
 
     Attributes:
-        class_names: In the order of the scores.
         input_shape: Of one sample as :meth:`prepare` takes it, ``(C, H, W)`` or ``(F,)``.
         table: Makes the inputs of tables as they are stored: standardised numbers, encoded categories.
         encoder: Makes vectors of the samples.

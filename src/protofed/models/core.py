@@ -78,11 +78,6 @@ class SplitModel(nn.Module):
         result: Tensor = self.head(self.dropout(features))
         return result
 
-    @property
-    def head_dropout(self) -> float:
-        """Probability of zeroing a feature of the head's input in training mode."""
-        return self.dropout.p
-
     def add_noise(self, name: str) -> None:
         """Add a noise source called ``name`` to the extras, for losses that need it; see :class:`KeyedUniform`."""
         self.extras[name] = KeyedUniform()
@@ -124,12 +119,7 @@ class SplitModel(nn.Module):
 
 
 def extractor(backbone: nn.Module, map_: nn.Module, preparation: nn.Module | None = None) -> nn.Sequential:
-    """Compose a feature extractor ``x -> (B, d)``.
-
-    Args:
-        backbone: With flat output ``(B, width)``.
-        preparation: Module without weights that images pass first.
-    """
+    """Compose a feature extractor ``x -> (B, d)``; images pass the ``preparation`` first."""
     first = {} if preparation is None else {"preparation": preparation}
     return nn.Sequential(OrderedDict(first, backbone=backbone, map=map_))
 

@@ -13,11 +13,7 @@ from protofed.registry import Registry
 
 @dataclass(frozen=True)
 class Group:
-    """A list of architectures that are assigned to clients in turn.
-
-    Attributes:
-        members: ``(architecture, options)``.
-    """
+    """A list of architectures that are assigned to clients in turn."""
 
     summary: str
     members: tuple[tuple[str, dict[str, Any]], ...]

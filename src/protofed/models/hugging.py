@@ -42,11 +42,7 @@ class TransformersOptions(TextOptions):
 
 
 class Pretrained(nn.Module):
-    """The last hidden states of a model, pooled; tokens count from 1, as 0 is none.
-
-    Args:
-        folder: From ``save_pretrained``.
-    """
+    """The last hidden states of a model, pooled; tokens count from 1, and 0 stands for none."""
 
     def __init__(self, folder: Path, pooling: str) -> None:
         super().__init__()
@@ -63,7 +59,7 @@ class Pretrained(nn.Module):
 
 
 def _load(folder: Path) -> Any:
-    """Return a model of a folder; the library opens no file itself, so none can lead it to code or elsewhere."""
+    """Return the model in a folder; the library opens no file itself, so that none can lead it to code."""
     try:
         from transformers import AutoConfig, AutoModel
         from transformers.utils import logging
@@ -103,11 +99,7 @@ def _load(folder: Path) -> Any:
 
 
 def _read_settings(path: Path, tensors: int) -> dict[str, Any]:
-    """Return the settings of a model of texts without those that name code; ValueError for unlikely ones.
-
-    Args:
-        tensors: Number of tensors of its weights.
-    """
+    """Return the settings of a model of texts without those that name code; ValueError for unlikely ones."""
     found = parse_json(read_text(path, limits.TOML_BYTES))
     if not isinstance(found, dict):
         raise ValueError("its config.json is no object")

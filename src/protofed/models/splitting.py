@@ -33,7 +33,7 @@ def split(
     Args:
         module: ``(B, *input_shape) -> (B, K)`` logits.
         d: None for the head's input width.
-        map: ``pool`` or ``linear``, see :func:`protofed.models.core.make_map`.
+        mapping: ``pool`` or ``linear``, see :func:`protofed.models.core.make_map`.
         num_classes: Expected ``K``; None to accept any.
 
     Raises:

@@ -32,11 +32,7 @@ class TableOptions(TextOptions):
 
 
 class Texts(nn.Module):
-    """Divides samples into tokens and other numbers.
-
-    Args:
-        places: First input and number of inputs of each text; none if all inputs are tokens of one.
-    """
+    """Divides samples into tokens and other numbers."""
 
     def __init__(self, places: Sequence[tuple[int, int]], input_shape: Sequence[int], name: str) -> None:
         super().__init__()

@@ -50,11 +50,7 @@ def find_weights(architecture: str, weights: str, folder: str = "") -> Path:
 
 
 def check_published(path: str, options: Mapping[str, Any]) -> None:
-    """Check that one of torchvision's functions will not download the weights it is asked for.
-
-    Args:
-        path: Of a callable, ``package.module:callable``.
-    """
+    """Check that one of torchvision's functions will not download the weights it is asked for."""
     module, _, function = path.partition(":")
     if module.partition(".")[0] != "torchvision":
         return
@@ -128,7 +124,7 @@ def load_weights(backbone: Backbone, path: Path, fresh: tuple[str, ...], name: s
 
 
 def _within(tensor: str, parts: tuple[str, ...]) -> bool:
-    """Return whether a tensor's name is one of ``parts`` or that of a tensor below one."""
+    """Return whether a tensor is one of ``parts`` or inside one."""
     return any(tensor == part or tensor.startswith(f"{part}.") for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""Cards: what a run's records know of an exported model and its data, in Markdown with Hugging Face's metadata."""
+"""Cards of an exported model and its data from a run's records, in Markdown with Hugging Face's metadata."""
 
 from __future__ import annotations
 
@@ -40,13 +40,11 @@ def plain(text: object) -> str:
 
 
 def model_card(run: Run, trained: TrainedClient, file: str, facts: Mapping[str, str], checked: str) -> str:
-    """Return the card of an exported model.
-
-    Args:
-        facts: Those that the file carries; ``rule`` is that by which it classifies.
-        checked: Comparison of the file with the client, in words.
-    """
+    """Return the card of an exported model."""
     client = run.clients[run.names.index(trained.name)]
+    made = []
+    if run.summary:
+        made = [f"- Trained by protofed {plain(run.summary.protofed)}: {_options(run.summary.environment)}."]
     parts = {
         "Use": _use(file, facts, checked),
         "Training": _training(run, client),
@@ -55,7 +53,7 @@ def model_card(run: Run, trained: TrainedClient, file: str, facts: Mapping[str, 
         "Messages": _messages(run),
         "Privacy": _privacy(run),
         "Limits": _limits(run, trained, client, facts["rule"]),
-        "Software": _software(run, facts["producer"]),
+        "Software": [f"- Exported by {plain(facts['producer'])}.", *made],
     }
     head = f"---\n{_metadata(run, trained, client, facts['rule'])}---\n\n"
     body = (f"\n## {title}\n\n" + "".join(f"{line}\n" for line in lines) for title, lines in parts.items())
@@ -208,12 +206,6 @@ def _limits(run: Run, trained: TrainedClient, client: ClientDescription, rule: s
         yield f"- Left out: {plain(name)} ({plain(reason)})."
     for note in run.notes[:MOST]:
         yield f"- {plain(note)}"
-
-
-def _software(run: Run, producer: str) -> Iterable[str]:
-    yield f"- Exported by {plain(producer)}."
-    if run.summary:
-        yield f"- Trained by protofed {plain(run.summary.protofed)}: {_options(run.summary.environment)}."
 
 
 def _own(run: Run, client: ClientDescription, rule: str) -> float | None:

@@ -36,9 +36,7 @@ def curves(
     """Return the curves of some sites and, as the last one, of their samples together.
 
     Args:
-        sites: With fixed features.
         whole: The right answers with all samples; of fewer, the first draw of folds tells.
-        chosen: Places of the sites.
     """
     first = [site._replace(folds=site.folds[:1]) for site in sites]
     found = [*(judge(first, classes, options, share) for share in SHARES[:-1]), whole]

@@ -8,6 +8,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,12 +71,7 @@ class Exported(nn.Module):
 
 
 class Written(NamedTuple):
-    """An exported file.
-
-    Attributes:
-        checked: Samples on which it was compared with the client, in words.
-        cards: The model card and the card of the data, beside it.
-    """
+    """An exported file."""
 
     path: Path
     rule: str
@@ -87,7 +83,7 @@ def export(
     run: Run,
     trained: TrainedClient,
     path: Path,
-    form: str = "",
+    file_format: str = "",
     rule: str = "",
     files: Sequence[Path] = (),
     trust_code: bool = False,
@@ -99,15 +95,14 @@ def export(
 
     Args:
         run: If its data are at hand, the real samples are the client's own test samples.
-        path: Replaced whole.
-        format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
+        form: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
         rule: As :meth:`TrainedClient.rule` takes it.
         files: Samples to take instead, as :func:`~protofed.trained.inputs.from_files` reads them.
 
     Raises:
         ModelError: If the rule cannot be exported, or the file gives other probabilities or classes.
     """
-    chosen = form or SUFFIXES.get(path.suffix, "")
+    chosen = file_format or SUFFIXES.get(path.suffix, "")
     if chosen not in WRITERS:
         raise ConfigError(unknown_name("format", chosen or path.suffix, WRITERS))
     rule, random = trained.rule(rule), _samples(trained)
@@ -116,7 +111,11 @@ def export(
         facts = describe_model(trained, rule)
         content, open_file = _write(chosen, _trace(trained, rule, random[:2]), random[:2], facts)
     except ModelError as error:
-        others = [each for each in trained.rules if each != rule and _traces(trained, each, random[:2])]
+        others = []
+        for each in trained.rules:
+            with suppress(ModelError):
+                if each != rule and _trace(trained, each, random[:2]):
+                    others.append(each)
         raise ModelError(
             f"the model cannot be exported as {chosen} by the rule {rule!r} of {trained.method.name} ({error}); "
             f"rules that can be: {', '.join(others) or 'none'}"
@@ -140,7 +139,7 @@ def export(
 
 
 def _real(run: Run, trained: TrainedClient, files: Sequence[Path], trust_code: bool) -> tuple[Tensor, str]:
-    """Return stored real samples, and what they are; or none, and why."""
+    """Return stored real samples and their description, or none and the reason."""
     if files:
         name = f"samples of {', '.join(map(str, files))}"
         found = torch.cat([samples for _, samples in from_files(files, trained, trained.resize)])
@@ -203,7 +202,7 @@ def describe_model(trained: TrainedClient, rule: str) -> dict[str, str]:
 
 
 def values_meant(table: Table, data: DataOptions) -> dict[str, str | dict[int, str]]:
-    """Return what the numbers of columns of dates and categories mean."""
+    """Return the meaning of the numbers in columns of dates and categories."""
     categories = {c.name: dict(enumerate(c.categories)) for c in table.columns if c.kind == "category"}
     dates = {
         name: "days since 2000-01-01" if other == DAY else f"days from this date to that of {other!r}"
@@ -249,16 +248,8 @@ class _FixedPool(nn.Module):
         return x @ self.matrix
 
 
-def _traces(trained: TrainedClient, rule: str, samples: Tensor) -> bool:
-    try:
-        _trace(trained, rule, samples)
-    except ModelError:
-        return False
-    return True
-
-
 def _trace(trained: TrainedClient, rule: str, samples: Tensor) -> nn.Module:
-    """Return a module of the operations and the tensors on which the outputs by a rule depend, and of no others."""
+    """Return a module of only those operations and tensors on which the outputs by a rule depend."""
     try:
         own = replace(trained, classifier=copy.deepcopy(trained.classifier))
         model = Exported(own.model(rule), samples)
@@ -304,18 +295,18 @@ def _first_line(error: Exception) -> str:
 Read = Callable[[Tensor], Tensor]
 """Returns the probabilities of stored samples by a file."""
 Open = Callable[[bytes], Read | None]
-"""Opens the content of a file; None if what reads it is not installed."""
+"""Opens the content of a file; None if its reader is not installed."""
 
 
-def _write(form: str, module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
-    """Return the content of a file, and what reads it back."""
+def _write(file_format: str, module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
+    """Return the content of a file, and its reader."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            written: tuple[bytes, Open] = WRITERS[form](module, samples, facts)
+            written: tuple[bytes, Open] = WRITERS[file_format](module, samples, facts)
             return written
     except ImportError as error:
-        raise ConfigError(f"--format {form} needs {error.name}: pip install 'protofed[onnx]'") from None
+        raise ConfigError(f"--format {file_format} needs {error.name}: pip install 'protofed[onnx]'") from None
     except Exception as error:  # as tracing does
         raise ModelError(_first_line(error)) from None
 
@@ -375,7 +366,7 @@ def _open_torch_export(content: bytes) -> Read:
 
 
 def _safetensors(module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
-    """Write what :func:`_traced` left: a network's weights under their names, others as received.… and state.…."""
+    """Write a traced module: a network's weights under their names, others as received.… and state.…."""
     state = module.state_dict()
     names = {
         name.removeprefix("ruled.").removeprefix("model."): name for name in state if name.startswith("ruled.")

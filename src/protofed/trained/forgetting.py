@@ -1,4 +1,4 @@
-"""Taking a client out of a finished run whose server keeps what each client sent."""
+"""Removal of a client from a finished run whose server keeps each client's sums."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def _take_out(run: Run, files: RunDirectory, experiment: Experiment, client: str
 
 
 def _keeps_sums(kind: type[Method]) -> bool:
-    """Return whether a method's server keeps what each client sent: then it has a state ``without`` one."""
+    """Return whether a method's server keeps each client's sums: then it has a method ``without``."""
     return hasattr(kind, "without") and kind.traits(kind.Options()).exchanges != "nothing"
 
 
 def _hidden(run: Run, experiment: Experiment, client: str) -> str:
-    """Return why what a client sent is not all that a run has of it, or is not known; "" otherwise."""
+    """Return why a client's sums are unknown or not all that a run has of it; "" otherwise."""
     if experiment.secure.aggregation:
         return f"secure.aggregation shows its server the sum over all clients, not what {client} added to it"
     if experiment.privacy.mode != "none":
@@ -106,7 +106,7 @@ def _hidden(run: Run, experiment: Experiment, client: str) -> str:
 
 
 def _rest(run: Run, kind: type[Method], experiment: Experiment, client: str) -> Tensors:
-    """Return the state of the server without what a client sent."""
+    """Return the state of the server without a client's sums."""
     path = run.directory / "server.safetensors"
     server = read_server(run.directory)
     try:

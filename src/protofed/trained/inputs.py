@@ -183,7 +183,7 @@ def _from_rows(path: Path, trained: TrainedClient, resize: int) -> Tensor:
 
 
 def _list_categories(trained: TrainedClient) -> list[str]:
-    """Return the columns of categories, whose values are names."""
+    """Return the names of the columns of categories."""
     return [column.name for column in trained.table.columns if column.categories] if trained.table else []
 
 

@@ -36,10 +36,6 @@ def compute(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
 
     The models are those on disk, and they compute on a CPU: the engine of the run makes no difference.
 
-    Args:
-        run: Finished, with data at hand.
-        rule: As :meth:`~protofed.trained.opening.TrainedClient.rule` takes it.
-
     Raises:
         DataError: If the data are missing or others, or code is not trusted.
         CheckpointError: If the run has not finished, or left no models.
@@ -121,7 +117,7 @@ def data_of(run: Run, trust_code: bool = False) -> FederatedData:
 
 
 def _own_client(run: Run, experiment: Experiment) -> FederatedData:
-    """Return the data of the client whose node a run directory is of, prepared as the federation agreed."""
+    """Return the data of the client of a node's run directory, prepared as the federation agreed."""
     path = run.directory / "federation.json"
     stored, table = ModelsDescription.read(path), read_json(path).get("table")
     try:

@@ -94,12 +94,7 @@ class Prediction:
 
 
 class Ruled(Classifier):
-    """A trained client as a module that gives the scores of one inference rule.
-
-    Attributes:
-        received: From the last broadcast, as buffers.
-        state: The method's, as buffers.
-    """
+    """A trained client as a module that gives the scores of one inference rule."""
 
     def __init__(
         self, classifier: Classifier, method: Method, received: Tensors, state: Tensors, rule: str
@@ -125,7 +120,7 @@ class Ruled(Classifier):
         return Batch(x, x.new_zeros(x.shape[0], dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the ``(n, K)`` scores of stored samples, whose softmax are the probabilities."""
+        """Return ``(n, K)`` scores of stored samples; their softmax gives the probabilities."""
         return self.scores(self.stored(x))[self.rule]
 
 
@@ -150,13 +145,11 @@ class TrainedClient:
 
     Attributes:
         classifier: With the preprocessing, in eval mode.
-        received: From the last broadcast.
         main_rule: Of the run's headline numbers.
         validated: The rule that was right most often on its validation samples when it was last scored; ``""``
             without such samples.
         only_class: Class of all its training samples; ``""`` if they are of several classes.
         resize: Side in pixels of the run's images; 0 if not scaled.
-        table: If its samples were a table or standardised.
     """
 
     name: str
@@ -213,7 +206,7 @@ class TrainedClient:
         return Ruled(self.classifier, self.method, self.received, self.state, self.rule(rule))
 
     def stored(self, samples: Tensor) -> Tensor:
-        """Return samples as models take them, given those of :meth:`predict`: of tables the raw columns."""
+        """Return the samples of :meth:`predict` as they are stored: raw columns of tables."""
         if self.table is not None:
             return self.table.restore(samples)
         if self.classifier.eight_bit and samples.is_floating_point():
@@ -235,7 +228,6 @@ class TrainedClient:
         """Classify samples.
 
         Args:
-            samples: ``(n, *input_shape)``, as :meth:`Classifier.prepare` takes them.
             level: Samples less typical than that are unknown (closed forms).
 
         Warns:
@@ -262,7 +254,7 @@ class TrainedClient:
 
     @torch.no_grad()
     def classify(self, samples: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-        """Return ``(n,)`` int64 classes, and ``(n, K)`` float64 scores whose softmax are the probabilities."""
+        """Return ``(n,)`` int64 classes and ``(n, K)`` float64 scores; their softmax gives the probabilities."""
         model = Ruled(self.classifier, self.method, self.received, self.state, rule)
         K = len(model.class_names)
         labels, scores = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, K)]
@@ -278,9 +270,6 @@ class TrainedClient:
 def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
     """Rebuild a client with the weights and the state with which a run ended.
 
-    Args:
-        trust_code: Import code that the run's configuration names.
-
     Raises:
         DataError: If there is no such client, or the run names code that is not trusted.
         CheckpointError: If the run has not finished, or a file is missing or damaged.
@@ -291,16 +280,16 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
     if not run.finished:
         raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
     with open_run(run, trust_code) as experiment:
-        return _open(run, name, experiment)
+        return _open(run, name, experiment, trust_code)
 
 
-def _open(run: Run, name: str, experiment: Experiment) -> TrainedClient:
+def _open(run: Run, name: str, experiment: Experiment, trusted: bool) -> TrainedClient:
     described = {client.name: client for client in run.clients}
     stored = ModelsDescription.read(run.directory / "federation.json")
     if name not in stored.architectures:
         raise CheckpointError(f"{run.directory / 'federation.json'}: does not describe the model of {name}")
     table = _table_of(run, name)
-    builder = _builder(run, name, stored, table, experiment)
+    builder = _builder(run, name, stored, table, experiment, trusted)
     (model,) = builder.models.values()
     path = client_model(run.directory, name)
     if Border(run.directory).signature(path) is None:
@@ -364,9 +353,13 @@ def _table_of(run: Run, name: str) -> Table | None:
 
 
 def _builder(
-    run: Run, name: str, stored: ModelsDescription, table: Table | None, experiment: Experiment
+    run: Run, name: str, stored: ModelsDescription, table: Table | None, experiment: Experiment, trusted: bool
 ) -> Builder:
-    """Return the parts of a federation of one client without samples."""
+    """Return the parts of a federation of one client without samples.
+
+    Args:
+        trusted: The run may import code, which may take any memory.
+    """
     # Plain layers on a CPU: the numbers, and what can be exported, do not depend on the machine of the run.
     precision: Literal["fp64", "fp32"] = "fp64" if experiment.execution.precision == "fp64" else "fp32"
     execution = replace(
@@ -393,7 +386,8 @@ def _builder(
     )
     summary = replace(summary, **stored.told)
     for architecture, file in ((own, name), (first, run.clients[0].name)):
-        if not is_code(architecture.name):  # code may do anything while its size is looked at
+        # Code may do anything while its size is looked at, and sizes cost a second of imports.
+        if not trusted and not is_code(architecture.name):
             _check_size(experiment, federated, architecture, client_model(run.directory, file))
     return Builder(experiment, federated, Hardware.of(execution), summary, pretrained=False)
 

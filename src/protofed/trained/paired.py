@@ -57,9 +57,6 @@ class Interval(NamedTuple):
 def interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return the mean of independent values with Student's t interval.
 
-    Args:
-        values: At least one, e.g. differences between two methods, one per seed.
-
     Example:
         >>> [round(end, 3) for end in interval([1.0, 2.0, 3.0])]
         [2.0, -0.484, 4.484]
@@ -173,7 +170,6 @@ def agreement(differences: Sequence[float], margin: float = POINT) -> bool | Non
     interval lies outside.
 
     Args:
-        differences: One per seed, at least one.
         margin: Largest difference that counts as none.
     """
     inner, outer = interval(differences, 0.9), interval(differences)

@@ -72,19 +72,24 @@ class TrainedRun(Run):
         return trained.predict(as_samples(samples, trained, side), rule, level)
 
     def export(
-        self, client: str, path: str | Path, form: str = "", rule: str = "", samples: Sequence[str | Path] = ()
+        self,
+        client: str,
+        path: str | Path,
+        file_format: str = "",
+        rule: str = "",
+        samples: Sequence[str | Path] = (),
     ) -> Path:
         """Write a client's model with its preprocessing, a rule and class names, check the file, add a model card.
 
         Args:
-            format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
+            form: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
             samples: Files with samples on which to check; by default the client's own test samples, if the run's
                 data are at hand.
         """
         from protofed.trained.exporting import export
 
         files = [Path(file) for file in samples]
-        return export(self, self.client(client), Path(path), form, rule, files, self.trusted).path
+        return export(self, self.client(client), Path(path), file_format, rule, files, self.trusted).path
 
     # Its numbers.
 

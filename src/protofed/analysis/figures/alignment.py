@@ -50,7 +50,7 @@ def _distances(run: Run) -> list[list[float]]:
 
 
 def _triples(given: Any) -> list[list[float]]:
-    """Return what a file has there as rows of three numbers; ``[]`` if it is anything else."""
+    """Return a file's entry as rows of three numbers; ``[]`` if it is anything else."""
     rows = given if isinstance(given, list) else []
     sound = all(isinstance(row, list) and [type(x) in (int, float) for x in row] == [True] * 3 for row in rows)
     return rows if sound else []
@@ -74,7 +74,7 @@ def _spread(ax: Axes, run: Run, line: dict[str, Any], label: str) -> None:
 
 
 def _bounds(ax: Axes, classes: list[int]) -> None:
-    """Draw what the mean distance of K unit vectors cannot exceed; a regular simplex (d ≥ K−1) has it."""
+    """Draw the upper bound of the mean distance of K unit vectors, that of a regular simplex (d ≥ K−1)."""
     for K, dashes in zip(classes, itertools.cycle(((4, 2), (1.2, 1.4), (6, 1.6, 1.2, 1.6)))):
         height = math.sqrt(2 * K / (K - 1))
         label = f"simplex of K={K} classes, √(2K/(K−1)) = {height:.2f}"

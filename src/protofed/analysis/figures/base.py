@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Draw = Callable[..., "Figure"]
-"""``draw(runs, **options)``; raises DataError where the runs do not hold what the figure shows."""
+"""``draw(runs, **options)``; raises DataError if the runs lack the data of the figure."""
 
 figures: Registry[Draw] = Registry("figure")
 
@@ -109,7 +109,7 @@ def colour_bar(
     pad: float = 0.02,
     **look: Any,
 ) -> None:
-    """Add a bar that tells what the colours of a map mean."""
+    """Add a colour bar to a map."""
     bar = fig.colorbar(cells, ax=ax, fraction=0.05, pad=pad, **look)
     bar.set_label(label)
     bar.outline.set_visible(False)
@@ -171,10 +171,7 @@ def write_bytes(number: float) -> str:
 def name_ticks(
     ax: _AxesBase, axis: str, names: Sequence[str], limit: int, offset: float = 0.0, letters: int = 18
 ) -> None:
-    """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one.
-
-    Names are cut to a number of ``letters``.
-    """
+    """Write ``names`` along ``"x"`` or ``"y"`` at 0, 1, …; of more than ``limit``, every second, third, … one."""
     step = math.ceil(len(names) / limit) if names else 1
     places = range(0, len(names), step)
     texts = [shorten(names[i], letters) for i in places]

@@ -21,7 +21,7 @@ LEGEND_LIMIT = 30
 
 
 def class_styles(K: int) -> list[LineStyle]:
-    """Return a colour and a marker for each of ``K`` classes; no two pairs are alike up to 110."""
+    """Return a colour and a marker for each of ``K`` classes; up to 110 pairs are distinct."""
     return [LineStyle(CLASS_COLOURS[j % len(CLASS_COLOURS)], MARKERS[j % len(MARKERS)]) for j in range(K)]
 
 
@@ -42,11 +42,7 @@ def dots(ax: Axes, at: Any, style: LineStyle, *, size: float, alpha: float = 1.0
 
 
 def class_legend(fig: Figure, ax: Axes, names: Sequence[str], shown: Sequence[int], kinds: dict[str, Any]) -> None:
-    """Put the ``kinds`` of points and the classes ``shown`` into a legend at the right, which widens the figure.
-
-    Args:
-        kinds: Label → arguments of ``Axes.plot`` for an example in grey.
-    """
+    """Put the ``kinds`` of points and the classes ``shown`` into a legend at the right, which widens the figure."""
     styles = class_styles(len(names))
     entries = [
         *((label, {"marker": "o", "color": GREY, **look}) for label, look in kinds.items()),

@@ -1,4 +1,4 @@
-"""Figures of the clients: what they hold, and how well each is served."""
+"""Figures of the clients: their samples and their accuracy."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _one_run(ax: Axes, run: Run, main: str) -> list[float]:
 
 
 def _ranks(ax: Axes, scored: Sequence[Series]) -> list[float]:
-    """Draw the mean over seeds of the worst, second worst, … client; return what was drawn."""
+    """Draw the mean over seeds of the worst, second worst, … client; return the values drawn."""
     import numpy as np
 
     shown: list[float] = []

@@ -1,4 +1,4 @@
-"""Figures of what changes over the rounds."""
+"""Figures over the rounds."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ def accuracy_bytes(runs: list[Run], rule: str | None = None) -> Figure:
             shown.append(accuracy[-1])
     if not reached:
         raise DataError("no bytes to show: none of these runs sends anything")
-    _bytes_axis(ax, min(reached), max(reached))
+    low, high = min(reached), max(reached)
+    room = 1.1 * (high / low) ** 0.04
+    log_axis(ax, "x", (low / room, high * room), write_bytes)
+    ax.set_xlabel("Sent by all parties since the start, up and down (log scale)")
     percent_axis(ax, shown)
     legend_below(fig, [ax])
     return fig
@@ -172,9 +175,3 @@ def _columns(count: int) -> int:
 def _title(ax: Axes, label: str, count: int) -> None:
     if count > 1:
         write_title(ax, label)
-
-
-def _bytes_axis(ax: Axes, low: float, high: float) -> None:
-    room = 1.1 * (high / low) ** 0.04
-    log_axis(ax, "x", (low / room, high * room), write_bytes)
-    ax.set_xlabel("Sent by all parties since the start, up and down (log scale)")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 KINDS: dict[str, dict[str, Any]] = {"test sample": SAMPLE, "local prototype": LOCAL, "global prototype": GLOBAL}
-"""Label → what its points look like; see :class:`Points`."""
+"""Label → look of its points; see :class:`Points`."""
 
 
 class Points(NamedTuple):
@@ -35,11 +35,7 @@ class Points(NamedTuple):
 
 
 def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool = False) -> Points:
-    """Return test features of some clients, their local prototypes, and the global prototypes as clients use them.
-
-    Args:
-        samples: At most so many, the same number of each client, drawn with ``seed``.
-    """
+    """Return test features and local prototypes of some clients, and the global prototypes as clients use them."""
     import torch
 
     from protofed.analysis.restore import restore_features, restore_global

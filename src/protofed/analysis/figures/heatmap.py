@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Sheet:
-    """The rows of one panel.
-
-    Attributes:
-        subject: Common to all rows, if anything.
-    """
+    """The rows of one panel."""
 
     rows: Rows
     kind: str
@@ -102,15 +98,13 @@ def prototype_panels(runs: list[Run], classes: tuple[int, ...] = (0,), client: s
     fig, axes = panels(2 * len(sheets), 6.0, min(6.0, max(2.0, 1.0 + 0.12 * most)), columns=2)
     for i, (title, sheet) in enumerate(sheets):
         for ax, binary in zip(axes[2 * i : 2 * i + 2], (False, True), strict=True):
-            _draw(fig, ax, _positive(sheet) if binary else sheet, binary)
+            # TinyProto's binary pictures show which entries exceed 0.
+            least = 0 if binary else -math.inf
+            rows = [(name, None if row is None else row.clamp(min=least)) for name, row in sheet.rows]
+            _draw(fig, ax, replace(sheet, rows=rows), binary)
             kind = "entries above 0" if binary else "values"
             write_title(ax, ", ".join(part for part in (title, sheet.subject or "global prototypes", kind) if part))
     return fig
-
-
-def _positive(sheet: _Sheet) -> _Sheet:
-    """Return a sheet with 0 in place of what is not above 0, as TinyProto's binary pictures have it."""
-    return replace(sheet, rows=[(name, None if row is None else row.clamp(min=0)) for name, row in sheet.rows])
 
 
 def _sheet(run: Run, which: str, class_: str | int | None, client: str | int | None) -> _Sheet:

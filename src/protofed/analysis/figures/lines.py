@@ -26,22 +26,14 @@ def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float
 
 
 def read_numbers(run: Run, part: str, name: str) -> dict[int, float]:
-    """Return round → a number among its ``losses`` or ``diagnostics``: NaN where a round lacks it, or nothing.
-
-    Nothing is returned if every round lacks it.
-    """
+    """Return round → a number among its ``losses`` or ``diagnostics``, NaN where it is missing; {} if always."""
     values = {r.round: scalars(getattr(r, part)).get(name) for r in run.rounds}
     known = any(v is not None for v in values.values())
     return {t: float("nan") if v is None else v for t, v in values.items()} if known else {}
 
 
 def band(ax: Axes, curves: Sequence[Curve], line: dict[str, Any], label: str, *, ring: bool = False) -> list[float]:
-    """Draw mean ± sample standard deviation over the rounds that all curves have; return what must be visible.
-
-    Args:
-        curves: One per seed.
-        line: Arguments of ``Axes.plot``.
-    """
+    """Draw mean ± sample standard deviation over the rounds that all curves have; return the values drawn."""
     import numpy as np
 
     rounds = sorted(set.intersection(*(set(c) for c in curves))) if curves else []

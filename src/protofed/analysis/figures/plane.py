@@ -91,16 +91,11 @@ def _draw(ax: Axes, shown: Points, K: int, *, lines: bool) -> None:
     ax.set_box_aspect(1)  # of a square window: equal scales
     ax.set_xlabel("First feature")
     ax.set_ylabel("Second feature")
-    lengths = np.linalg.norm(shown.at[rays], axis=1)
     if not np.all(inside[rays]):
-        ax.annotate(
-            f"prototypes at length {_extent(lengths)}",
-            (0.02, 0.02),
-            xycoords="axes fraction",
-            fontsize=8,
-            color=INK,
-            zorder=6,
-        )
+        lengths = np.linalg.norm(shown.at[rays], axis=1)
+        least, most = float(lengths.min()), float(lengths.max())
+        told = f"prototypes at length {least:.3g}" + (f" to {most:.3g}" if most >= 1.01 * least else "")
+        ax.annotate(told, (0.02, 0.02), xycoords="axes fraction", fontsize=8, color=INK, zorder=6)
 
 
 def _window(features: NDArray[Any], tips: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -134,8 +129,3 @@ def _ray(ax: Axes, tip: NDArray[Any], style: LineStyle, low: NDArray[Any], high:
     if length < 0.16 * float((high - low).max()):
         ax.plot(*zip((0, 0), rim * tip, strict=True), color=style.colour, linewidth=0.9, linestyle=":", zorder=1.5)
     ax.plot(*zip((0, 0), tip, strict=True), color=style.colour, linewidth=1.6, zorder=3)
-
-
-def _extent(lengths: NDArray[Any]) -> str:
-    low, high = float(lengths.min()), float(lengths.max())
-    return f"{low:.3g}" if high < 1.01 * low else f"{low:.3g} to {high:.3g}"

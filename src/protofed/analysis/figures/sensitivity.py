@@ -153,10 +153,7 @@ class _Axis:
     def draw(
         self, ax: Axes, points: Mapping[Any, _Point], look: dict[str, Any], aside: float, label: str = ""
     ) -> list[float]:
-        """Draw one line, some points ``aside`` of the others; return what must be visible.
-
-        A value of None becomes a horizontal line.
-        """
+        """Draw one line, shifted ``aside`` by some points; return the values drawn."""
         from matplotlib.transforms import ScaledTranslation
 
         placed = sorted((self._place(value), p) for value, p in points.items() if value is not None)

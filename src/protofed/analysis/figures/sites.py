@@ -72,10 +72,6 @@ def resemblance(runs: list[Run]) -> Figure:
 def draw_sites(accuracies: Mapping[str, tuple[float, float]], alone: str, together: str) -> Figure:
     """Return a line per site from its accuracy in percent alone to that together.
 
-    Args:
-        alone: The first of both, in the legend.
-        together: The second.
-
     Raises:
         DataError: If there are no sites, or too many.
     """

@@ -75,7 +75,7 @@ def _by_rule(runs: Sequence[Run], columns: Sequence[OutcomeColumn]) -> TextTable
 
 
 def _sections(table: TextTable, runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
-    """Yield labels and their runs by what their methods exchange; head each such section of the table."""
+    """Yield labels and their runs, and add a section to the table for each kind of exchange."""
     groups = by_exchange(runs)
     for what, members in groups.items():
         if len(groups) > 1:

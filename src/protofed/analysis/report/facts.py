@@ -18,7 +18,7 @@ from protofed.runs.summary import TOLERANCE
 from protofed.text import duration, mean_std, number, percent, plural, size
 
 MANY = 500
-"""Clients beyond which what each of them chose is not read."""
+"""Most clients whose choices are read."""
 tolerance = f"{100 * TOLERANCE:g} percentage point"
 
 
@@ -39,7 +39,7 @@ def status(run: Run) -> str:
 
 
 def choices(run: Run) -> str:
-    """Return in whole sentences what the clients of a finished run chose for themselves; "" if nothing is known."""
+    """Describe the choices of a finished run's clients in sentences; "" if unknown."""
     if not run.finished or len(run.clients) > MANY:
         return ""
     from protofed.experiments.ending import read_client, read_server
@@ -76,7 +76,7 @@ def about(run: Run) -> str:
 
 
 def say_when_scored(runs: Sequence[Run]) -> str:
-    """Return at which moment clients were scored."""
+    """Return the moment at which clients were scored."""
     moments = {
         "broadcast": "after they received what the server made of the round, before they trained again",
         "trained": "as they stood after training, before they received what the server made of the round",
@@ -173,7 +173,7 @@ def beyond(runs: Sequence[Run]) -> str:
 
 
 def everybody(runs: Sequence[Run]) -> str:
-    """Return on whose samples clients were scored besides their own."""
+    """Name the samples, besides a client's own, on which clients were scored."""
     how = {"balanced": ", classes alike", "shifted": ", classes shifted"}
     return "everyone’s samples" + next((how[on] for on in how if on in _find_test_sets(runs)), "")
 
@@ -212,7 +212,7 @@ def silent(runs: Sequence[Run]) -> bool:
 def elsewhere(run: Run) -> str:
     """Describe the repetition of a run of a network."""
     if _of_node(run):
-        return "This folder holds what the node of one client knows of a run; only the server can repeat that."
+        return "This folder belongs to one client's node; only the server can repeat the run."
     secret = str(run.config.get("privacy", {}).get("mode", "none")) != "none"
     return (
         "The data are at the nodes of a network, so protofed run cannot reproduce this run. On the server, with "
@@ -235,7 +235,7 @@ def again(run: Run, *, resume: bool = False) -> str:
 
 
 def _of_node(run: Run) -> bool:
-    """Return whether the directory of a run of a network is that of one of its nodes."""
+    """Return whether a run directory belongs to a node of a network."""
     return (run.directory / "clients").is_dir()
 
 

@@ -86,17 +86,14 @@ def overall(run: Run) -> TextTable | None:
     if run.measured is None:
         return None
     of, table = run.measured.overall, TextTable(["", *SHOWN.values()])
-    table.add("All test samples", *(TextCell(writer(n)(getattr(of, n)), _why(of, n)) for n in SHOWN))
+    why = of.undefined or {}
+    table.add("All test samples", *(TextCell(writer(n)(getattr(of, n)), why.get(n, "")) for n in SHOWN))
     cells = []
     for name in SHOWN:
         over = run.measured.over_clients(name)
         cells.append(TextCell(spread_text([run.measured], name), f"of {plural(over[2], 'client')}" if over else ""))
     table.add(TextCell("Mean over clients", "± standard deviation"), *cells)
     return table
-
-
-def _why(metrics: SampleMetrics, name: str) -> str:
-    return (metrics.undefined or {}).get(name, "")
 
 
 def by_class(run: Run) -> TextTable | None:

@@ -40,24 +40,15 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
         rows = grid.rows_of(runs, axes)
         write_text(out.with_name("grid.csv"), grid.frame(rows, axes).to_csv(index=False, float_format="%.2f"))
         template = environment().get_template("grid.html")
-        write_text(
-            out,
-            template.render(
-                runs=runs,
-                axes=list(axes),
-                grid=grid.table(rows, axes),
-                plots=_along(axes, runs),
-                facts=facts,
-                differing=differing,
-            ),
-        )
+        told = {"axes": list(axes), "grid": grid.table(rows, axes), "plots": _along(axes, runs)}
+        write_text(out, template.render(runs=runs, facts=facts, differing=differing, **told))
     else:
         write_text(out, render(runs, [str(error) for error in left_out or ()]))
     return out
 
 
 def _along(axes: Mapping[str, Sequence[str]], runs: list[Run]) -> list[PageFigure]:
-    """Return the figure of a comparison whose one or two axes are options by their dotted names."""
+    """Return the figure of a comparison along one or two options."""
     options = {name for run in runs for name in flat(run.config)}
     if not set(axes) <= options or len(axes) > 2:
         return []
@@ -89,7 +80,7 @@ def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
 
 @functools.cache
 def environment(application: str = "protofed.analysis") -> Environment:
-    """Return the templates of an application's package, and those of reports, each of which is compiled once."""
+    """Return the compiled templates of an application's package and of reports."""
     import jinja2
 
     packages = dict.fromkeys((application, "protofed.analysis"))

@@ -22,7 +22,6 @@ class OutcomeColumn(NamedTuple):
     """A column of :class:`~protofed.runs.summary.RuleOutcome` in tables.
 
     Attributes:
-        name: Attribute.
         spread: Attribute with the standard deviation over clients, which is written below.
         mean: Attribute with the mean over clients, which is written before the spread, if any.
     """
@@ -49,7 +48,7 @@ class OutcomeColumn(NamedTuple):
 
 CONVERGED = "rounds_to_convergence"
 WITH_ROUND = ("best", "best_validated")
-"""Attributes of accuracies beside which there is that of their round."""
+"""Attributes of accuracies that come with their round."""
 
 
 def outcome_columns(runs: Sequence[Run]) -> list[OutcomeColumn]:
@@ -111,7 +110,7 @@ def clients(run: Run) -> TextTable:
             client.name,
             client.architecture,
             number(client.parameters),
-            *([_extras(client.extras)] if added else []),
+            *([", ".join(f"{name} {number(n)}" for name, n in client.extras.items()) or "–"] if added else []),
             number(client.d),
             _samples(client, client.train),
             _samples(client, client.test),
@@ -136,24 +135,11 @@ def _samples(client: ClientDescription, per_class: Sequence[int]) -> str:
     return {"none": "withheld", "coarse": f"≤ {told}"}.get(client.counts, told)
 
 
-def _extras(sizes: Mapping[str, int]) -> str:
-    """Return the networks that a method adds to a client's, with their parameters."""
-    return ", ".join(f"{name} {number(size)}" for name, size in sizes.items()) or "–"
-
-
 def communication(runs: Sequence[Run]) -> TextTable:
     """Return the traffic up, down and in both directions: parameters as papers count them, and real bytes."""
     chosen = select_finished(runs)
-    table = TextTable(
-        [
-            "Direction",
-            "Parameters per round",
-            "Over all rounds",
-            "Bytes per round",
-            "Bytes per client and round",
-            "Bytes in total",
-        ]
-    )
+    heads = ("Parameters per round", "Over all rounds", "Bytes per round", "Bytes per client and round")
+    table = TextTable(["Direction", *heads, "Bytes in total"])
     rows = {"Up, clients to server": ("up",), "Down, server to clients": ("down",), "Both": ("up", "down")}
 
     def mean(ways: tuple[str, ...], of: Callable[[Run, str], float]) -> float:
@@ -205,13 +191,10 @@ def missing(runs: Sequence[Run]) -> TextTable | None:
 
 def list_left_out(runs: Sequence[Run]) -> TextTable | None:
     """Return the clients of a network that did not fit the others, and why; None if all did."""
-    rows = dict.fromkeys((*entry, str(run.seed)) for run in runs for entry in run.federation.left_out.items())
-    if not rows:
-        return None
     table = TextTable(["Client", "Reason", "Seed"], text_columns=2)
-    for row in rows:
+    for row in dict.fromkeys((*entry, str(run.seed)) for run in runs for entry in run.federation.left_out.items()):
         table.add(*row)
-    return table
+    return table if table.rows else None
 
 
 def without_effect(runs: Sequence[Run]) -> TextTable | None:
@@ -243,7 +226,7 @@ def privacy(run: Run) -> TextTable | None:
 
 
 def _incidents(runs: Sequence[Run], kind: str, fields: tuple[str, ...]) -> TextTable | None:
-    """Count what the records of rounds list under ``kind``, the same from the same client in one row."""
+    """Count the incidents of a kind, with one row for equal incidents of a client."""
     rounds: dict[tuple[str, ...], list[int]] = {}
     for run in runs:
         for record in run.rounds:
@@ -275,12 +258,9 @@ def robust(runs: Sequence[Run]) -> TextTable | None:
     Classes that one client alone reported stand in a row of their own: nothing protects them.
     """
     interventions: dict[tuple[str, str], list[int]] = {}
-    for run in runs:
-        for record in run.rounds:
-            for client, what in _interventions(record.robust):
-                interventions.setdefault((client, what), []).append(record.round)
-    if not interventions:
-        return None
+    for record in (record for run in runs for record in run.rounds):
+        for client, what in _interventions(record.robust):
+            interventions.setdefault((client, what), []).append(record.round)
     table = TextTable(["Client", "What was done", "Rounds", "First", "Last"], text_columns=2)
     alike: dict[tuple[str, ...], list[str]] = {}
     for (client, what), when in sorted(interventions.items(), key=lambda item: (item[0][1], -len(item[1]))):
@@ -289,7 +269,7 @@ def robust(runs: Sequence[Run]) -> TextTable | None:
         many = len(clients) > NAMED
         for client in [f"{clients[0]}, {clients[1]} and {len(clients) - 2:,} others"] if many else clients:
             table.add(client, *cells)
-    return table
+    return table if table.rows else None
 
 
 def _interventions(findings: Findings) -> Iterator[tuple[str, str]]:

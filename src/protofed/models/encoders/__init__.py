@@ -1,4 +1,4 @@
-"""Encoders: fixed maps from samples to vectors that all clients share and nobody trains."""
+"""Encoders: fixed, untrained maps from samples to vectors that all clients share."""
 
 from protofed.models.encoders import fixed, scattering, text  # noqa: F401  (each registers its encoders)
 from protofed.models.encoders.building import Encoder, build_encoder, choose_encoder, width_of

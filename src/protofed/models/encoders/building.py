@@ -22,7 +22,7 @@ from protofed.models.weights import find_weights
 from protofed.options import build_options, plain
 
 VERSION = 2
-"""Number of the features' definition: what was cached under another one is computed again."""
+"""Version of the features, which invalidates the cache of others."""
 
 
 class Encoder(nn.Module):
@@ -32,7 +32,6 @@ class Encoder(nn.Module):
         body: Module ``(n, *input_shape) -> (n, width)``.
 
     Attributes:
-        at_once: Samples best computed together.
         key: Hash of everything that determines the features, 32 hexadecimal digits.
     """
 
@@ -64,7 +63,7 @@ class Encoder(nn.Module):
         return features.reshape(-1, self.width)
 
     def batches(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the features of samples, part by part; equal samples have equal features, whatever is beside them.
+        """Yield the features of samples, part by part; equal samples have equal features in any batch.
 
         Every part has the same number of samples and is computed by one thread.
         """
@@ -114,8 +113,6 @@ def build_encoder(
 
     Args:
         views: Number of vectors side by side in each sample, of which features are computed one by one.
-        pretrained: Read weights; not necessary to know the width.
-        texts: Those of samples with tokens.
     """
     name, whole = choose_encoder(options, input_shape, texts), input_shape
     input_shape = (input_shape[0] // views, *input_shape[1:])

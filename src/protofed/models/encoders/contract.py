@@ -1,4 +1,4 @@
-"""The contract of encoders: fixed maps from samples to vectors that all clients share and nobody trains."""
+"""The contract of encoders: fixed, untrained maps from samples to vectors that all clients share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EncoderOptions(Options):
         most=limits.INPUT_SIDE,
     )
     unit: bool = remote(
-        False, "from a sample's numbers their mean is taken, before the map; the result is divided by its length"
+        False, "subtract the mean of a sample's numbers before the map, and scale the result to length 1"
     )
     seed: int = remote(
         0, "seed of random features and of the map, public and independent of the run's", least=0, most=limits.SEED
@@ -105,11 +105,7 @@ encoders: Registry[NamedEncoder] = Registry("encoder")
 def encoder(
     name: str, summary: str, Options: type = NoOptions, *, kinds: tuple[Kind, ...] = ("images", "series", "vectors")
 ) -> Callable[[Any], Any]:
-    """Return a decorator that registers a function or class as an encoder.
-
-    Args:
-        kinds: Of samples; others raise ConfigError.
-    """
+    """Return a decorator that registers a function or class as an encoder."""
 
     def register(make: Any) -> Any:
         encoders.register(name)(NamedEncoder(name, summary, Options, make, kinds))

@@ -24,11 +24,7 @@ LENGTHS = (7, 9, 11)
 
 
 class Filters(nn.Module):
-    """Responses of random filters to normalised patches of an image, averaged to a grid (Coates and Ng, 2011).
-
-    Args:
-        input_shape: ``(C, H, W)``.
-    """
+    """Responses of random filters to normalised patches of an image, averaged to a grid (Coates and Ng, 2011)."""
 
     filters: Tensor
     at_once = 4
@@ -82,9 +78,6 @@ class Kernels(nn.Module):
     """Random convolutions of series (Dempster, Petitjean and Webb, 2020): share of positive values, and maximum.
 
     Series are standardised channel by channel; means and standard deviations are features, too.
-
-    Args:
-        input_shape: ``(C, T)``.
     """
 
     at_once = 64

