@@ -31,7 +31,7 @@ BUDGET = {
     "methods/gfpl.py": 255,
     "methods/tinyproto.py": 230,
     "hooks of the contract": 21,
-    "words of docs by hand": 35_385,
+    "words of docs by hand": 34_650,
 }
 """Most of each: lines, unless the name says otherwise."""
 
