@@ -165,7 +165,7 @@ def _mnist(folder: Path) -> Sequence[str]:
         "partition.self_balancing=true",
     ]
     options += ["partition.min_size=1"]
-    _waited(_protofed("run", "mnist-dirichlet", *options, "--out", "first", "--quiet"), folder)
+    _wait_for(_protofed("run", "mnist-dirichlet", *options, "--out", "first", "--quiet"), folder)
     return _protofed("run", "mnist-dirichlet", *options, "--out", "second", "--quiet")
 
 
@@ -195,13 +195,13 @@ def felt(request: Request, note: Note) -> Iterator[Result]:
         row = ROWS[name]
         with tempfile.TemporaryDirectory(prefix="protofed-felt-") as folder:
             command = row.prepare(Path(folder))
-            reference = _waited(REFERENCE, Path(folder))["cpu_seconds"]
-            found = {"reference_cpu_seconds": reference, **_waited(command, Path(folder))}
+            reference = _wait_for(REFERENCE, Path(folder))["cpu_seconds"]
+            found = {"reference_cpu_seconds": reference, **_wait_for(command, Path(folder))}
         figures.append({"row": name, "words": row.words, "goals": row.goals, **found})
         yield Result(_table(figures), figures)
 
 
-def _waited(command: Sequence[str], folder: Path) -> dict[str, Any]:
+def _wait_for(command: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run a command to its end and return its seconds, those until its first answer, and its peak memory."""
     start = time.perf_counter()
     path = os.pathsep.join(map(str, (ROOT, ROOT / "src")))

@@ -18,14 +18,9 @@ class Nested(AuxiliaryMethod):
     @classmethod
     def traits(cls, options):
         rules = (Rule("both", "Both", "its class by all features"), Rule("small", "Shared network", open=True))
-        return Traits(
-            exchanges="part of the weights",
-            up="|w_aux|",
-            down="|w_aux|",
-            rules=rules,
-            counts=True,
-            protection=Protection(dp_obstacle=""),
-        )
+        size, protection = "|w_aux|", Protection(dp_obstacle="")
+        exchanges = "part of the weights"
+        return Traits(exchanges=exchanges, up=size, down=size, rules=rules, counts=True, protection=protection)
 
     def extend(self, model):
         super().extend(model)

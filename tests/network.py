@@ -31,7 +31,7 @@ from protofed.trained.run import TrainedRun
 from protofed.visits.contract import Trained
 from protofed_flower.client_app import app
 from protofed_flower.messages import Job
-from protofed_flower.node import Node, _built, _company
+from protofed_flower.node import Node, _build, _company
 from protofed_flower.nodes import RECORD
 from protofed_flower.server_app import Gathering, serve
 from protofed_flower.sources import plan_text
@@ -108,7 +108,7 @@ def dying(when: Callable[[int, Message], bool]) -> Tamper:
 
 def forget() -> None:
     """Lose what a process remembers, as a restart does."""
-    _built.cache_clear()
+    _build.cache_clear()
     _company.cache_clear()
 
 

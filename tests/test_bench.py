@@ -274,7 +274,7 @@ def test_what_was_measured_before_an_error_is_kept(tmp_path, monkeypatch, capsys
 def test_cpu_seconds_are_those_of_all_processes(tmp_path):
     burn = "import time; start = time.process_time()\nwhile time.process_time() < start + 0.3: pass"
     outlived = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}])"
-    assert felt._waited(felt._python(outlived), tmp_path)["cpu_seconds"] > 0.3
+    assert felt._wait_for(felt._python(outlived), tmp_path)["cpu_seconds"] > 0.3
 
 
 def test_packages_of_the_peer_are_looked_for_first(htfllib, tmp_path, monkeypatch, capsys):

@@ -360,7 +360,7 @@ def test_the_architecture_follows_from_the_plan_and_a_client_s_own_file_wins(roo
     forget()
     own = Node(Folder(root / "clients" / "ann", "ann", least=0), tmp_path / "own")
     assert own.architecture(replace(job, order=1)) == "own"
-    (builder, _, _) = own._built(replace(job, order=1))
+    (builder, _, _) = own._build(replace(job, order=1))
     assert [str(a) for a in builder.summary.architectures] == ["tiny"]
 
 

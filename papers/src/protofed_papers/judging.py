@@ -28,7 +28,7 @@ def judged(paper: Paper, claim: Claim, scope: Scope, find: Find) -> Judgement:
     scopes += [replace(scope, rule="")] if scope.rule and not claim.rule else []
     cells = (_from_figure if claim.table is None else _from_tables)(paper, claim, scopes, find)
     if claim.need == "most":
-        cells = {f"{_words(_wanted(claim.a))} against all {len(cells)}": [*chain(*cells.values())]}
+        cells = {f"{_words(_read_wanted(claim.a))} against all {len(cells)}": [*chain(*cells.values())]}
     kind = "every" if claim.every or "traffic" in claim.metric else "alike" if claim.better == "equal" else "order"
     ordered = kind == "order" and (claim.metric != "accuracy" or claim.margin or claim.factor != 1)
     margin = 0.0 if ordered else POINT
@@ -63,7 +63,7 @@ def _difference(claim: Claim, a: Mapping[int, float], b: Mapping[int, float] | N
     return {s: sign * (a[s] - (0.0 if b is None else claim.factor * b[s]) - claim.margin) for s in seeds}
 
 
-def _wanted(part: Any) -> dict[str, str]:
+def _read_wanted(part: Any) -> dict[str, str]:
     """Return a claim's side as settings with the method among them."""
     return {"method": part} if isinstance(part, str) else dict(part)
 
@@ -89,7 +89,7 @@ def _from_tables(paper: Paper, claim: Claim, scopes: Sequence[Scope], find: Find
 
     found: Cells = {}
     for a in [claim.a, *([claim.also] if claim.also else [])]:
-        left = _wanted(a)
+        left = _read_wanted(a)
         for settings, entry in _numbers(sheets[0]):
             if any(settings.get(n) != v for n, v in {**left, **claim.over}.items()):
                 continue
@@ -98,7 +98,7 @@ def _from_tables(paper: Paper, claim: Claim, scopes: Sequence[Scope], find: Find
             if not claim.b:
                 found.setdefault(name, []).append(_difference(claim, own, None))
             for part in claim.b:
-                right = _wanted(part)
+                right = _read_wanted(part)
                 free = {*left, *right, *_of_methods(paper)}
                 for other, against in _numbers(others[0]):
                     same = all(other.get(n) == v for n, v in settings.items() if n not in free)

@@ -98,7 +98,7 @@ def layout(table: PaperTable) -> TableLayout:
     for printed in table.printed:
         if printed.metric != ACCURACY:
             _add_count(table, printed, scores, rows, columns, entries)
-    return TableLayout(_grouped(list(rows)), _ordered(table, list(columns)), entries)
+    return TableLayout(_group(list(rows)), _order(table, list(columns)), entries)
 
 
 def _add_count(
@@ -128,13 +128,13 @@ def _add_count(
         entries[row, column] = Entry(printed, printed.metric, tuple(runs))
 
 
-def _grouped(rows: list[Row]) -> list[Row]:
+def _group(rows: list[Row]) -> list[Row]:
     """Return rows with those of one section together."""
     sections = list(dict.fromkeys(row.section for row in rows))
     return sorted(rows, key=lambda row: sections.index(row.section))
 
 
-def _ordered(table: PaperTable, columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _order(table: PaperTable, columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return columns with counts beside the accuracies of the same settings, or at the end."""
     n = len(table.columns)
     plain = [column for column in columns if len(column) == n]

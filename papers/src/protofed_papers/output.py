@@ -108,7 +108,7 @@ def _ours(filled: Filled) -> str:
     return number(filled.mean, filled.entry.metric, digits) if filled.values else filled.state
 
 
-def _printed(filled: Filled) -> str:
+def _print_cell(filled: Filled) -> str:
     printed = filled.entry.printed
     if printed is None:
         return ""
@@ -121,7 +121,7 @@ def cell_lines(filled: Filled | None) -> list[str]:
         return ["", "", "", ""]
     half = f"±{number(filled.half, filled.entry.metric)}" if filled.half else ""
     verdict = filled.verdict if filled.values or filled.verdict != filled.state else ""
-    return [_printed(filled), _ours(filled), half, verdict]
+    return [_print_cell(filled), _ours(filled), half, verdict]
 
 
 def heading(sheet: Sheet, column: Sequence[str]) -> list[str]:

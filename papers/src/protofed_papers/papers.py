@@ -199,21 +199,21 @@ class Paper:
 
     def table(self, number: int) -> PaperTable:
         """Return a table by its number."""
-        table: PaperTable = _numbered(self.tables, number, f"table of {self.name}")
+        table: PaperTable = _find_number(self.tables, number, f"table of {self.name}")
         return table
 
     def claim(self, number: int) -> Claim:
         """Return a claim by its number."""
-        claim: Claim = _numbered(self.claims, number, f"claim of {self.name}")
+        claim: Claim = _find_number(self.claims, number, f"claim of {self.name}")
         return claim
 
     def figure(self, number: str) -> Figure:
         """Return a figure by its number."""
-        figure: Figure = _numbered(self.figures, number, f"figure of {self.name}")
+        figure: Figure = _find_number(self.figures, number, f"figure of {self.name}")
         return figure
 
 
-def _numbered(parts: Sequence[Any], number: Any, kind: str) -> Any:
+def _find_number(parts: Sequence[Any], number: Any, kind: str) -> Any:
     found = {str(part.number): part for part in parts}
     if str(number) not in found:
         raise ConfigError(unknown_name(kind, str(number), found))

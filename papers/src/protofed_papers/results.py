@@ -131,7 +131,7 @@ def _by_rule(run: Run, rule: str) -> dict[str, float | None]:
     return {
         **{name: getattr(own, name) for name in ("final", "best", "client_mean", "best_client_mean", "client_std")},
         "converged": own.rounds_to_convergence,
-        "moved": _moved(run, rule),
+        "moved": _measure_move(run, rule),
     }
 
 
@@ -150,7 +150,7 @@ def _made(run: Run) -> str:
     return f"protofed {version}, torch {facts.get('torch', '')}, {where}, {os.cpu_count()} cores{executor}"
 
 
-def _moved(run: Run, rule: str) -> float | None:
+def _measure_move(run: Run, rule: str) -> float | None:
     """Return the change of accuracy in the last tenth of the rounds, at least one."""
     scores = run.accuracy(rule)
     if len(scores) < 2:

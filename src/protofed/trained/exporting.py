@@ -95,7 +95,7 @@ def export(
 
     Args:
         run: If its data are at hand, the real samples are the client's own test samples.
-        form: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
+        file_format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
         rule: As :meth:`TrainedClient.rule` takes it.
         files: Samples to take instead, as :func:`~protofed.trained.inputs.from_files` reads them.
 

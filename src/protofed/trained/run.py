@@ -82,7 +82,7 @@ class TrainedRun(Run):
         """Write a client's model with its preprocessing, a rule and class names, check the file, add a model card.
 
         Args:
-            form: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
+            file_format: ``onnx``, ``torch_export`` or ``safetensors``; "" to tell by the file's suffix.
             samples: Files with samples on which to check; by default the client's own test samples, if the run's
                 data are at hand.
         """

@@ -273,11 +273,11 @@ def _differing(
         return {}
     usual = majority((of(d) for d in descriptions), preferred)
     return {
-        d.name: f"has {_described(of(d))}, most clients have {_described(usual)}, but the method {why}"
+        d.name: f"has {_describe_value(of(d))}, most clients have {_describe_value(usual)}, but the method {why}"
         for d in descriptions
         if of(d) != usual
     }
 
 
-def _described(value: Hashable) -> str:
+def _describe_value(value: Hashable) -> str:
     return f"d={value}" if isinstance(value, int) else str(value)

@@ -114,7 +114,7 @@ def approve(
         The sites, and the end of what was signed.
     """
     found = [read_request(path) for path in requests]
-    with _opened(folder) as authority:
+    with _open_authority(folder) as authority:
         files: dict[str, bytes] = {}
         start, end = authority.period(days)
         approved = []
@@ -157,7 +157,7 @@ def _admit(authority: Authority, path: Path, name: str, key: ec.EllipticCurvePub
 def revoke(folder: Path, name: str, days: int | None) -> str:
     """Take a site out of the roster for good; return the fingerprint of its key."""
     name = unicodedata.normalize("NFC", name)
-    with _opened(folder) as authority:
+    with _open_authority(folder) as authority:
         if name not in authority.keys:
             raise ConfigError(f"{folder / ROSTER}: {unknown_name('site', name, authority.keys)}")
         print_ = authority.revoke(name, "revoked")
@@ -195,7 +195,7 @@ def read_request(path: Path) -> SiteRequest:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[Authority]:
+def _open_authority(folder: Path) -> Iterator[Authority]:
     """Open an authority's folder for a change; nobody else changes it meanwhile."""
     key, (certificate, *more) = trust.load_signer(folder / KEY), trust.read_authorities(folder / CERTIFICATE)
     if more or trust.public_key(certificate) != key.public_key():

@@ -145,14 +145,14 @@ def _answer(message: Message, context: Context, act: Callable[[Node, Values], Va
         except Exception as error:  # Flower would send the sentence of any
             answer = refusal_values(values.get("client"), error)
         try:
-            answer = {**answer, **_entered(node, values, answer)}
+            answer = {**answer, **_enter(node, values, answer)}
         except Exception as error:  # nothing but this refusal leaves that is not in the ledger
             answer = refusal_values(values.get("client"), error)
         content[part(number)] = ConfigRecord({**answer, "version": __version__})
     return Message(RecordDict(content), reply_to=message)
 
 
-def _entered(node: Node | None, request: Values, answer: Values) -> Values:
+def _enter(node: Node | None, request: Values, answer: Values) -> Values:
     """Enter an answer in the node's ledger, if it has one; return the hash of its line."""
     if node is None or node.state is None:
         return {}

@@ -157,7 +157,7 @@ class GridExecutor:
         job = next(order, None)
         groups = self._groups(sent, further)
         messages = (
-            message([self._packed(j).to_values() for j in group], self.nodes.node_of[group[0].client], kind)
+            message([self._pack_job(j).to_values() for j in group], self.nodes.node_of[group[0].client], kind)
             for group in groups
         )
         seconds = self.deadline * (2 if further else 1)
@@ -185,7 +185,7 @@ class GridExecutor:
             yield answers.pop(job.client, Missing(job.client, late))
             job = next(order, None)
 
-    def _packed(self, job: Job) -> Job:
+    def _pack_job(self, job: Job) -> Job:
         """Return a job with its client's state, if that is stored at the server."""
         return replace(job, state=pack(self.clients.snapshot(job.client))) if self.clients.rests_here else job
 

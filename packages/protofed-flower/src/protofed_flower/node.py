@@ -108,13 +108,13 @@ class Node:
         """Return the kind of a client's model as the server assigned it; "own" if the client's file names it."""
         if self.state is None:
             return ""  # of a simulation, which hides nothing
-        member = self._built(job)[1][job.client]
+        member = self._build(job)[1][job.client]
         return "own" if "model" in member.data.settings else member.kind
 
     def fit(self, job: Job) -> dict[str, Any]:
         """Return the sizes of a client's model, as :func:`~protofed.experiments.description.sizes_of` does."""
         self._check(self._experiment(job.config), job)
-        _, roster, _ = self._built(job)
+        _, roster, _ = self._build(job)
         return sizes_of(roster.models[roster[job.client].kind])
 
     def check_held(self, job: Job) -> None:
@@ -149,8 +149,8 @@ class Node:
                     self.policy.allowed.count(place.folder.notes, job.client, len(result.message or b""))
                 answered = result, place.trained(result)
             if isinstance(place, Kept):
-                self.entered.update(_entered(builder, answered[0].message, job.round, place.folder.notes))
-            return self._masked(job, builder.trainer, answered[0]), answered[1]
+                self.entered.update(_note(builder, answered[0].message, job.round, place.folder.notes))
+            return self._mask(job, builder.trainer, answered[0]), answered[1]
 
     def keeps_uploads(self, config: str) -> bool:
         """Return whether uploads stay at the node, which sends only masked ones, given a configuration as JSON."""
@@ -168,7 +168,7 @@ class Node:
                 "clients of a round start from the same"
             )
 
-    def _masked(self, job: Job, trainer: LocalTrainer, result: Trained) -> Trained:
+    def _mask(self, job: Job, trainer: LocalTrainer, result: Trained) -> Trained:
         """Return a result with what secure aggregation adds up in place of the upload, if uploads stay."""
         if result.message is None or not self.keeps_uploads(job.config):
             return result
@@ -214,11 +214,11 @@ class Node:
         self.policy.check(experiment)
         check_counts(experiment, job.client, self.counts(job))
 
-    def _built(self, job: Job) -> tuple[Builder, Roster, Snapshot]:
+    def _build(self, job: Job) -> tuple[Builder, Roster, Snapshot]:
         """Return the builder and roster for a client's visits, and its first snapshot; cached for later visits."""
         experiment = self._experiment(job.config)
         models = None if self.policy.allowed is None else self.policy.allowed.models
-        return _built(self.source, experiment_key(experiment), job.summary, job.client, models)
+        return _build(self.source, experiment_key(experiment), job.summary, job.client, models)
 
     @contextmanager
     def _open(self, job: Job) -> Iterator[tuple[Builder, Roster, ClientStorage]]:
@@ -237,7 +237,7 @@ class Node:
             with closing(roster.store):
                 yield builder, roster, Carried(job, roster)
             return
-        builder, roster, initial = self._built(job)
+        builder, roster, initial = self._build(job)
         place = self.state / job.client
         asked = ClientFolder(place, job.run)
         asked.held(job.after, self._instead(job))  # refuse before anything is created
@@ -258,7 +258,7 @@ class Node:
             yield builder, roster, Kept(job, roster, folder, self._instead(job))
 
 
-def _entered(builder: Builder, upload: bytes | None, round_number: int, notes: Mapping[str, Any]) -> dict[str, Any]:
+def _note(builder: Builder, upload: bytes | None, round_number: int, notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the ledger says of an upload: the shapes of its arrays, and ε so far at the run's δ."""
     method, privacy = builder.method, builder.experiment.privacy
     entered: dict[str, Any] = {}
@@ -295,7 +295,7 @@ def _resolve(config: str) -> Experiment:
 
 
 @lru_cache(maxsize=16)
-def _built(
+def _build(
     source: Source, config: str, text: str, name: str, models: tuple[str, ...] | None
 ) -> tuple[Builder, Roster, Snapshot]:
     """Return builder, roster and first snapshot of a client's visits, cached; ``models`` None allows any."""

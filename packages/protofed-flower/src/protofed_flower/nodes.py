@@ -149,9 +149,9 @@ class Nodes:
 
     def read(self, reply: Message, client: str, number: int = 0) -> Values:
         """Return the contents of a reply's part about a client, which is recorded first; see :func:`values_of`."""
-        return values_of(reply, number, self._received(self.node_of.get(client, 0), client))
+        return values_of(reply, number, self._receive(self.node_of.get(client, 0), client))
 
-    def _received(self, node: int, client: str) -> Callable[[Values], None] | None:
+    def _receive(self, node: int, client: str) -> Callable[[Values], None] | None:
         """Return what keeps a record of an answer, if this is asked for."""
         receipts = self.receipts
         return None if receipts is None else lambda values: receipts.add(node, client, values)
@@ -207,7 +207,7 @@ class Nodes:
     def _hear(self, node: int, reply: Message, key: str) -> None:
         """Process a node's answer to the question for its clients."""
         try:
-            values = values_of(reply, 0, self._received(node, ", ".join(self.bindings.names(key) if key else [])))
+            values = values_of(reply, 0, self._receive(node, ", ".join(self.bindings.names(key) if key else [])))
             self._check_node(node, values)
             descriptions = read_descriptions(values, self.bindings.per_key)
         except Unreachable as error:

@@ -110,12 +110,12 @@ def _public(key: bytes) -> ec.EllipticCurvePublicKey:
     return found
 
 
-def _shared(own: ec.EllipticCurvePrivateKey, other: bytes) -> bytes:
+def _agree_secret(own: ec.EllipticCurvePrivateKey, other: bytes) -> bytes:
     return generate_shared_key(own, _public(other))
 
 
 def _pairwise(own: ec.EllipticCurvePrivateKey, other: bytes, session: bytes, length: int) -> Vector:
-    return mask(derived(_shared(own, other), "pairwise mask", session), length)
+    return mask(derived(_agree_secret(own, other), "pairwise mask", session), length)
 
 
 # Reading.
@@ -244,7 +244,7 @@ class SecureClient:
         shares = dict(zip(names, zip(of_seed, of_key, strict=True), strict=True))
         own = _private(s["sealing_private"])
         boxes = [
-            encrypt(_shared(own, key), _sealed(s["session"], self.name, name, *shares[name]))
+            encrypt(_agree_secret(own, key), _sealed(s["session"], self.name, name, *shares[name]))
             for name, (_, key, _) in listed.items()
         ]
         s |= {"names": names, "pairwise": pairwise, "sealing": sealing, "seed": seed}
@@ -264,7 +264,7 @@ class SecureClient:
             raise PayloadError(f"from: {len(senders) + 1} clients are left of the {s['threshold']} needed")
         own = _private(s["sealing_private"])
         shares = [
-            self._opened(sender, box, _shared(own, keys[sender][1]))
+            self._open_box(sender, box, _agree_secret(own, keys[sender][1]))
             for sender, box in zip(senders, boxes, strict=True)
         ]
         length = len(s["vector"]) // 8
@@ -282,7 +282,7 @@ class SecureClient:
     def _noise(self) -> OwnNoise:
         return OwnNoise.of(self.state["noise"])
 
-    def _opened(self, sender: str, box: bytes, key: bytes) -> tuple[bytes, bytes]:
+    def _open_box(self, sender: str, box: bytes, key: bytes) -> tuple[bytes, bytes]:
         """Return the two shares in a box."""
         try:
             plain = decrypt(key, box)
@@ -470,19 +470,19 @@ class SecureServer:
 
         total = np.zeros(self.length, dtype=np.uint64)
         for name in self.arrived:
-            seed = self._restored(name, "mask seed", committed)
+            seed = self._restore(name, "mask seed", committed)
             own = mask(derived(seed, "own mask", self.session), self.length)
             total = total + self.answers["masked"][name]["masked"] - own
         place = _order(list(keys))
         for name in self.gone:
-            key = _private(self._restored(name, "key", own_key))
+            key = _private(self._restore(name, "key", own_key))
             for other in self.arrived:
                 shared = _pairwise(key, keys[other]["pairwise"], self.session, self.length)
                 # What the others added or took away for the lost client, and it did not.
                 total = total - shared if place[other] < place[name] else total + shared
         return total
 
-    def _restored(self, name: str, what: str, fits: Callable[[str, bytes], bool]) -> bytes:
+    def _restore(self, name: str, what: str, fits: Callable[[str, bytes], bool]) -> bytes:
         """Return a client's secret; who sent a share that does not fit is lost, if the others suffice."""
         answers = self.answers["unmask"]
         for without in (None, *answers):

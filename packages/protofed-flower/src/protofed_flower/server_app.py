@@ -193,10 +193,10 @@ def _federation(
             if party.left_out.get(who) != reason:
                 party.left_out[who] = reason
                 write_json(record, party.to_tree())
-                files.write_federation(_described(party, described))
+                files.write_federation(_describe_party(party, described))
 
         nodes.excluded = excluded
-        return federation, _described(party, described)
+        return federation, _describe_party(party, described)
     except BaseException:
         executor.close()
         raise
@@ -217,7 +217,7 @@ def _party(nodes: Nodes, experiment: Experiment, files: RunDirectory, gathering:
     return party
 
 
-def _described(party: Party, description: dict[str, Any]) -> dict[str, Any]:
+def _describe_party(party: Party, description: dict[str, Any]) -> dict[str, Any]:
     """Return a description with the clients left out and the numbers that clients withhold."""
     counts, notes = {d.name: d.counts for d in party.clients if d.counts != "exact"}, list(description["notes"])
     clients = [c | ({"counts": counts[c["name"]]} if c["name"] in counts else {}) for c in description["clients"]]

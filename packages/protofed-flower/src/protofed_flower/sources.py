@@ -100,12 +100,12 @@ class Folder:
         raw = self._read(experiment, expected)
         for note in raw.federated.notes:
             log.warning("%s: %s", self.name, note)
-        federated = self._named(raw.federated)
+        federated = self._rename(raw.federated)
         check_steps(experiment, raw.columns or ())
         check_classes(experiment, raw.declared, self.name)
         table = None
         if raw.columns is not None:
-            columns, x = self._agreed(raw.columns, federated.clients[0].train.x, data, expected)
+            columns, x = self._agree_names(raw.columns, federated.clients[0].train.x, data, expected)
             standardise = data.standardise_by(table=True)
             stating = standardise in ("federated", "chosen")
             if stating and counts != "exact":
@@ -149,7 +149,7 @@ class Folder:
             self._refuse("classes", "classes")
         return raw
 
-    def _agreed(
+    def _agree_names(
         self, columns: tuple[RawColumn, ...], x: Tensor, data: DataOptions, expected: Expected
     ) -> tuple[tuple[RawColumn, ...], Tensor]:
         """Return the columns of a table in the order that the server expects, and its values likewise."""
@@ -178,7 +178,7 @@ class Folder:
         agreed = Agreed(encoding.input_shape if encoding else summary.input_shape, summary.table)
         if summary.table is not None:
             _check_table(summary.table, experiment.data)
-        federated = self._named(prepare_alone(raw.federated, raw.columns, experiment.data, agreed, self.path))
+        federated = self._rename(prepare_alone(raw.federated, raw.columns, experiment.data, agreed, self.path))
         federated = encode(federated, experiment.encoder, experiment.execution.weights_dir)
         if (federated.encoding.key if federated.encoding else "") != (encoding.key if encoding else ""):
             raise ConfigError(f"{self.name}: its encoder differs from that of the federation (encoder.weights)")
@@ -195,7 +195,7 @@ class Folder:
         data = replace(data, source="path", path=str(self.path.absolute()), options=options, trust_code=False)
         return replace(experiment, data=data)
 
-    def _named(self, federated: FederatedData) -> FederatedData:
+    def _rename(self, federated: FederatedData) -> FederatedData:
         (client,) = federated.clients
         own = {} if self.least is None else {"least_samples": self.least}
         settings = {"least_samples": LEAST_SAMPLES, **client.settings, **own}

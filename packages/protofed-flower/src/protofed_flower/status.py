@@ -104,10 +104,10 @@ def _server(folder: Path, now: datetime) -> Health:
     numbers |= {name: {(): float(value)} for name, value in single.items()}
     quiet_state = "quiet: its nodes or the network may be gone" if running else STOPPED
     state = "finished" if run.finished else "running" if healthy else quiet_state
-    return Health("server", healthy, [*_told(run, pace, state), *seen], numbers)
+    return Health("server", healthy, [*_describe_run(run, pace, state), *seen], numbers)
 
 
-def _told(run: Run, pace: float, state: str) -> Iterator[str]:
+def _describe_run(run: Run, pace: float, state: str) -> Iterator[str]:
     left = (run.planned_rounds - run.last_round) * pace
     until = f", about {duration(left)} left" if state == "running" and pace else ""
     yield f"{run.method}: round {run.last_round} of {run.planned_rounds}, {state}{until}"

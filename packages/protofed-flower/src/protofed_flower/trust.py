@@ -79,7 +79,7 @@ def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certi
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(path)
     try:
-        return _shown(host, port, context)
+        return _fetch_certificate(host, port, context)
     except ssl.SSLCertVerificationError as error:
         refusal = error
     except OSError as error:  # includes SSLError
@@ -92,7 +92,7 @@ def handshake(host: str, port: int, path: Path, authorities: Sequence[x509.Certi
     context.check_hostname = False  # only to read the certificate; no data are sent
     context.verify_mode = ssl.CERT_NONE
     try:
-        shown = _shown(host, port, context)
+        shown = _fetch_certificate(host, port, context)
     except OSError:
         raise ConfigError(f"{host}:{port}: certificate refused: {refusal.verify_message}") from None
     raise ConfigError(f"{host}:{port}: {_reason(refusal, shown, host, path, authorities)}")
@@ -235,7 +235,7 @@ def log_certificates(path: Path) -> None:
         log.warning("%s", error)
 
 
-def _shown(host: str, port: int, context: ssl.SSLContext) -> x509.Certificate:
+def _fetch_certificate(host: str, port: int, context: ssl.SSLContext) -> x509.Certificate:
     with connect(host, port) as plain, context.wrap_socket(plain, server_hostname=host) as wrapped:
         content = wrapped.getpeercert(binary_form=True)
     assert content is not None  # a TLS server always presents one

@@ -55,7 +55,7 @@ def reconstruct(
                 continue
             known = public(shadow, sender.name)
             images = optimise(model, labels, goal, known, generator(seed, "audit", sender.name))
-            made += _judged(sender, labels, images, known, class_names)
+            made += _judge(sender, labels, images, known, class_names)
         if made:
             pictures = made
             gains = [p.similarity - p.baseline for p in made]
@@ -126,7 +126,7 @@ def optimise(
     return (low + (high - low) * torch.sigmoid(free)).detach()
 
 
-def _judged(
+def _judge(
     sender: Sender, labels: Tensor, images: Tensor, public: Samples, class_names: Sequence[str]
 ) -> list[Reconstruction]:
     known = normalise(public.x, images.dtype)

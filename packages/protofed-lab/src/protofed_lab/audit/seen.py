@@ -107,10 +107,10 @@ def reopened(run: Run, trust_code: bool = False) -> tuple[Experiment, Federation
         )
     ModelsDescription.read(run.directory / "federation.json")
     with open_run(run, trust_code) as experiment:
-        return _reopened(run, experiment)
+        return _reopen(run, experiment)
 
 
-def _reopened(run: Run, experiment: Experiment) -> tuple[Experiment, Federation, FederatedData]:
+def _reopen(run: Run, experiment: Experiment) -> tuple[Experiment, Federation, FederatedData]:
     execution = replace(experiment.execution, device="cpu", executor="sequential")
     experiment = replace(experiment, execution=execution)
     gone = forgotten(run.directory)

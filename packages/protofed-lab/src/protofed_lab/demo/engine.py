@@ -264,7 +264,7 @@ def federated_digits(setup: Setup, whole: FederatedData | None = None) -> Federa
     """Divide the images of the setup's digits, or ``whole``, among clients with the same test images."""
     whole = whole or whole_digits(setup.digits)
     train, test = whole.clients[0].train, whole.clients[0].test
-    shares = _dirichlet(train.y, setup) if setup.skew == "dirichlet" else _paired(train.y, setup)
+    shares = _dirichlet(train.y, setup) if setup.skew == "dirichlet" else _pair_classes(train.y, setup)
     clients = tuple(ClientData(name, train.at(rows), test) for name, rows in zip(LETTERS, shares, strict=False))
     return replace(whole, clients=clients)
 
@@ -328,7 +328,7 @@ def _samples(split: str, chosen: tuple[int, ...]) -> Samples:
     return Samples(x, place[y])
 
 
-def _paired(y: Tensor, setup: Setup) -> list[Tensor]:
+def _pair_classes(y: Tensor, setup: Setup) -> list[Tensor]:
     """Give the first half of the clients most of the first half of the classes, and the others that of the others.
 
     Most is three quarters, or everything if ``setup.skew`` is ``apart``.

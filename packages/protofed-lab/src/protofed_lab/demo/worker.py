@@ -214,7 +214,7 @@ def pack(view: View) -> dict[str, Any]:
     points = [view.dots, view.own.reshape(-1, 2), view.shared.reshape(-1, 2)]
     finite = np.concatenate([np.abs(p[np.isfinite(p)]) for p in points])
     scale = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
-    dots, own, shared = (_packed(_on_grid(p, scale), "<i2") for p in points)
+    dots, own, shared = (_pack(_on_grid(p, scale), "<i2") for p in points)
     return {
         "accuracy": round(view.accuracy, 5),
         "head": round(view.head, 5),
@@ -229,7 +229,7 @@ def pack(view: View) -> dict[str, Any]:
         "own": own,
         "shared": shared,
         "labels": view.labels.tolist(),
-        "predicted": _packed(view.predicted, "<i1"),
+        "predicted": _pack(view.predicted, "<i1"),
     }
 
 
@@ -240,5 +240,5 @@ def _on_grid(points: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
     return np.where(whole, np.rint(np.where(whole, points, 0.0) / scale * GRID), NOTHING)
 
 
-def _packed(values: NDArray[Any], kind: str) -> str:
+def _pack(values: NDArray[Any], kind: str) -> str:
     return base64.b64encode(values.astype(kind).tobytes()).decode()

@@ -38,11 +38,11 @@ def options(configurations: Sequence[Mapping[str, Any]]) -> list[Option]:
             names.insert(same[-1] + 1 if same else len(names), name)
     result = []
     for name in names:
-        values = tuple(_written(table[name]) if name in table else ABSENT for table in tables)
+        values = tuple(_write(table[name]) if name in table else ABSENT for table in tables)
         result.append(Option(name, values, len(set(values)) > 1))
     return result
 
 
-def _written(value: Any) -> str:
+def _write(value: Any) -> str:
     """Return a value as it stands in a recipe."""
     return json.dumps(value, ensure_ascii=False, default=str)

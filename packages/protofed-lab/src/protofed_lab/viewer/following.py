@@ -101,7 +101,7 @@ class RoundsFile:
         for line in lines(file, limits.LINE_BYTES):
             if is_written(line):
                 self._record(line)
-                self._reached(line)
+                self._advance(line)
                 changed = True
         return changed
 
@@ -112,7 +112,7 @@ class RoundsFile:
         self.records[record.round] = record
         self._lines += 1
 
-    def _reached(self, read: bytes) -> None:
+    def _advance(self, read: bytes) -> None:
         self._offset += len(read)
         self._end = (self._end + read)[-64:]
 

@@ -117,7 +117,7 @@ class Library:
         for key in self._followers.keys() - followed.keys():
             del self._followers[key]
         self._name(followed)
-        named = {key: self._labelled(seen) for key, seen in followed.items()}
+        named = {key: self._label(seen) for key, seen in followed.items()}
         if list(named) == list(self._runs) and all(named[k] is self._runs[k] for k in named):
             return False
         self._runs = named
@@ -134,7 +134,7 @@ class Library:
             self._labels = dict(zip(runs, labels, strict=True))
             self._named = described
 
-    def _labelled(self, seen: SeenRun) -> SeenRun:
+    def _label(self, seen: SeenRun) -> SeenRun:
         before = self._runs.get(seen.key)
         if seen.run is None:
             return before if before is not None and before == seen else seen

@@ -167,19 +167,19 @@ def losses(run: Run) -> Lines:
     parts = [t for t in terms if t != "total"]
     looks = {t: Look.number(i) for i, t in enumerate(parts)} | {"total": Look(len(PALETTE) - 1, "o", (5, 1.6))}
     shown = parts + ["total"] * (len(parts) > 1 and "total" in terms)
-    return {t: Line(t.replace("_", " "), looks[t], _recorded(run, "losses", t)) for t in shown}
+    return {t: Line(t.replace("_", " "), looks[t], _collect_points(run, "losses", t)) for t in shown}
 
 
 def measured(run: Run, names: Mapping[str, str]) -> Lines:
     """Return diagnostics of one run against rounds, with titles by dotted name."""
     curves = {
-        n: Line(title, Look.number(i), _recorded(run, "diagnostics", n))
+        n: Line(title, Look.number(i), _collect_points(run, "diagnostics", n))
         for i, (n, title) in enumerate(names.items())
     }
     return {name: line for name, line in curves.items() if line.points}
 
 
-def _recorded(run: Run, part: str, name: str) -> list[Point]:
+def _collect_points(run: Run, part: str, name: str) -> list[Point]:
     curve = read_numbers(run, part, name)
     return [[t, float(f"{value:.5g}")] for t, value in curve.items() if math.isfinite(value)]
 

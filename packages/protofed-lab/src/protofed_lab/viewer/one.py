@@ -260,7 +260,7 @@ class OneRun:
         names = dict.fromkeys(n for r in run.rounds for n in scalars(r.diagnostics) if n not in SHOWN_ELSEWHERE)
         if names and self.quantity.value not in names:
             self.quantity.value = next(iter(names))
-        self.quantity.offer({name: _worded(name) for name in names})
+        self.quantity.offer({name: _spell_out(name) for name in names})
         self._draw_measured()
         self.distances_over.draw(lines.measured(run, DISTANCES))
         self.margins_over.draw(lines.measured(run, MARGINS))
@@ -277,7 +277,7 @@ class OneRun:
         run = self.library.runs[self.key].run
         if run is not None:
             name = self.quantity.value
-            self.measured.draw(lines.measured(run, {name: _worded(name)}) if name else {})
+            self.measured.draw(lines.measured(run, {name: _spell_out(name)}) if name else {})
 
     def _draw_site(self) -> None:
         run = self.library.runs[self.key].run
@@ -377,7 +377,7 @@ def _refusal(i: int, texts: list[str]) -> rows.Row:
     return {"id": str(i), "title": texts[0], "cells": cells}
 
 
-def _worded(name: str) -> str:
+def _spell_out(name: str) -> str:
     return name.replace("_", " ").replace(".", ": ")
 
 
