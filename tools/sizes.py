@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 51_121,
+    "src": 51_096,
     "packages, papers, tools, benchmarks": 22_695,
-    "tests": 54_520,
+    "tests": 54_490,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_414,
