@@ -41,27 +41,14 @@ def check_method(experiment: Experiment) -> None:
 
 
 class Table(NamedTuple):
-    """Global prototypes.
-
-    Attributes:
-        rows: ``(K, d)`` prototypes, zero for classes without one.
-        classes: ``(k,)`` classes that have a prototype.
-    """
+    """Global prototypes ``(K, d)``, zero for classes without one, and the ``(k,)`` classes that have one."""
 
     rows: Tensor
     classes: Tensor
 
 
 class BareClient(NamedTuple):
-    """One client's model and data.
-
-    Attributes:
-        name: Name in the federation.
-        model: Model, on the device.
-        plan: Settings of local training.
-        train: Normalised training samples.
-        held_out: Normalised evaluation samples: the test set and, if there is one, the validation set.
-    """
+    """One client's model and normalised data; ``held_out`` are its test and validation sets."""
 
     name: str
     model: models.SplitModel
@@ -74,19 +61,12 @@ class BareLoop:
     """A bare loop with the same training steps, prototypes and predictions as the engine.
 
     Args:
-        experiment: Experiment with one of the methods in :data:`METHODS`.
-        federated: The clients' data, on the device.
-        hardware: Hardware to run on.
         reduced: Whether convolutions are computed as in the engine (:func:`protofed.models.reduce_convolutions`).
 
     Attributes:
-        clients: The clients in a fixed order.
         prototypes: Prototypes ``(K, d)`` that each client computed in the last round.
         correct: Number of correctly classified held-out samples of all clients in the last round, by prediction
             rule: the head and, if there are prototypes, the nearest local or global one.
-
-    Raises:
-        ConfigError: If the method is not supported.
     """
 
     def __init__(
@@ -112,12 +92,7 @@ class BareLoop:
             client.model.in_bfloat16 = roster[client.name].kind in roster.in_bfloat16
 
     def prepare(self, server: Mapping[str, Tensor], round_number: int) -> None:
-        """Choose the same batches as the engine does, and copy the server's prototypes.
-
-        Args:
-            server: State of the server.
-            round: Number of the round, from 1.
-        """
+        """Choose the same batches as the engine does, and copy the server's prototypes."""
         for client in self.clients:
             self.batches[client.name] = [
                 self._rows(client, round_number, epoch) for epoch in range(client.plan.epochs)

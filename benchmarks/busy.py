@@ -13,14 +13,13 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from rich import box
 from rich.table import Table
 
 from benchmarks.cases import case_experiment
 from benchmarks.ours import Rounds
-from benchmarks.request import Note, Request, Result
-from benchmarks.timing import cores
+from benchmarks.request import Note, Request, Result, new_table
 from protofed.compute import numerics
+from protofed.compute.numerics import cores
 from protofed.config.schema import Experiment
 from protofed.experiments.hardware import Hardware
 from protofed.visits.workers import stay_with_parent
@@ -33,13 +32,7 @@ PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class Setting(NamedTuple):
-    """One way to compute.
-
-    Attributes:
-        executor: Value of ``execution.executor``.
-        threads: Threads of each process.
-        environment: How threads wait for each other, where it is not the default.
-    """
+    """An executor, the threads of each process, and variables that say how threads wait for each other."""
 
     executor: Literal["sequential", "workers"]
     threads: int
@@ -66,12 +59,7 @@ def check_busy(request: Request) -> None:
 
 
 def busy(request: Request, note: Note) -> Iterator[Result]:
-    """Measure every way to compute, without and with competing processes.
-
-    Args:
-        request: Settings of the benchmark.
-        note: Callback for progress messages.
-    """
+    """Measure every way to compute, without and with competing processes."""
     figures = []
     for name in request.cases or (CASE,):
         experiment = case_experiment(name, request.overrides, rounds=request.rounds + 1)
@@ -86,12 +74,7 @@ def busy(request: Request, note: Note) -> Iterator[Result]:
 
 
 def measured(experiment: Experiment, setting: Setting) -> list[float]:
-    """Return the seconds of each round but the first, in a process of its own.
-
-    Args:
-        experiment: The experiment.
-        setting: The way to compute it. OpenMP's settings are read when torch is loaded, hence the process.
-    """
+    """Return the seconds of each round but the first, in a new process: OpenMP reads its settings only once."""
     execution = replace(experiment.execution, executor=setting.executor, threads=setting.threads)
     before = dict(os.environ)
     for name in (*numerics.WAITING, "OMP_NUM_THREADS"):
@@ -123,13 +106,9 @@ def competing(number: int) -> Iterator[None]:
 
 
 def _table(figures: Sequence[Mapping[str, Any]], request: Request) -> Table:
-    table = Table(
-        title=f"Beside other work: seconds per round, median of {request.rounds}",
-        caption="Ratios are to the same setting beside nothing.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
+    table = new_table(
+        f"Beside other work: seconds per round, median of {request.rounds}",
+        "Ratios are to the same setting beside nothing.",
     )
     for heading in ("case", "executor", "threads", "waiting"):
         table.add_column(heading, justify="right" if heading == "threads" else "left")

@@ -22,12 +22,7 @@ OWN = {
 
 @dataclass(frozen=True)
 class Case:
-    """One experiment to measure.
-
-    Attributes:
-        recipe: Name of a built-in recipe.
-        overrides: Options by dotted name.
-    """
+    """One experiment to measure: a built-in recipe, and options by dotted name."""
 
     recipe: str
     overrides: Mapping[str, Any]
@@ -57,13 +52,7 @@ def case_experiment(
     """Return the experiment of a case, in which all clients train and are evaluated in every round.
 
     Args:
-        name: Name of a case in :data:`CASES`.
-        overrides: The user's options by dotted name.
-        rounds: Number of rounds.
         also: The benchmark's own options, which the user's override.
-
-    Raises:
-        ConfigError: If the case is unknown, or an option is invalid or set by the benchmark itself.
     """
     if name not in CASES:
         raise ConfigError(unknown_name("case", name, CASES))
@@ -82,15 +71,7 @@ def case_experiment(
 
 
 def refuse(overrides: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Refuse options that the benchmark sets itself.
-
-    Args:
-        overrides: The user's options by dotted name.
-        own: Options that the benchmark sets, with the command-line option to use instead or an empty string.
-
-    Raises:
-        ConfigError: If ``overrides`` contains one of them.
-    """
+    """Raise ConfigError for overrides in ``own``, options that the benchmark sets itself."""
     for name in overrides:
         if name in own:
             hint = f"use {own[name]}" if own[name] else "leave it out"

@@ -15,20 +15,17 @@ from threading import Event, Thread
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich import box
 from rich.table import Table
 
-from benchmarks.request import Note, Request, Result
+from benchmarks.request import Note, Request, Result, new_table
 from protofed.errors import ConfigError, unknown_name
 from protofed.experiments.memory import tree_bytes
 from protofed.text import size
 
 ROOT = Path(__file__).parents[1]
-ANSWER = re.compile(rb"[Ff]ederating (helps|does)|from federating is seen")
-"""What a line of a first answer holds."""
-REFERENCE = [sys.executable, "-c", "import torch"]
-"""Takes as long as the machine is busy: what compares runs of different days."""
-_WAITING = """
+ANSWER = re.compile(rb"[Ff]ederating (helps|does)|from federating is seen")  # in a line of a first answer
+REFERENCE = [sys.executable, "-c", "import torch"]  # by which runs on busy machines can be compared
+_WAITING = """  # runs a command, and writes the CPU seconds of all its processes
 import ctypes, os, resource, subprocess, sys
 try:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # whoever outlives its parent becomes a child of this process
@@ -43,19 +40,17 @@ except ChildProcessError:
 open("cpu", "w").write(str(used.ru_utime + used.ru_stime))
 sys.exit(status)
 """
-"""Runs a command, and writes the CPU seconds of all its processes."""
 
 
 class Row(NamedTuple):
-    """Something that people wait for.
+    """A command that people wait for.
 
     Attributes:
-        told: In words.
         goals: Seconds to reach on two idle cores: until the first answer, or None, and until the end.
         prepare: Writes what is needed into a folder and returns the command.
     """
 
-    told: str
+    words: str
     goals: tuple[float | None, float]
     prepare: Callable[[Path], Sequence[str]]
 
@@ -130,11 +125,7 @@ def _many(folder: Path) -> Sequence[str]:
 
 
 def closed_forms(clients: int, per_client: int, dim: int) -> None:
-    """Run the closed form over many clients of digits, from samples in memory to the report.
-
-    Args:
-        dim: Number of random features.
-    """
+    """Run the closed form with ``dim`` random features over many clients of digits, and write the report."""
     from benchmarks.scaling import alike
     from protofed.analysis.report import write_report
     from protofed.config.schema import resolve
@@ -165,7 +156,15 @@ def closed_forms(clients: int, per_client: int, dim: int) -> None:
 
 def _mnist(folder: Path) -> Sequence[str]:
     """Compute the features once, so that they are kept when the command is measured."""
-    options = ["method.name=fedlda", "rounds=1", "data.clients=500", "encoder.name=auto", "encoder.dim=64"]
+    options = [
+        "method.name=fedlda",
+        "rounds=1",
+        "data.clients=500",
+        "encoder.name=auto",
+        "encoder.dim=64",
+        "partition.self_balancing=true",
+    ]
+    options += ["partition.min_size=1"]
     _waited(_protofed("run", "mnist-dirichlet", *options, "--out", "first", "--quiet"), folder)
     return _protofed("run", "mnist-dirichlet", *options, "--out", "second", "--quiet")
 
@@ -189,10 +188,7 @@ def check_felt(request: Request) -> None:
 
 
 def felt(request: Request, note: Note) -> Iterator[Result]:
-    """Run each command in a folder of its own, one after another.
-
-    CPU seconds are those of all processes that a command has started, also of those that outlive it.
-    """
+    """Run each command in a folder of its own; CPU seconds are those of all processes that it has started."""
     figures: list[dict[str, Any]] = []
     for name in request.cases or ROWS:
         note(name)
@@ -201,18 +197,15 @@ def felt(request: Request, note: Note) -> Iterator[Result]:
             command = row.prepare(Path(folder))
             reference = _waited(REFERENCE, Path(folder))["cpu_seconds"]
             found = {"reference_cpu_seconds": reference, **_waited(command, Path(folder))}
-        figures.append({"row": name, "told": row.told, "goals": row.goals, **found})
+        figures.append({"row": name, "words": row.words, "goals": row.goals, **found})
         yield Result(_table(figures), figures)
 
 
 def _waited(command: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run a command to its end and return its seconds, those until its first answer, and its peak memory.
-
-    Raises:
-        ConfigError: If it fails.
-    """
+    """Run a command to its end and return its seconds, those until its first answer, and its peak memory."""
     start = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PROTOFED_CACHE": str(folder / "cache")}
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
+    environment = {**os.environ, "PYTHONPATH": path, "PROTOFED_CACHE": str(folder / "cache")}
     first, peak, ended = None, 0, Event()
     with (
         (folder / "stderr").open("wb") as errors,
@@ -263,22 +256,18 @@ def tree_cpu(process: int) -> float:
 
 
 def _table(figures: Sequence[dict[str, Any]]) -> Table:
-    table = Table(
-        title="What people wait for: seconds, and CPU seconds of all processes",
-        caption="First: until the first answer. Goals are for two idle cores; elsewhere, CPU seconds count beside "
+    table = new_table(
+        "What people wait for: seconds, and CPU seconds of all processes",
+        "First: until the first answer. Goals are for two idle cores; elsewhere, CPU seconds count beside "
         "those of an import of torch.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
     )
-    table.add_column("")
-    for heading in ("first, s", "CPU s", "goal", "all, s", "CPU s", "goal", "import of torch, CPU s", "memory"):
+    table.add_column("", no_wrap=True)
+    for heading in ("first, s", "CPU s", "goal", "all, s", "CPU s", "goal", "torch", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in figures:
         first, last = row["goals"]
         times = [row["first_seconds"], row["first_cpu_seconds"], first]
         times += [row["seconds"], row["cpu_seconds"], last, row["reference_cpu_seconds"]]
         shown = ["" if value is None else f"{value:.3g}" for value in times]
-        table.add_row(f"{row['told']} ({row['row']})", *shown, size(row["peak_memory_bytes"]))
+        table.add_row(row["row"], *shown, size(row["peak_memory_bytes"]))
     return table

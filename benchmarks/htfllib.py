@@ -88,12 +88,7 @@ MODELS: dict[str, Callable[[tuple[int, ...]], list[str]]] = {"light4": _light4, 
 
 @dataclass(frozen=True)
 class Peer:
-    """A checkout of HtFLlib and a working folder.
-
-    Attributes:
-        checkout: Folder of HtFLlib.
-        folder: Empty folder for its files.
-    """
+    """A checkout of HtFLlib, and an empty folder for its files."""
 
     checkout: Path
     folder: Path
@@ -106,26 +101,16 @@ class Peer:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # HtFLlib itself writes compressed files; uncompressed ones are read faster.
                 np.savez(path, data=np.array(_arrays(getattr(client, part)), dtype=object))
-        (
-            self.folder / "system"
-        ).mkdir()  # the working directory of main.py, which reads ../dataset and writes to sibling folders
+        # The working directory of main.py, which reads ../dataset and writes to sibling folders.
+        (self.folder / "system").mkdir()
 
     def run(
         self, experiment: Experiment, federated: FederatedData, *, rounds: int, threads: int
     ) -> tuple[list[float], list[float]]:
         """Run one round more than ``rounds``; the first one also warms up.
 
-        Args:
-            experiment: Experiment to run.
-            federated: Data of its clients.
-            rounds: Number of rounds after the first.
-            threads: Number of torch threads.
-
         Returns:
             Seconds of each round, and the fraction of correct test samples at the start of each.
-
-        Raises:
-            ConfigError: If the process fails.
         """
         models = json.dumps(MODELS[experiment.model.name](federated.input_shape))
         source = str(self.checkout.resolve() / "system")
@@ -148,12 +133,7 @@ class Peer:
 
 
 def steps_per_round(experiment: Experiment, federated: FederatedData) -> dict[str, int]:
-    """Return the number of optimiser steps per round; the peer drops the last partial batch of each epoch.
-
-    Args:
-        experiment: The experiment.
-        federated: Data of its clients.
-    """
+    """Return the number of optimiser steps per round; the peer drops the last partial batch of each epoch."""
     plans = [(len(c.train), experiment.training.plan(c.settings)) for c in federated.clients]
     return {
         PEER: sum((n // plan.batch_size - (experiment.method in HELD_OUT)) * plan.epochs for n, plan in plans),
@@ -200,15 +180,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_data(experiment: Experiment, federated: FederatedData) -> None:
-    """Check that HtFLlib can train on the data in the same way.
-
-    Args:
-        experiment: Experiment to run.
-        federated: Data of its clients.
-
-    Raises:
-        ConfigError: If clients have their own settings, or the shape of samples is not supported.
-    """
+    """Raise ConfigError if clients have their own settings, or HtFLlib does not support the shape of samples."""
     for client in federated.clients:
         if client.settings:
             raise ConfigError(

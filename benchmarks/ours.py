@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from benchmarks.timing import Variant, cores
+from benchmarks.timing import Variant
+from protofed.compute.numerics import cores
 from protofed.config.schema import Experiment
 from protofed.experiments.assemble import assemble
 from protofed.experiments.hardware import Hardware
@@ -21,14 +22,8 @@ class Rounds:
     """A federation that runs one round per call.
 
     Args:
-        experiment: Experiment to run.
-        hardware: Hardware to run on.
         like: Another federation, from which to copy the choice of models computed in bfloat16.
         federated: The clients' data; loaded according to the experiment by default.
-
-    Attributes:
-        federation: The engine.
-        federated: The clients' data, on the device.
     """
 
     def __init__(
@@ -56,12 +51,7 @@ class Rounds:
         self.federation.executor.close()
 
     def variant(self, name: str, threads: int) -> Variant:
-        """Return the next rounds as a variant to be timed.
-
-        Args:
-            name: Name of the variant.
-            threads: Number of torch threads.
-        """
+        """Return the next rounds as a variant to be timed."""
         return Variant(name, threads, lambda: None, self.run)
 
 
@@ -71,11 +61,7 @@ def our_variants(
     """Return the executors to time: ``sequential``, and ``fused`` on a GPU or ``workers`` on CPUs.
 
     Args:
-        experiment: Experiment with the executor ``sequential`` and the total number of rounds to run.
-        hardware: Hardware to run on.
-        counts: Numbers of threads of the sequential executor.
-        processes: Number of processes of the executor ``workers``; 0 for one per core, 1 to leave it out.
-        stack: Exit stack that closes the federations.
+        experiment: With the executor ``sequential`` and the total number of rounds to run.
 
     Returns:
         The sequential federation and all variants.

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
-from rich import box
 from rich.table import Table
 
 from benchmarks.bare import BareLoop, check_method
 from benchmarks.cases import case_experiment
 from benchmarks.ours import SEQUENTIAL, Rounds, our_variants
-from benchmarks.request import Note, Request, Result
+from benchmarks.request import Note, Request, Result, new_table
 from benchmarks.timing import Timings, Variant, take_turns, thread_counts
 from protofed.config.schema import Experiment
 from protofed.experiments.hardware import Hardware
@@ -32,12 +31,7 @@ def check_overhead(request: Request) -> None:
 
 
 def overhead(request: Request, note: Note) -> Iterator[Result]:
-    """Time rounds of the engine and of a bare loop in turn, in this process, for each number of threads.
-
-    Args:
-        request: Settings of the benchmark.
-        note: Callback for progress messages.
-    """
+    """Time rounds of the engine and of a bare loop in turn, in this process, for each number of threads."""
     timings: dict[str, Timings] = {}
     figures = []
     for name, chosen in _experiments(request).items():
@@ -92,15 +86,11 @@ def _ratios(timings: Timings, name: str) -> dict[str, float]:
 
 def _table(cases: Mapping[str, Timings], rounds: int) -> Table:
     counts = sorted({threads for timings in cases.values() for _, threads in timings.seconds})
-    table = Table(
-        title=f"Overhead: seconds per round, median of {rounds}, and ratios to other variants",
-        caption="Ratios are medians over rounds run in turn, each variant with its best number of threads "
+    table = new_table(
+        f"Overhead: seconds per round, median of {rounds}, and ratios to other variants",
+        "Ratios are medians over rounds run in turn, each variant with its best number of threads "
         "(seq. 1: one thread). The bare loop has the same models, batches, optimiser, prototypes and predictions "
         "and nothing else; reduced: with small convolutions computed as in the engine.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
     )
     table.add_column("", no_wrap=True)
     threads = (f"{count} thread{'s' if count > 1 else ''}" for count in counts)

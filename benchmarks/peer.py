@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from benchmarks.cases import case_experiment
@@ -23,7 +22,7 @@ from benchmarks.htfllib import (
     steps_per_round,
 )
 from benchmarks.ours import our_variants
-from benchmarks.request import Note, Request, Result
+from benchmarks.request import Note, Request, Result, new_table
 from benchmarks.timing import Timings, take_turns, thread_counts
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
@@ -39,15 +38,7 @@ def check_peer(request: Request) -> None:
 
 
 def check_supported(request: Request, experiments: Sequence[Experiment]) -> None:
-    """Check that there is a checkout of HtFLlib, and that it supports some experiments and their data.
-
-    Args:
-        request: Settings of the benchmark.
-        experiments: The experiments.
-
-    Raises:
-        ProtofedError: If not.
-    """
+    """Raise ProtofedError unless there is a checkout of HtFLlib that supports the experiments and their data."""
     checkout(request)
     for experiment in experiments:
         check_experiment(experiment)
@@ -56,15 +47,7 @@ def check_supported(request: Request, experiments: Sequence[Experiment]) -> None
 
 
 def peer(request: Request, note: Note) -> Iterator[Result]:
-    """Time HtFLlib in separate processes, for each number of threads, and the executors of this package.
-
-    Args:
-        request: Settings of the benchmark.
-        note: Callback for progress messages.
-
-    Raises:
-        ConfigError: If HtFLlib fails.
-    """
+    """Time HtFLlib in separate processes, for each number of threads, and the executors of this package."""
     figures = []
     for name, chosen in _experiments(request).items():
         figures.append(_measure(name, chosen, request, note))
@@ -72,11 +55,7 @@ def peer(request: Request, note: Note) -> Iterator[Result]:
 
 
 def checkout(request: Request) -> Path:
-    """Return the folder of the peer.
-
-    Raises:
-        ConfigError: If there is none, or it is no checkout of HtFLlib.
-    """
+    """Return the folder of the peer."""
     if request.peer is None:
         raise ConfigError("bench peer needs --peer DIR, the folder of a clone of github.com/TsingZ0/HtFLlib")
     check_checkout(request.peer)
@@ -123,14 +102,10 @@ def _measure(name: str, experiment: Experiment, request: Request, note: Note) ->
 
 
 def _table(figures: list[dict[str, Any]], rounds: int) -> Table:
-    table = Table(
-        title=f"Against {PEER}: seconds per round, median of {rounds}, and ratio of its time to each variant's",
-        caption="Each with its best number of threads; sequential and workers are ours. The peer drops the last "
+    table = new_table(
+        f"Against {PEER}: seconds per round, median of {rounds}, and ratio of its time to each variant's",
+        "Each with its best number of threads; sequential and workers are ours. The peer drops the last "
         "partial batch of each epoch and therefore takes fewer steps.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
     )
     table.add_column("", no_wrap=True)
     for heading in ("steps", "threads", "s per round", f"{PEER} / this"):

@@ -12,7 +12,7 @@ import torch
 
 import protofed
 from benchmarks.request import Result
-from benchmarks.timing import cores
+from protofed.compute.numerics import cores
 from protofed.errors import ConfigError
 from protofed.storage.files import write_json
 
@@ -23,13 +23,6 @@ class Report:
     Args:
         path: File to rewrite whenever results are added, or None.
         options: Options of every experiment as given, each as ``name=value``, for the file.
-
-    Attributes:
-        machine: Facts of the machine at the start of the measurement.
-        results: Figures by benchmark.
-
-    Raises:
-        ConfigError: If ``path`` is a folder, or its folder does not exist.
     """
 
     def __init__(self, path: Path | None, options: Sequence[str] = ()) -> None:
@@ -41,12 +34,7 @@ class Report:
         self.results: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, name: str, result: Result) -> None:
-        """Add the figures of a benchmark and write the file.
-
-        Args:
-            name: Name of the benchmark.
-            result: Its result.
-        """
+        """Add the figures of a benchmark and write the file."""
         self.results[name] = result.figures
         if self.path is not None:
             facts = {"protofed": protofed.__version__, "machine": self.machine, "options": self.options}

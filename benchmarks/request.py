@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
 
 from protofed.errors import ConfigError
@@ -80,3 +81,9 @@ class Result:
     table: Table
     figures: list[dict[str, Any]]
     draw: Callable[[], Figure] | None = None
+
+
+def new_table(title: str, caption: str) -> Table:
+    """Return an empty table."""
+    left: Any = {"title_justify": "left", "caption_justify": "left"}
+    return Table(title=title, caption=caption, box=box.SIMPLE, padding=(0, 1, 0, 0), **left)

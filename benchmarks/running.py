@@ -17,12 +17,7 @@ from protofed.errors import ConfigError, unknown_name
 
 
 class Benchmark(NamedTuple):
-    """A benchmark.
-
-    Attributes:
-        check: Function that raises an error for invalid settings, before anything is measured.
-        measure: Function that runs the benchmark; yields the result so far whenever a case has been measured.
-    """
+    """A check of the settings, and the benchmark, which yields the result so far whenever a case is measured."""
 
     check: Callable[[Request], None]
     measure: Callable[[Request, Note], Iterator[Result]]
@@ -42,16 +37,8 @@ ALL = "all"
 def measure(name: str, request: Request, note: Note) -> Iterator[tuple[str, Result]]:
     """Run one benchmark, or ``all``: those that take minutes, ``peer`` only if a checkout is given.
 
-    Args:
-        name: Name of a benchmark, or ``all``.
-        request: Settings of the benchmarks.
-        note: Callback for progress messages.
-
     Yields:
         The name of a benchmark and its result so far, whenever a case of it has been measured.
-
-    Raises:
-        ProtofedError: If settings or data are invalid; where possible, before anything is measured.
     """
     if name not in (*BENCHMARKS, ALL):
         raise ConfigError(unknown_name("benchmark", name, [*BENCHMARKS, ALL]))

@@ -11,11 +11,10 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from rich import box
 from rich.table import Table
 
 from benchmarks.cases import refuse
-from benchmarks.request import Note, Request, Result
+from benchmarks.request import Note, Request, Result, new_table
 from protofed.analysis.report import write_report
 from protofed.compute.seeding import generator
 from protofed.config.schema import Experiment, Tree, apply_overrides, resolve
@@ -52,12 +51,7 @@ def check_scaling(request: Request) -> None:
 
 
 def scaling(request: Request, note: Note) -> Iterator[Result]:
-    """Measure federations of several sizes with the same number of samples per client.
-
-    Args:
-        request: Settings of the benchmark.
-        note: Callback for progress messages.
-    """
+    """Measure federations of several sizes with the same number of samples per client."""
     tree = _tree(request)
     figures = []
     for clients in request.clients:
@@ -77,9 +71,6 @@ def measure_size(tree: Tree, clients: int, per_client: int, rounds: int) -> dict
     """Measure one federation, from its start to its report.
 
     Args:
-        tree: Options of the experiment.
-        clients: Number of clients.
-        per_client: Number of samples per client.
         rounds: Number of rounds to measure, which follow a warm-up round; one with a checkpoint comes after them.
 
     Returns:
@@ -145,13 +136,7 @@ def measure_size(tree: Tree, clients: int, per_client: int, rounds: int) -> dict
 
 
 def alike(experiment: Experiment, clients: int, per_client: int) -> FederatedData:
-    """Return a federation with the same number of samples per client.
-
-    Args:
-        experiment: Experiment from whose data samples are drawn with replacement.
-        clients: Number of clients.
-        per_client: Number of samples per client, training and test samples together.
-    """
+    """Return a federation with ``per_client`` samples each, training and test, drawn with replacement."""
     pool = load_pool(experiment.data, experiment.seed)
     tests = round(experiment.data.test_fraction * per_client)
 
@@ -169,15 +154,11 @@ def alike(experiment: Experiment, clients: int, per_client: int) -> FederatedDat
 
 def _table(figures: Sequence[Mapping[str, Any]], request: Request) -> Table:
     first = figures[0]
-    table = Table(
-        title=f"Scaling: seconds per round, median of {request.rounds}; {first['model']} on {first['data']}, "
+    table = new_table(
+        f"Scaling: seconds per round, median of {request.rounds}; {first['model']} on {first['data']}, "
         f"{request.per_client} samples per client",
-        caption=f"Ratio: time per client, to {first['clients']} clients. Checkpoint: time that one written beside "
+        f"Ratio: time per client, to {first['clients']} clients. Checkpoint: time that one written beside "
         "a round adds to it. Memory: of all processes, before the report.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
     )
     headings = (
         "clients",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +10,13 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.request import Note
+from protofed.compute.numerics import cores
 
 MOST_COUNTS = 8
 
 
 class Variant(NamedTuple):
-    """One implementation of a round with a number of threads.
-
-    Attributes:
-        name: Name of the implementation.
-        threads: Number of torch threads while it runs.
-        prepare: Function called before timing starts.
-        run: Function that is timed; it returns only when the work is done.
-    """
+    """An implementation of a round with a number of torch threads; only ``run`` is timed."""
 
     name: str
     threads: int
@@ -32,11 +25,7 @@ class Variant(NamedTuple):
 
 
 class Timings:
-    """Seconds per round of variants that took turns.
-
-    Attributes:
-        seconds: Seconds of each round, by name and number of threads.
-    """
+    """Seconds per round of variants that took turns, by name and number of threads."""
 
     def __init__(self, seconds: Mapping[tuple[str, int], Sequence[float]]) -> None:
         self.seconds = {key: list(values) for key, values in seconds.items()}
@@ -47,12 +36,7 @@ class Timings:
         return list(dict.fromkeys(name for name, _ in self.seconds))
 
     def median(self, name: str, threads: int) -> float:
-        """Return the median seconds per round of a variant.
-
-        Args:
-            name: Name of the implementation.
-            threads: Number of threads.
-        """
+        """Return the median seconds per round of a variant."""
         return statistics.median(self.seconds[name, threads])
 
     def best(self, name: str) -> int:
@@ -67,11 +51,7 @@ class Timings:
 
         Args:
             name: Implementation in the numerator, with its best number of threads.
-            to: Implementation in the denominator.
-            threads: Number of threads of ``to``; None for its best.
-
-        Returns:
-            The ratio, or None if ``to`` was not measured.
+            to: Implementation in the denominator, with ``threads`` or its best number; None if not measured.
         """
         if to not in self.names or (threads and (to, threads) not in self.seconds):
             return None
@@ -84,13 +64,7 @@ class Timings:
 
 
 def take_turns(variants: Sequence[Variant], rounds: int, note: Note) -> Timings:
-    """Run all variants in turn, in alternating order: once to warm up and then several timed rounds.
-
-    Args:
-        variants: Variants to time.
-        rounds: Number of timed rounds.
-        note: Callback for progress messages.
-    """
+    """Run all variants in turn, in alternating order: once to warm up and then several timed rounds."""
     seconds: dict[tuple[str, int], list[float]] = {(v.name, v.threads): [] for v in variants}
     before = torch.get_num_threads()
     try:
@@ -109,16 +83,10 @@ def take_turns(variants: Sequence[Variant], rounds: int, note: Note) -> Timings:
     return Timings(seconds)
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def thread_counts(device: torch.device, wanted: Sequence[int]) -> list[int]:
     """Return the numbers of threads to try.
 
     Args:
-        device: Device of the experiment.
         wanted: Numbers given by the user; if empty, 1 to all cores (powers of two if there are more than eight).
     """
     if wanted:

@@ -12,18 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.table import Table
 
 from benchmarks.cases import case_experiment
 from benchmarks.htfllib import AS_PEER, PEER, Peer, steps_per_round
 from benchmarks.ours import Rounds
 from benchmarks.peer import check_supported, checkout
-from benchmarks.request import Note, Request, Result
-from benchmarks.timing import cores
+from benchmarks.request import Note, Request, Result, new_table
 from protofed import methods
 from protofed.analysis.figures.base import apply_theme, legend_below, log_axis, panels, percent_axis
 from protofed.analysis.style import method_styles
+from protofed.compute.numerics import cores
 from protofed.config.schema import Experiment
 from protofed.errors import ConfigError
 from protofed.experiments.encoding import encode
@@ -100,15 +99,7 @@ def check_until(request: Request) -> None:
 
 
 def until(request: Request, note: Note) -> Iterator[Result]:
-    """Run every case with every seed until the target is reached, or for ``limit`` rounds.
-
-    Args:
-        request: Settings of the benchmark.
-        note: Callback for progress messages.
-
-    Raises:
-        ConfigError: If HtFLlib fails.
-    """
+    """Run every case with every seed until the target is reached, or for ``limit`` rounds."""
     figures = []
     for name in request.cases or CASES:
         found: dict[str, list[dict[str, Any]]] = {}
@@ -170,11 +161,7 @@ def _broadcast(federation: Federation) -> int:
 
 
 def _peers(experiment: Experiment, federated: FederatedData, request: Request) -> Course:
-    """Run the peer for as many rounds as planned: it cannot be told to stop.
-
-    Raises:
-        ConfigError: If it fails, or does not tell its accuracies.
-    """
+    """Run the peer for as many rounds as planned: it cannot be told to stop."""
     with tempfile.TemporaryDirectory(prefix="protofed-peer-") as folder:
         htfllib = Peer(checkout(request), Path(folder))
         htfllib.write(federated)
@@ -192,11 +179,7 @@ def _peers(experiment: Experiment, federated: FederatedData, request: Request) -
 
 @apply_theme
 def draw_courses(figures: Sequence[dict[str, Any]]) -> Figure:
-    """Draw accuracy against seconds and, where they are counted, against bytes: a line per case, library and seed.
-
-    Args:
-        figures: The figures of :func:`until`.
-    """
+    """Draw accuracy against seconds and, where counted, against bytes: a line per case, library and seed."""
     fig, axes = panels(2)
     styles = method_styles([_method(row["case"]) for row in figures])
     shown: list[float] = []
@@ -230,14 +213,10 @@ def _method(case: str) -> str:
 
 
 def _table(figures: Sequence[dict[str, Any]], request: Request) -> Table:
-    table = Table(
-        title=f"Until {100 * request.target:g} % of all test samples (mean of up to {SMOOTHED} rounds), median of "
+    table = new_table(
+        f"Until {100 * request.target:g} % of all test samples (mean of up to {SMOOTHED} rounds), median of "
         f"{len(request.seeds)} seeds",
-        caption=f"not reached: not within {request.limit} rounds. {PEER} does not count its bytes.",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
+        f"not reached: not within {request.limit} rounds. {PEER} does not count its bytes.",
     )
     table.add_column("", no_wrap=True)
     for heading in ("seconds", "rounds", "steps", "bytes", "best"):

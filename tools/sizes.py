@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 51_096,
-    "packages, papers, tools, benchmarks": 22_695,
-    "tests": 54_490,
+    "src": 51_092,
+    "packages, papers, tools, benchmarks": 21_900,
+    "tests": 54_472,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_414,
@@ -31,7 +31,7 @@ BUDGET = {
     "methods/gfpl.py": 255,
     "methods/tinyproto.py": 230,
     "hooks of the contract": 21,
-    "words of docs by hand": 35_310,
+    "words of docs by hand": 35_385,
 }
 """Most of each: lines, unless the name says otherwise."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import runpy
 import subprocess
 import sys
 from functools import cache
@@ -359,15 +358,6 @@ def test_figures_have_runs_or_need_none(paper):
         assert bool(runs) == bool(figure.methods), figure.number
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_anomalies_in_the_documentation_are_those_that_the_script_finds(paper):
-    found = runpy.run_path(str(ROOT / "papers/tools/anomalies.py"))["PAPERS"][paper]()
-    page = (ROOT / "papers/reproduction" / f"{paper}.md").read_text(encoding="utf-8")
-    assert found
-    for line in found:
-        assert f"- {line}" in page
-
-
 @pytest.mark.parametrize(("name", "number", "scale"), [("fedproto", 1, "full"), ("tinyproto", 1, "tenth")])
 def test_committed_results_are_of_todays_configurations(name, number, scale):
     """A key leaves defaults out, so that another default of an option loses results: write them with new keys."""
@@ -381,21 +371,6 @@ def test_the_pages_hold_the_committed_results():
     script = ROOT / "papers/tools/reproduction_pages.py"
     run = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-
-
-def test_the_script_of_anomalies_finds_what_was_found_by_hand():
-    script = runpy.run_path(str(ROOT / "papers/tools/anomalies.py"))
-    found = " ".join(line for name in PAPERS for line in script["PAPERS"][name]())
-    for fact in (
-        "15 of 15 numbers",
-        "30 of 30",
-        "53 of 54",
-        "16 of 18 columns",
-        "35 of 36",
-        "in 15 of 15 cells",
-        "3.64",
-    ):
-        assert fact in found, fact
 
 
 def test_rows_as_coded_have_the_authors_split_and_stand_where_there_is_a_recipe():

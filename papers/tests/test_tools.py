@@ -31,7 +31,8 @@ def test_tools_find_what_they_import(path, monkeypatch):
 def test_the_demonstration_shows_what_is_recorded(method, rounds):
     tool = script(TOOLS / "demo_page.py")
     found = tool.shown("apart", method, {}, rounds, 0)
-    row = next(r for r in tool.read() if (r["skew"], r["method"], r["seed"]) == ("apart", method, "0"))
+    rows = tool.rows.read_rows(tool.FILE)
+    row = next(r for r in rows if (r["skew"], r["method"], r["seed"]) == ("apart", method, "0"))
     assert found.bytes == int(row["bytes"])
     assert found.accuracy == pytest.approx(float(row["accuracy"]), abs=0.02)
 

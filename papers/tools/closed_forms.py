@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from does_it_help import Arm, arms_of, final, save, spread, union, unseen
+from rows import markdown
 
 from protofed.text import size
 from protofed.trained.paired import difference
@@ -64,12 +64,6 @@ def row(recipe: str, arms: dict[str, Arm]) -> list[str]:
 def saved(name: str) -> dict[str, Arm]:
     """Return the arms of a saved comparison by name."""
     return {arm.label: arm for arm in arms_of([SAVED / f"{name}.csv"])}
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [" | ".join(row) for row in (head, *rows)]
-    return "\n".join([f"| {lines[0]} |", "|" + "---|" * len(head), *(f"| {line} |" for line in lines[1:])])
 
 
 def table() -> str:

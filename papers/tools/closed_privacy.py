@@ -7,7 +7,6 @@ output. Sums are made as secure aggregation makes them, without its masks, which
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rows import save
+from rows import load, markdown, save
 
 from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.experiments.assemble import assemble
@@ -116,17 +115,10 @@ def summed(recipe: Tree, data: FederatedData, dim: int) -> Iterator[Result]:
         yield Result("fedlda", dim, SUM, epsilon, seed, own / len(y), float(right.double().mean()), unseen)
 
 
-def read(path: Path) -> list[Result]:
-    """Return the results in a file."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    return [Result(r[0], int(r[1]), r[2], float(r[3]), int(r[4]), *map(float, r[5:])) for r in rows]
-
-
 def table(found: list[Result]) -> str:
     """Return own, union and unseen accuracy, mean and standard deviation over seeds, as a Markdown table."""
     heads = ["∞" if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in BUDGETS]
-    lines = [f"| noise hides | D | classes | {' | '.join(heads)} |", "|---|---:|---|" + "---:|" * len(heads)]
+    rows: list[list[str]] = []
     for hidden in (SUM, CLIENTS):
         for dim in DIMS:
             for part in ("own", "union", "unseen"):
@@ -135,12 +127,11 @@ def table(found: list[Result]) -> str:
                     continue
                 each = [[getattr(r, part) for r in same if r.epsilon == epsilon] for epsilon in BUDGETS]
                 cells = (mean_std(v).removesuffix("%").strip() if v else "–" for v in each)
-                lines.append(f"| {hidden} | {dim} | {part} | {' | '.join(cells)} |")
+                rows.append([hidden, str(dim), part, *cells])
     for r in found:
         if r.method == "local_lda":
-            value = f"{100 * r.own:.1f}"
-            lines.append(f"| `local_lda`, no noise | {r.dim} | own | {' | '.join([value] * len(heads))} |")
-    return "\n".join(lines)
+            rows.append(["`local_lda`, no noise", str(r.dim), "own", *[f"{100 * r.own:.1f}"] * len(heads)])
+    return markdown(["noise hides", "D", "classes", *heads], rows, " r " + "r" * len(heads))
 
 
 def draw(found: list[Result], path: Path) -> None:
@@ -181,7 +172,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.run:
         save(list(measured()), given.file)
-    found = read(given.file)
+    found = load(Result, given.file)
     print(table(found))
     if given.figure:
         draw(found, given.figure)

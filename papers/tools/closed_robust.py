@@ -7,10 +7,9 @@ with all honest clients' in view.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rows import save
+from rows import load, markdown, save
 
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.experiments.assemble import assemble
@@ -113,15 +112,11 @@ def measured(method: str, attack: str, clients: int, samples: int, rule: str, se
         chosen |= {"attack.kind": "inner_product", "attack.clients": clients, "attack.samples": samples}
     experiment = resolve(apply_overrides(load_recipe("quickstart"), chosen), method=method, seed=seed)
     federation, _ = assemble(experiment, load_data(experiment))
-    made = forged if attack in FORGED else None
     with closing(federation.executor):
-        if made is None:
-            record = list(federation.run())[-1]
-        else:
-            with mock.patch(
-                "protofed.stages.attack.attackers.crafted", lambda kind, *given: forged(attack, *given)
-            ):
-                record = list(federation.run())[-1]
+        crafted = "protofed.stages.attack.attackers.craft_uploads"
+        forge = mock.patch(crafted, lambda kind, *given: forged(attack, *given))
+        with forge if attack in FORGED else nullcontext():
+            *_, record = federation.run()
     assert record.accuracy
     assert record.union
     hostile = record.attack.clients if record.attack else ()
@@ -145,7 +140,7 @@ def table(found: Sequence[Result]) -> str:
     """Return a Markdown table: own classes / all classes in %, means over seeds, by attack, method and rule."""
     columns = list(dict.fromkeys((r.method, r.rule) for r in found))
     names = [f"`{method}`, {rule}" if "local" not in method else f"`{method}`" for method, rule in columns]
-    lines = [f"| hostile | state | {' | '.join(names)} |", "|---|---|" + "---:|" * len(columns)]
+    rows = []
     for case in dict.fromkeys((r.attack, r.clients, r.samples) for r in found):
         cells = []
         for column in columns:
@@ -153,17 +148,8 @@ def table(found: Sequence[Result]) -> str:
             means = [100 * fmean(getattr(r, part) for r in each) for part in ("own", "union") if each]
             cells.append(" / ".join(f"{mean:.1f}" for mean in means if mean == mean) or "–")
         who = f"{case[1]}: {NAMES[case[0]]}" if case[1] else "nobody"
-        lines.append(
-            f"| {who} | {'2³⁰ samples' if case[2] else ('the truth' if case[1] else '')} | {' | '.join(cells)} |"
-        )
-    return "\n".join(lines)
-
-
-def read(path: Path) -> list[Result]:
-    """Return the results in a file."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    return [Result(r[0], r[1], int(r[2]), int(r[3]), r[4], int(r[5]), float(r[6]), float(r[7])) for r in rows]
+        rows.append([who, "2³⁰ samples" if case[2] else ("the truth" if case[1] else ""), *cells])
+    return markdown(["hostile", "state", *names], rows, "  " + "r" * len(names))
 
 
 def main() -> None:
@@ -172,7 +158,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--run", action="store_true")
     given = parser.parse_args()
-    found = read(given.file) if given.file.is_file() else []
+    found = load(Result, given.file)
     if given.run:
         known = {result[:6] for result in found}
         for case in cases():

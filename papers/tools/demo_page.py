@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,18 +60,12 @@ def shown(skew: str, method: str, options: dict[str, Any], rounds: int, seed: in
     return Demonstration(skew, method, given, seed, rounds, view.accuracy, view.unseen, view.bytes)
 
 
-def read() -> list[dict[str, str]]:
-    """Return the recorded demonstrations."""
-    with FILE.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", action="store_true", help="run the demonstrations and write the file")
     if parser.parse_args().run:
         rows.save([shown(*case, seed) for case in CASES for seed in SEEDS], FILE)
-    for row in read():
+    for row in rows.read_rows(FILE):
         print(*row.values(), sep="\t")
 
 

@@ -8,7 +8,6 @@ with the best control that computes as much with the same loss.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 import tomllib
@@ -18,6 +17,10 @@ from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rows import fill, markdown, read_rows, update, write_rows
 
 from protofed.config.schema import load_recipe
 from protofed.runs.loading import load_runs
@@ -181,12 +184,8 @@ COLUMNS = ("arm", "seed", "bytes", "seconds", "rule", *(field.name for field in 
 
 def save(arms: Sequence[Arm], path: Path) -> None:
     """Write one line per run and rule: accuracies in fractions, bytes and seconds a round."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        out.writeheader()
-        for arm in arms:
-            for seed, run in arm.runs.items():
-                out.writerows({"arm": arm.label, "seed": seed, **line} for line in written(run))
+    runs = ((arm.label, seed, run) for arm in arms for seed, run in arm.runs.items())
+    write_rows(path, COLUMNS, ({"arm": a, "seed": seed, **line} for a, seed, run in runs for line in written(run)))
 
 
 def written(run: Measured) -> Iterator[dict[str, Any]]:
@@ -208,9 +207,8 @@ def measured(lines: Iterable[Mapping[str, str]], *names: str) -> dict[tuple[str,
 
 def read(path: Path) -> Iterator[tuple[str, int, Measured]]:
     """Yield arm, seed and figures of every run of a file that :func:`save` wrote."""
-    with path.open(encoding="utf-8", newline="") as file:
-        for (label, seed), run in measured(csv.DictReader(file), "arm", "seed").items():
-            yield label, int(seed), run
+    for (label, seed), run in measured(read_rows(path), "arm", "seed").items():
+        yield label, int(seed), run
 
 
 def studies() -> dict[str, dict[str, str]]:
@@ -305,21 +303,18 @@ def table(arms: Sequence[Arm], reference: str = "") -> str:
 
 def chosen(name: str) -> list[str]:
     """Return as a table what validation samples chose for the arms of a study; nothing if it is not tuned."""
-    if not TUNED.is_file():
-        return []
-    with TUNED.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["study"] == name]
+    rows = [row for row in read_rows(TUNED) if row["study"] == name]
     if not rows:
         return []
     names = ("arm", "lr", "λ", "γ", "validation, %", "values tried", "their range, %")
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    lines = []
     for row in rows:
         if row["chosen"]:
             tried = [100 * float(other["validation"]) for other in rows if other["arm"] == row["arm"]]
             values = (row[key] or "–" for key in ("training.lr", "method.lambda", "method.gamma"))
-            cells = (row["arm"], *values, f"{100 * float(row['validation']):.1f}", str(len(tried)))
-            lines.append(f"| {' | '.join(cells)} | {min(tried):.1f} … {max(tried):.1f} |")
-    return ["Chosen on validation samples by `papers/tools/fair.py`, mean of three seeds:", "\n".join(lines)]
+            counted = (f"{100 * float(row['validation']):.1f}", str(len(tried)))
+            lines.append((row["arm"], *values, *counted, f"{min(tried):.1f} … {max(tried):.1f}"))
+    return ["Chosen on validation samples by `papers/tools/fair.py`, mean of three seeds:", markdown(names, lines)]
 
 
 def page(name: str, about: Mapping[str, str]) -> str:
@@ -342,7 +337,7 @@ def overview() -> str:
     A study that has a ``-fair`` twin is left out.
     """
     names = ("setting", "seeds", "FedProto", "`beacon`", "`fedlda`", "`beacon`, of any kind", "unseen")
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    lines = []
     known = studies()
     for name in known:
         if f"{name}-fair" in known:
@@ -370,10 +365,8 @@ def overview() -> str:
         beyond = [f"{statistics.fmean(own):.0f}" if own else "–" for own in values]
         if set(cells) != {"–"}:
             seeds = len(next(iter(found.values())).runs)
-            lines.append(
-                f"| [{name}](../papers/studies/{name}.md) | {seeds} | {' | '.join(cells)} | {', '.join(beyond)} |"
-            )
-    return "\n".join(lines)
+            lines.append([f"[{name}](../papers/studies/{name}.md)", str(seeds), *cells, ", ".join(beyond)])
+    return markdown(names, lines)
 
 
 CLOSED_FORMS = (
@@ -453,9 +446,6 @@ def _looks(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     return found
 
 
-FIRST, LAST = "<!-- overview: made by papers/tools/does_it_help.py -->", "<!-- end of overview -->"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("comparisons", nargs="*", type=Path, help="directories or files to print as one table")
@@ -470,12 +460,8 @@ def main() -> None:
         return
     made = {STUDY / f"{name}.md": page(name, about) for name, about in studies().items()}
     main_page = DOCS / "does-it-help.md"
-    before, _, rest = main_page.read_text(encoding="utf-8").partition(FIRST)
-    made[main_page] = f"{before}{FIRST}\n\n{overview()}\n\n{LAST}{rest.partition(LAST)[2]}"
-    for path, text in made.items():
-        if given.check and (not path.is_file() or path.read_text(encoding="utf-8") != text):
-            sys.exit(f"{path} is out of date: run python papers/tools/does_it_help.py")
-        path.write_text(text, encoding="utf-8")
+    made[main_page] = fill(main_page.read_text(encoding="utf-8"), "overview", overview())
+    update(made, given.check)
     arms = drawn_arms()
     if drawn(PICTURE) != described(arms):
         if given.check:

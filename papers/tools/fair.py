@@ -10,7 +10,6 @@ studies/tuning/tried.csv.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ import tomli_w
 sys.path.insert(0, str(Path(__file__).parent))
 
 from does_it_help import OWN_RULE, STUDY, TUNED, Arm, arms_of, save
+from rows import read_rows, write_rows
 
 from protofed.config.schema import apply_overrides, load_recipe
 from protofed.runs.loading import load_run
@@ -122,23 +122,16 @@ def choose(out: Path, arms: Sequence[str]) -> tuple[dict[str, int], list[dict[st
 
 def chosen_of(study: str, arms: Sequence[str]) -> dict[str, int]:
     """Return the places of some arms that a saved study has chosen."""
-    with TUNED.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["study"] == study]
+    rows = [row for row in read_rows(TUNED) if row["study"] == study]
     return {arm: [bool(r["chosen"]) for r in rows if r["arm"] == arm].index(True) for arm in arms}
 
 
 def keep(study: str, rows: list[dict[str, Any]]) -> None:
     """Write what was tried in a study to tuning/tried.csv, in place of what it said of the same arms."""
     tried = {row["arm"] for row in rows}
-    others: list[dict[str, Any]] = []
-    if TUNED.is_file():
-        with TUNED.open(encoding="utf-8", newline="") as file:
-            others = [row for row in csv.DictReader(file) if row["study"] != study or row["arm"] not in tried]
-    TUNED.parent.mkdir(exist_ok=True)
-    with TUNED.open("w", encoding="utf-8", newline="") as file:
-        out = csv.DictWriter(file, ("study", "arm", *GRID, "validation", "chosen"), lineterminator="\n")
-        out.writeheader()
-        out.writerows(others + [{"study": study, **row} for row in rows])
+    others = [row for row in read_rows(TUNED) if row["study"] != study or row["arm"] not in tried]
+    names = ("study", "arm", *GRID, "validation", "chosen")
+    write_rows(TUNED, names, [*others, *({"study": study, **row} for row in rows)])
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ of its run's configuration: one that is not that of the recipe is refused.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from does_it_help import (
     table,
     written,
 )
+from rows import markdown, read_rows, update, write_rows
 
 from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ProtofedError
@@ -75,8 +75,7 @@ def expected(tree: Tree, scenario: str, arm: str, seed: int) -> str:
 
 def read() -> Runs:
     """Return the figures of every run."""
-    with FIGURES.open(encoding="utf-8", newline="") as file:
-        found = measured(csv.DictReader(file), "scenario", "arm", "seed", "key")
+    found = measured(read_rows(FIGURES), "scenario", "arm", "seed", "key")
     return {(scenario, arm, int(seed)): (key, run) for (scenario, arm, seed, key), run in found.items()}
 
 
@@ -112,13 +111,11 @@ def write(runs: Runs) -> None:
     def place(run: tuple[str, str, int]) -> tuple[int, int, int]:
         return order[0].index(run[0]), order[1].index(run[1]), run[2]
 
-    with FIGURES.open("w", encoding="utf-8", newline="") as file:
-        out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        out.writeheader()
-        for scenario, arm, seed in sorted(runs, key=place):
-            key, run = runs[scenario, arm, seed]
-            place_of = {"scenario": scenario, "arm": arm, "seed": seed, "key": key}
-            out.writerows({**place_of, **line} for line in written(run))
+    rows: list[dict[str, Any]] = []
+    for scenario, arm, seed in sorted(runs, key=place):
+        key, run = runs[scenario, arm, seed]
+        rows += ({"scenario": scenario, "arm": arm, "seed": seed, "key": key, **line} for line in written(run))
+    write_rows(FIGURES, COLUMNS, rows)
 
 
 def arms(runs: Runs, scenario: str) -> list[Arm]:
@@ -133,14 +130,14 @@ def arms(runs: Runs, scenario: str) -> list[Arm]:
 def overview(found: Mapping[str, Sequence[Arm]]) -> str:
     """Return accuracy on own samples, by arm and scenario, marked where it is above or below the arm's control."""
     labels = list(dict.fromkeys(arm.label for arm in itertools.chain(*found.values())))
-    lines = [f"| arm | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    lines = []
     for label in labels:
         cells = []
         for members in found.values():
             arm = next((arm for arm in members if arm.label == label), None)
             cells.append("–" if arm is None else _cell(arm, members))
-        lines.append(f"| `{label}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([f"`{label}`", *cells])
+    return markdown(["arm", *found], lines)
 
 
 def _cell(arm: Arm, members: Sequence[Arm]) -> str:
@@ -167,18 +164,15 @@ def main() -> None:
     parser.add_argument("--add", type=Path, help="take in the finished runs of a comparison")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
     given = parser.parse_args()
-    runs = read() if FIGURES.is_file() else {}
+    runs = read()
     try:
         if given.add:
             write(checked(runs | dict(finished(given.add))))
             runs = read()
-        text, path = page(checked(runs)), STUDY / "leaderboard.md"
+        text = page(checked(runs))
     except ProtofedError as error:
         sys.exit(f"error: {error}")
-    if not given.check:
-        path.write_text(text, encoding="utf-8")
-    elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-        sys.exit(f"{path} is out of date: run python papers/tools/leaderboard.py")
+    update({STUDY / "leaderboard.md": text}, given.check)
 
 
 if __name__ == "__main__":

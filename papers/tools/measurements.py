@@ -11,7 +11,7 @@ import csv
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,21 +22,18 @@ import closed_privacy
 import domain_shift
 import privacy_table
 import until
+from rows import load, markdown, read_rows, update
 
 STUDY = Path(__file__).resolve().parents[1] / "studies"
 BUDGETS = sorted(STUDY.glob("privacy/*.csv"))
 
 
-def _budgets(path: Path) -> str:
-    return privacy_table.table(privacy_table.results([path]))
-
-
 MADE: dict[str, Callable[[], str]] = {
     "closed-forms": closed_forms.table,
-    "closed-privacy": lambda: closed_privacy.table(closed_privacy.read(STUDY / "closed/privacy.csv")),
-    "domain-shift": lambda: domain_shift.table(domain_shift.read(STUDY / "closed/domain-shift.csv")),
+    "closed-privacy": lambda: closed_privacy.table(load(closed_privacy.Result, STUDY / "closed/privacy.csv")),
+    "domain-shift": lambda: domain_shift.table(read_rows(STUDY / "closed/domain-shift.csv")),
     "until": lambda: until.table(until.read(until.FILES), [float(target) for target in until.TARGETS.split(",")]),
-    **{f"epsilon-{path.stem}": partial(_budgets, path) for path in BUDGETS},
+    **{f"epsilon-{path.stem}": partial(privacy_table.saved, path) for path in BUDGETS},
 }
 """Tables that are made of the figures of single runs."""
 
@@ -45,13 +42,8 @@ def table(name: str) -> str:
     """Return a table as Markdown."""
     if name in MADE:
         return MADE[name]()
-    with (STUDY / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        head, *rows = csv.reader(file)
-    return "\n".join([_line(head), "|---" * len(head) + "|", *map(_line, rows)])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    head, *rows = csv.reader((STUDY / "tables" / f"{name}.csv").read_text(encoding="utf-8").splitlines())
+    return markdown(head, rows)
 
 
 def pages() -> dict[Path, str]:
@@ -68,12 +60,7 @@ def pages() -> dict[Path, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
-    check = parser.parse_args().check
-    for path, text in pages().items():
-        if not check:
-            path.write_text(text, encoding="utf-8")
-        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            sys.exit(f"{path} is out of date: run python papers/tools/measurements.py")
+    update(pages(), parser.parse_args().check)
 
 
 if __name__ == "__main__":

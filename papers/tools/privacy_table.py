@@ -7,15 +7,15 @@ the clients' own test samples after the last round.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rows import save
+from rows import load, markdown, save
 
 from protofed.runs.loading import load_runs
 from protofed.text import mean_std
@@ -48,8 +48,8 @@ class Result(NamedTuple):
 
 def results(places: Sequence[Path]) -> list[Result]:
     """Return all results there, in a fixed order."""
-    found = [result for place in places for result in (read(place) if place.suffix == ".csv" else finished(place))]
-    return sorted(found)
+    each = (load(Result, place) if place.suffix == ".csv" else finished(place) for place in places)
+    return sorted(chain.from_iterable(each))
 
 
 def finished(directory: Path) -> Iterator[Result]:
@@ -61,25 +61,22 @@ def finished(directory: Path) -> Iterator[Result]:
                 yield Result(run.method, epsilon, run.seed, rule, outcome.final)
 
 
-def read(path: Path) -> Iterator[Result]:
-    """Yield the results of a file that ``--save`` wrote."""
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            numbers = float(row["epsilon"]), int(row["seed"])
-            yield Result(row["method"], *numbers, row["rule"], float(row["accuracy"]))
-
-
 def table(found: Sequence[Result]) -> str:
     """Return mean and standard deviation over seeds as a Markdown table."""
     budgets = sorted({result.epsilon for result in found})
     names = ["∞" if epsilon == float("inf") else f"{epsilon:g}" for epsilon in budgets]
-    lines = [f"| method, rule | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    rows = []
     for (method, rule), name in ROWS.items():
         values = [[r.accuracy for r in found if r[:2] == (method, e) and r.rule == rule] for e in budgets]
         if any(values):
             cells = (mean_std(v).removesuffix("%").strip() if v else "–" for v in values)
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append([name, *cells])
+    return markdown(["method, rule", *names], rows, " " + "r" * len(names))
+
+
+def saved(path: Path) -> str:
+    """Return the table of a file that ``--save`` wrote."""
+    return table(results([path]))
 
 
 def main() -> None:

@@ -494,7 +494,7 @@ UNFOUNDED = {
     "in 4.2 %": "simulated in test_does_it_help.py",
     "in 0.2 and 7.6 %": "simulated in test_does_it_help.py",
     "at most 1.05 times the bare loop": "a goal",
-    "and 5 %. Both seem": "a goal",
+    "and 5 %, are missed": "a goal",
     "up to 20 % on the rows": "a setting of the attack's tests",
     "with 40 % of noise": "a setting of the attack's tests",
     "reach 0.1 % at 100,000 samples of a client, and 5 % at a million": "a bound, derived",

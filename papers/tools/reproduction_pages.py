@@ -17,6 +17,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rows import fill, markdown, update
+
 from protofed.trained.paired import interval, relation
 from protofed_papers.cells import CONTROLS
 from protofed_papers.judging import judged, rules_of, verdicts
@@ -62,15 +66,15 @@ def verdict(paper: Paper, claim: Claim, rule: str) -> str:
 def claims(paper: Paper) -> Iterator[str]:
     coded = ["as coded"] if paper.coded else []
     names = ["number", "claim", "where", "tested by", "verdict", *coded]
-    yield f"| {' | '.join(names)} |"
-    yield "|---" * len(names) + "|"
+    rows = []
     for claim in paper.claims:
         by = f"table {claim.table}" if claim.table is not None else f"figure {claim.figure}"
         by = "an example" if claim.counterexample else by
         text = f"{claim.text}. {claim.note}" if claim.note else claim.text
         rules = rules_of(paper, claim)
         verdicts = [verdict(paper, claim, rule) for rule in rules] + [""] * (len(coded) + 1 - len(rules))
-        yield f"| {claim.number} | {text} | {claim.origin} | {by} | {' | '.join(verdicts)} |"
+        rows.append([str(claim.number), text, claim.origin, by, *verdicts])
+    yield markdown(names, rows)
 
 
 def shown_scopes() -> Iterator[tuple[Scope, bool]]:
@@ -163,18 +167,18 @@ def gains() -> Iterator[str]:
         "the paper's method",
         "best of the others",
     )
-    yield f"| {' | '.join(names)} |"
-    yield "|---" * len(names) + "|"
+    rows: list[list[str]] = []
     for scope in committed_scopes().values():
         for paper in papers().values() if scope.scale != "smoke" else ():
             shown: list[Scores] = []
             for table in paper.tables:
                 for rule in ("", OTHER_RULE) if table.kind == "runs" else ():
                     sheet = Sheet(paper, table, replace(scope, rule=rule), find)
-                    yield from _rows(sheet, shown)
+                    rows += _rows(sheet, shown)
+    yield markdown(names, rows)
 
 
-def _rows(sheet: Sheet, shown: list[Scores]) -> Iterator[str]:
+def _rows(sheet: Sheet, shown: list[Scores]) -> Iterator[list[str]]:
     """Compare a table's methods, but where the same numbers were compared before, and add those to ``shown``."""
     own = list(dict.fromkeys(claim.a for claim in sheet.paper.claims if claim.ours))
     for section, column in _columns(sheet):
@@ -185,7 +189,7 @@ def _rows(sheet: Sheet, shown: list[Scores]) -> Iterator[str]:
         name = f"{sheet.paper.name}/table{sheet.table.number} (`{sheet.scope.scale}`)"
         where = ", ".join(part for part in (section, *heading(sheet, column)) if part)
         rule = sheet.scope.rule or "the paper's"
-        yield f"| {name} | {where} | {rule} | {_gains(scores, own)} |"
+        yield [name, where, rule, *_gains(scores, own)]
 
 
 def _columns(sheet: Sheet) -> list[tuple[str, tuple[str, ...]]]:
@@ -212,7 +216,7 @@ def _scores(sheet: Sheet, section: str, column: tuple[str, ...]) -> Scores:
     return {method: values for method, entry in entries.items() if len(values := sheet.values(entry)) > 1}
 
 
-def _gains(scores: Scores, own: list[str]) -> str:
+def _gains(scores: Scores, own: list[str]) -> list[str]:
     seeds = sorted(set.intersection(*(set(scores[name]) for name in (*CONTROLS, *own))))
     values = {name: [of[s] for s in seeds] for name, of in scores.items() if set(seeds) <= set(of)}
     mean = {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
@@ -224,8 +228,7 @@ def _gains(scores: Scores, own: list[str]) -> str:
         return f"{name} {interval(apart).text()} {relation(apart)}"
 
     best = against(max(others, key=mean.__getitem__)) if others else ""
-    cells = (len(seeds), f"`{control}`", f"{mean[control]:.1f}", ", ".join(map(against, own)), best)
-    return " | ".join(map(str, cells))
+    return [str(len(seeds)), f"`{control}`", f"{mean[control]:.1f}", ", ".join(map(against, own)), best]
 
 
 def smoke(paper: Paper, scope: Scope) -> Iterator[str]:
@@ -263,23 +266,12 @@ def keep_verdicts() -> None:
     path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
-def replaced(text: str, name: str, content: str) -> str:
-    """Return a page with what lies between two marks replaced."""
-    first, last = f"<!-- {name}: made by papers/tools/reproduction_pages.py -->", f"<!-- end of {name} -->"
-    before, found, rest = text.partition(first)
-    _, closed, after = rest.partition(last)
-    if not found or not closed:
-        sys.exit(f"no marks of {name}: {first} … {last}")
-    return f"{before}{first}\n\n{content.strip()}\n\n{last}{after}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     parser.add_argument("--verdicts", action="store_true", help="write verdicts.json anew from the results")
     parser.add_argument("--add", type=Path, metavar="FILE", help="results.csv whose finished runs to take in")
     given = parser.parse_args()
-    check = given.check
     if given.add:
         add_results(given.add)
     if given.verdicts:
@@ -291,11 +283,8 @@ def main() -> None:
     for path, contents in parts.items():
         made[path] = path.read_text(encoding="utf-8")
         for name, lines in contents.items():
-            made[path] = replaced(made[path], name, "\n".join(lines))
-    for path, page in made.items():
-        if check and (not path.is_file() or page != path.read_text(encoding="utf-8")):
-            sys.exit(f"{path} is out of date: run python papers/tools/reproduction_pages.py")
-        path.write_text(page, encoding="utf-8")
+            made[path] = fill(made[path], name, "\n".join(lines))
+    update(made, given.check)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from rows import markdown
 
 from benchmarks.htfllib import PEER
 from benchmarks.until import OURS, Course, draw_courses, median
@@ -40,13 +43,12 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[dict[str, Any]], targets: Sequence[float]) -> str:
     """Return the Markdown table: a line for every case and target, up to its own, that either library reached."""
-    lines: list[tuple[str, ...]] = [HEADINGS]
+    lines: list[tuple[str, ...]] = []
     for row in rows:
         name = " ".join([row["case"], *(f"`{option}`" for option in row["options"])])
         asked = [target for target in targets if 0.75 * row["target"] < target <= row["target"]]
         lines += [(name, f"{100 * target:g} %", *cells) for target in asked for cells in _cells(row, target)]
-    head, *rest = (f"| {' | '.join(line)} |" for line in lines)
-    return "\n".join([head, "|---" * len(HEADINGS) + "|", *rest])
+    return markdown(HEADINGS, lines)
 
 
 def _cells(row: dict[str, Any], target: float) -> Iterator[tuple[str, ...]]:

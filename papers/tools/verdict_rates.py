@@ -14,11 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rows import fill, markdown, update
+
 from protofed.trained.paired import interval
 from protofed_papers.verdicts import Contrast, judge, number_verdict
 
 PAGE = Path(__file__).parents[1] / "reproduction/README.md"
-FIRST, LAST = "<!-- rates: made by papers/tools/verdict_rates.py -->", "<!-- end of rates -->"
 DRAWS = 2000
 CELLS = 3
 SPREAD = 0.5
@@ -30,10 +33,7 @@ def claims(seeds: int, leads: Sequence[float], draws: int = DRAWS, spread: float
     """Return verdicts on simulated claims that a method is above others.
 
     Args:
-        seeds: Number of seeds.
         leads: What the method is truly above each other one, in points.
-        draws: Number of claims.
-        spread: Standard deviation over seeds of a contrast.
     """
     rng = np.random.default_rng([seeds, len(leads)])
     shape = (draws, seeds, CELLS)
@@ -55,22 +55,14 @@ def numbers(seeds: int, off: float, draws: int = DRAWS, spread: float = SPREAD) 
     """Return verdicts on simulated accuracies.
 
     Args:
-        seeds: Number of seeds.
-        off: How far the true accuracy is from the printed one, in points.
-        draws: Number of accuracies.
-        spread: Standard deviation over seeds.
+        off: Difference of the true accuracy to the printed one, in points.
     """
     rng = np.random.default_rng(seeds)
     return [number_verdict("90", values) for values in rng.normal(90 + off, spread, (draws, seeds)).tolist()]
 
 
 def coverage(seeds: int, draws: int = DRAWS) -> float:
-    """Return how often the interval of a contrast over cells contains the true difference.
-
-    Args:
-        seeds: Number of seeds.
-        draws: Number of contrasts.
-    """
+    """Return how often the interval of a contrast over cells contains the true difference."""
     rng = np.random.default_rng(seeds)
     values = rng.normal(0.7, SPREAD * CELLS**0.5, (draws, seeds, CELLS))
     found = [interval(_comparison(value).differences) for value in values]
@@ -83,20 +75,20 @@ def lines() -> Iterator[str]:
     yield f"The 95 % interval of a contrast over {CELLS} cells contains the true difference in {shares}."
     yield ""
     heads = ["0", "+1", "+2", "+4", "+4, over one −4"]
-    yield f"| seeds | rivals | {' | '.join(f'true lead {head}' for head in heads)} |"
-    yield "|---|---" + "|---" * len(heads) + "|"
+    rows = []
     for seeds in (3, 5):
         for rivals in (1, 4, 9):
             leads = [[lead] * rivals for lead in (0.0, 1.0, 2.0, 4.0)] + [[4.0] * (rivals - 1) + [-4.0]]
             cells = [" / ".join(_share(claims(seeds, lead), word) for word in WORDS) for lead in leads]
-            yield f"| {seeds} | {rivals} | {' | '.join(cells)} |"
+            rows.append([str(seeds), str(rivals), *cells])
+    yield markdown(["seeds", "rivals", *(f"true lead {head}" for head in heads)], rows)
     yield ""
     offsets = (0.0, 0.5, 1.0, 2.0, 4.0)
-    yield f"| seeds | {' | '.join(f'truly off by {off:g}' for off in offsets)} |"
-    yield "|---" + "|---" * len(offsets) + "|"
+    rows = []
     for seeds in (3, 5):
         cells = [" / ".join(_share(numbers(seeds, off), word) for word in ("within", "outside")) for off in offsets]
-        yield f"| {seeds} | {' | '.join(cells)} |"
+        rows.append([str(seeds), *cells])
+    yield markdown(["seeds", *(f"truly off by {off:g}" for off in offsets)], rows)
 
 
 def _share(verdicts: Sequence[str], word: str) -> str:
@@ -106,15 +98,8 @@ def _share(verdicts: Sequence[str], word: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
-    check = parser.parse_args().check
-    made = "\n".join(lines())
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(FIRST)
-    _, _, after = rest.partition(LAST)
-    new = f"{before}{FIRST}\n\n{made}\n\n{LAST}{after}"
-    if check and new != page:
-        sys.exit(f"{PAGE} is out of date: run python papers/tools/verdict_rates.py")
-    PAGE.write_text(new, encoding="utf-8")
+    page = fill(PAGE.read_text(encoding="utf-8"), "rates", "\n".join(lines()))
+    update({PAGE: page}, parser.parse_args().check)
 
 
 if __name__ == "__main__":

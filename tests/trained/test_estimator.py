@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
+import torch
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.exceptions import NotFittedError
@@ -166,3 +167,11 @@ def test_a_sample_without_a_site_is_refused(nothing, cells):
 
 def test_it_is_public():
     assert protofed.ProtofedClassifier is ProtofedClassifier
+
+
+def test_the_number_of_threads_is_the_callers(cells, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    given = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    ProtofedClassifier().fit(*cells[:2])
+    assert (given[0], given[-1]) == (1, 3)

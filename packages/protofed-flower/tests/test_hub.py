@@ -104,7 +104,7 @@ def test_the_table_of_the_baseline_is_the_committed_results():
     tool = script(REPOSITORY / "papers/tools/reproduction_pages.py")
     paper = tool.papers()["fedproto"]
     page = (HUB / APPS[1] / "README.md").read_text()
-    assert tool.replaced(page, "baseline", "\n".join(tool.baseline(paper))) == page
+    assert tool.fill(page, "baseline", "\n".join(tool.baseline(paper))) == page
 
     found: dict[str, dict[int, list[float]]] = {}
     with (REPOSITORY / "papers/src/protofed_papers/results/full.csv").open() as file:

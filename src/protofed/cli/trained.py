@@ -115,7 +115,7 @@ def predict(
 def export(
     directory: Directory,
     client: Client,
-    form: Annotated[str, typer.Option("--format", help="onnx, torch_export or safetensors.")] = "onnx",
+    file_format: Annotated[str, typer.Option("--format", help="onnx, torch_export or safetensors.")] = "onnx",
     out: Annotated[
         Path | None, typer.Option(help="Output file (default: CLIENT with the format's suffix).")
     ] = None,
@@ -135,9 +135,9 @@ def export(
         from protofed.api import load_run
         from protofed.trained import exporting
 
-    suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == form), "")
+    suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == file_format), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
-    written = exporting.export(run, run.client(client), path, form, rule, samples or (), trust_code)
+    written = exporting.export(run, run.client(client), path, file_format, rule, samples or (), trust_code)
     cards = " and ".join(map(str, written.cards))
     typer.echo(printable(f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Cards: {cards}"))
 

@@ -374,4 +374,4 @@ def choose_at(
     features = features.cpu().double()
     features, labels = features if by is None else features - by, labels.cpu()
     choice = choose(pools, features, labels, shrinkages, dtype)
-    return choice, pools.distances(features, labels, choice.mixture, dtype)
+    return choice, pools.distances(features, labels, choice, dtype)

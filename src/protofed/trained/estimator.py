@@ -49,7 +49,8 @@ BASE: Tree = {
     "model": {"name": "mlp", "d": 32},
     "training": {"batch_size": 16, "lr": 0.05},
     "data": {"standardise": "federated"},
-    "execution": {"precision": "fp64"},  # that a sample's answer depends on no other sample
+    # A sample's answer depends on no other sample; with such tiny models, a second thread only waits.
+    "execution": {"precision": "fp64", "threads": 1},
     "checkpoint": {"every": 0},
 }
 """Recipe of an estimator, before its parameters."""
@@ -224,9 +225,13 @@ def _train(experiment: Experiment, data: FederatedData) -> list[TrainedClient]:
         told = describe_clients(federation, federated)
         return federation, told | {"models": describe_models(experiment, federated)}
 
-    with TemporaryDirectory(prefix="protofed-") as folder:
-        run = run_federation(experiment, RunDirectory(Path(folder) / "run"), begin)
-        return [open_client(run, client.name, True) for client in data.clients]
+    threads = torch.get_num_threads()
+    try:
+        with TemporaryDirectory(prefix="protofed-") as folder:
+            run = run_federation(experiment, RunDirectory(Path(folder) / "run"), begin)
+            return [open_client(run, client.name, True) for client in data.clients]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _probabilities(client: TrainedClient, X: Any, rule: str) -> NDArray[np.float64]:

@@ -83,7 +83,7 @@ def export(
     run: Run,
     trained: TrainedClient,
     path: Path,
-    form: str = "",
+    file_format: str = "",
     rule: str = "",
     files: Sequence[Path] = (),
     trust_code: bool = False,
@@ -102,7 +102,7 @@ def export(
     Raises:
         ModelError: If the rule cannot be exported, or the file gives other probabilities or classes.
     """
-    chosen = form or SUFFIXES.get(path.suffix, "")
+    chosen = file_format or SUFFIXES.get(path.suffix, "")
     if chosen not in WRITERS:
         raise ConfigError(unknown_name("format", chosen or path.suffix, WRITERS))
     rule, random = trained.rule(rule), _samples(trained)
@@ -298,15 +298,15 @@ Open = Callable[[bytes], Read | None]
 """Opens the content of a file; None if its reader is not installed."""
 
 
-def _write(form: str, module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
+def _write(file_format: str, module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:
     """Return the content of a file, and its reader."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            written: tuple[bytes, Open] = WRITERS[form](module, samples, facts)
+            written: tuple[bytes, Open] = WRITERS[file_format](module, samples, facts)
             return written
     except ImportError as error:
-        raise ConfigError(f"--format {form} needs {error.name}: pip install 'protofed[onnx]'") from None
+        raise ConfigError(f"--format {file_format} needs {error.name}: pip install 'protofed[onnx]'") from None
     except Exception as error:  # as tracing does
         raise ModelError(_first_line(error)) from None
 

@@ -280,16 +280,16 @@ def open_client(run: Run, name: str, trust_code: bool = False) -> TrainedClient:
     if not run.finished:
         raise CheckpointError(f"{run.directory}: the run has not finished: continue it with --resume")
     with open_run(run, trust_code) as experiment:
-        return _open(run, name, experiment)
+        return _open(run, name, experiment, trust_code)
 
 
-def _open(run: Run, name: str, experiment: Experiment) -> TrainedClient:
+def _open(run: Run, name: str, experiment: Experiment, trusted: bool) -> TrainedClient:
     described = {client.name: client for client in run.clients}
     stored = ModelsDescription.read(run.directory / "federation.json")
     if name not in stored.architectures:
         raise CheckpointError(f"{run.directory / 'federation.json'}: does not describe the model of {name}")
     table = _table_of(run, name)
-    builder = _builder(run, name, stored, table, experiment)
+    builder = _builder(run, name, stored, table, experiment, trusted)
     (model,) = builder.models.values()
     path = client_model(run.directory, name)
     if Border(run.directory).signature(path) is None:
@@ -353,9 +353,13 @@ def _table_of(run: Run, name: str) -> Table | None:
 
 
 def _builder(
-    run: Run, name: str, stored: ModelsDescription, table: Table | None, experiment: Experiment
+    run: Run, name: str, stored: ModelsDescription, table: Table | None, experiment: Experiment, trusted: bool
 ) -> Builder:
-    """Return the parts of a federation of one client without samples."""
+    """Return the parts of a federation of one client without samples.
+
+    Args:
+        trusted: The run may import code, which may take any memory.
+    """
     # Plain layers on a CPU: the numbers, and what can be exported, do not depend on the machine of the run.
     precision: Literal["fp64", "fp32"] = "fp64" if experiment.execution.precision == "fp64" else "fp32"
     execution = replace(
@@ -382,7 +386,8 @@ def _builder(
     )
     summary = replace(summary, **stored.told)
     for architecture, file in ((own, name), (first, run.clients[0].name)):
-        if not is_code(architecture.name):  # code may do anything while its size is looked at
+        # Code may do anything while its size is looked at, and sizes cost a second of imports.
+        if not trusted and not is_code(architecture.name):
             _check_size(experiment, federated, architecture, client_model(run.directory, file))
     return Builder(experiment, federated, Hardware.of(execution), summary, pretrained=False)
 

@@ -72,7 +72,12 @@ class TrainedRun(Run):
         return trained.predict(as_samples(samples, trained, side), rule, level)
 
     def export(
-        self, client: str, path: str | Path, form: str = "", rule: str = "", samples: Sequence[str | Path] = ()
+        self,
+        client: str,
+        path: str | Path,
+        file_format: str = "",
+        rule: str = "",
+        samples: Sequence[str | Path] = (),
     ) -> Path:
         """Write a client's model with its preprocessing, a rule and class names, check the file, add a model card.
 
@@ -84,7 +89,7 @@ class TrainedRun(Run):
         from protofed.trained.exporting import export
 
         files = [Path(file) for file in samples]
-        return export(self, self.client(client), Path(path), form, rule, files, self.trusted).path
+        return export(self, self.client(client), Path(path), file_format, rule, files, self.trusted).path
 
     # Its numbers.
 

@@ -188,18 +188,20 @@ class Pools(NamedTuple):
             scores: Tensor = prior - 0.5 * ratio.square() * distance
             yield chosen, scores
 
-    def distances(self, x: Tensor, y: Tensor, mixture: Mix, dtype: torch.dtype) -> Tensors:
+    def distances(self, x: Tensor, y: Tensor, chosen: Selection, dtype: torch.dtype) -> Tensors:
         """Return by what new samples are known to be like the client's: the metric, means, and its own distances.
 
         Args:
             x: ``(n, d)`` float64 samples of the client.
             y: ``(n,)`` their classes.
+            chosen: The client's choice.
 
         Returns:
             ``metric``, the inverse covariance as a triangle; ``centres`` ``(K, d)``; both of the place ``view`` of
             features side by side; ``near`` ``(K + 1, 1 + STEPS)``, per class and of all together the number of
             squared distances of samples, left out, from their class, and quantiles of these.
         """
+        mixture, scores = chosen.mixture, chosen.scores
         seen, here = self.view(mixture.view), part_of(x.shape[1], mixture.view, self.views)
         others = seen.heard if mixture.heard and seen.heard else seen.others
         means = (seen.own.sums + mixture.kappa * others.sums) / (
@@ -210,7 +212,8 @@ class Pools(NamedTuple):
         if len(some := voters(y, seen.own.counts)):
             held = seen.own.counts.nonzero().squeeze(-1)
             place = torch.searchsorted(held, y[some]).unsqueeze(-1)
-            ((_, (scores,)),) = seen.leave_out(x[some, here], y[some], [mixture], dtype)
+            if scores is None:
+                ((_, (scores,)),) = seen.leave_out(x[some, here], y[some], [mixture], dtype)
             prior = (seen.own.counts[y[some]] + RHO - 1).log()
             found = 2 * (prior - scores.gather(-1, place).squeeze(-1)).nan_to_num(nan=0.0, posinf=0.0)
             order = found.argsort()
@@ -278,10 +281,12 @@ class Selection(NamedTuple):
 
     Attributes:
         voters: Number of its samples that were left out in turn; 0 if it has one class, or no second one of any.
+        scores: ``(voters, K')`` their log-posteriors by the mixture; None if nothing was chosen.
     """
 
     mixture: Mix
     voters: int
+    scores: Tensor | None = None
 
     def tensor(self, views: int = 1) -> Tensor:
         """Return κ, c (-1 for all samples together), s (-1 for oas), number of voters, view, and heard, ``(6,)``.
@@ -372,15 +377,17 @@ def choose(
         return Selection(mixtures[0], 0)
     y = torch.searchsorted(held, labels[some])
     found: dict[Mix, float] = {}
+    left: dict[Mix, Tensor] = {}
     for view in range(pools.views):
         x = features[some, part_of(features.shape[1], view, pools.views)]
         own = [mixture for mixture in mixtures if mixture.view == view]
         for chosen, scores in pools.view(view).leave_out(x, labels[some], own, dtype):
             sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
             found |= zip(chosen, sums.tolist(), strict=True)
+            left |= zip(chosen, scores, strict=True)
     values = {m: found[m] - PREFERENCE * (m.share is not None) for m in mixtures}
     best = next(m for m in mixtures if values[m] >= max(values.values()) - TIE)
-    return Selection(best, len(some))
+    return Selection(best, len(some), left[best])
 
 
 def discriminant(
