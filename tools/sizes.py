@@ -18,7 +18,7 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 51_092,
+    "src": 51_067,
     "packages, papers, tools, benchmarks": 21_900,
     "tests": 54_472,
     "recipes": 14,
