@@ -319,7 +319,7 @@ def fit_to_columns(
         )
     if not texts and issubclass(known.Options, models.TextOptions):
         raise ConfigError(
-            f"{chosen} takes texts, and the samples are none: name their column, data.text=COLUMN, and set "
+            f"{chosen} takes texts, but the samples are not texts: name their column, data.text=COLUMN, and set "
             "data.text_as=tokens"
         )
     if texts:
