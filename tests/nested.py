@@ -19,7 +19,12 @@ class Nested(AuxiliaryMethod):
     def traits(cls, options):
         rules = (Rule("both", "Both", "its class by all features"), Rule("small", "Shared network", open=True))
         return Traits(
-            "part of the weights", "|w_aux|", "|w_aux|", rules=rules, counts=True, protection=Protection("")
+            exchanges="part of the weights",
+            up="|w_aux|",
+            down="|w_aux|",
+            rules=rules,
+            counts=True,
+            protection=Protection(dp_obstacle=""),
         )
 
     def extend(self, model):

@@ -34,7 +34,7 @@ class Probe(Method):
 
     @classmethod
     def traits(cls, options) -> Traits:
-        return Traits("prototypes", same_feature_dim=True)
+        return Traits(exchanges="prototypes", same_feature_dim=True)
 
     @property
     def schema(self) -> Schema:
@@ -93,8 +93,8 @@ class Probe(Method):
 
     def round(self, number: int):
         every = Update(self.loss)
-        probe = Update(self.probe_loss, lambda name: name.startswith("extras."), {"lr": 0.05})
-        head = Update(self.head_loss, lambda name: name.startswith("head."))
+        probe = Update(self.probe_loss, trainable=lambda name: name.startswith("extras."), optimizer={"lr": 0.05})
+        head = Update(self.head_loss, trainable=lambda name: name.startswith("head."))
         again = Phase((head,), epochs=2, source=self.rehearse, after=self.settle)
         return Round((Phase((every, probe), after=self.settle), again), communicates=number != 2)
 
@@ -155,7 +155,7 @@ class FromFeatures(Method):
     summary = "for tests"
 
     def round(self, number: int):
-        head = Update(self.head_loss, lambda n: n.startswith("head."))
+        head = Update(self.head_loss, trainable=lambda n: n.startswith("head."))
         return Round((Phase((Update(self.loss),)), Phase((head,), source=lambda local: local.features())))
 
     def head_loss(self, model, batch, received, state):

@@ -488,7 +488,7 @@ def pool(path: Path) -> Pool:
 ALONE = ("README.md", "paper/paper.md", "docs/does-it-help.md")
 """Pages in which every statement itself names the file behind it."""
 UNFOUNDED = {
-    "5 % of all cases, and of what": "the meaning of a threshold",
+    "5 % of all cases, and for other": "the meaning of a threshold",
     "find a true gain of one point in 40 % of cases": "simulated in test_does_it_help.py",
     "in 0.8 % of simulations": "simulated in test_does_it_help.py",
     "in 4.2 %": "simulated in test_does_it_help.py",

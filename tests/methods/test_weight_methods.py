@@ -27,7 +27,7 @@ class FixedHead(FedAvg):
     name = "fixed-head"
 
     def round(self, number):
-        return Round((Phase((Update(self.loss, lambda name: not name.startswith("head.")),)),))
+        return Round((Phase((Update(self.loss, trainable=lambda name: not name.startswith("head.")),)),))
 
 
 def outcome(method: str, **overrides):

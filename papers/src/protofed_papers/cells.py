@@ -62,11 +62,7 @@ def experiment_of(
     scale: str,
     overrides: Mapping[str, Any],
 ) -> Experiment:
-    """Return the experiment behind a printed number.
-
-    Args:
-        method: As printed, or a control: ``local`` or ``fixed_etf``.
-    """
+    """Return the experiment behind a printed number, of a printed method or a control."""
     pattern = paper.recipes.get(method) or table.recipes.get(method) or table.recipe or paper.recipes["default"]
     dataset = settings.get("dataset", "")
     name = pattern.format(dataset=DATASETS.get(dataset, dataset))

@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 def draw(
     paper: Paper, figure: Figure, runs: list[Run], scope: Scope, find: Find, place: Mapping[str, Any]
 ) -> Drawing:
-    """Draw a figure of a paper.
-
-    Args:
-        runs: As far as they are there.
-        place: Options that do not change results, such as ``data.data_dir``.
-    """
+    """Draw a figure of a paper from the runs that exist; ``place`` are options that do not change results."""
     if figure.draw in figures:
         return draw_figure(figure.draw, runs, figure.options)
     if figure.draw in _WITHOUT_RUNS:

@@ -49,12 +49,7 @@ class Row(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A number of a table.
-
-    Attributes:
-        printed: None in added rows.
-        runs: Settings and method of each run behind it.
-    """
+    """A number of a table (None if not printed), and the settings and method of each run behind it."""
 
     printed: Printed | None
     metric: str
@@ -199,11 +194,7 @@ def measured(paper: Paper, result: Result, metric: str, rule: str = "") -> float
 
 @dataclass(frozen=True)
 class Scope:
-    """The extent to which a table is run.
-
-    Attributes:
-        rule: Of accuracies, which runs without it lack; ``""`` for the paper's.
-    """
+    """The extent to which a table is run, and the rule of its accuracies (``""`` for the paper's)."""
 
     scale: str = "full"
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -261,11 +252,7 @@ class Filled:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table with what was found for every number.
-
-    Attributes:
-        missing: Data sets with the reason.
-    """
+    """A table with what was found for every number, and the reason for each missing data set."""
 
     paper: Paper
     table: PaperTable

@@ -93,11 +93,7 @@ def _hash(texts: Iterable[str]) -> str:
 
 
 def number(value: float | None, metric: str = ACCURACY, digits: int | None = None) -> str:
-    """Return a number as tables write it.
-
-    Args:
-        digits: After the point; by default those of the metric.
-    """
+    """Return a number as tables write it, with ``digits`` after the point or those of the metric."""
     if value is None:
         return NOT_RUN
     places = digits if digits is not None else 1 if metric in (ACCURACY, "rounds") else 2
@@ -198,12 +194,7 @@ def _short(filled: Filled | None) -> str:
 
 
 def table_of(sheet: Sheet, cell: Callable[[Filled | None], str | TextCell], *, known: bool = False) -> TextTable:
-    """Return a table with one line per row.
-
-    Args:
-        cell: Writes what was found; None where the paper has no number.
-        known: Whether to leave out the rows without any accuracy of ours.
-    """
+    """Return a table with a line per row; ``cell`` writes an entry, ``known`` leaves out rows without accuracy."""
     columns = sheet.layout.columns
     table = TextTable(["method", *(" ".join(heading(sheet, column)) for column in columns)], by="setting")
     last = ""
@@ -223,11 +214,7 @@ def shown_rows(sheet: Sheet, *, known: bool) -> Iterator[tuple[Row, list[Filled 
 
 
 def as_markdown(sheet: Sheet, facts: Facts, *, known: bool = False) -> str:
-    """Return a table as Markdown.
-
-    Args:
-        known: Leave out the rows without any accuracy of ours.
-    """
+    """Return a table as Markdown; ``known`` leaves out rows without any accuracy of ours."""
     title = f"**{title_of(sheet.paper, sheet.table)}** (paper / ours ± half of the 95 % interval, verdict)"
     notes = "".join(f"- {line}\n" for line in facts.lines())
     return f"{title}\n\n{table_of(sheet, _short, known=known).markdown()}\n{notes}"

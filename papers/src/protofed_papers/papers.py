@@ -251,11 +251,7 @@ def _texts(entries: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 
 
 def read_printed(path: Path) -> tuple[Printed, ...]:
-    """Return the printed numbers in a file.
-
-    Args:
-        path: CSV with the columns paper, table, setting, method, metric, value, std and note.
-    """
+    """Return the numbers in a CSV with columns paper, table, setting, method, metric, value, std and note."""
     with path.open(newline="", encoding="utf-8") as file:
         return tuple(
             Printed(

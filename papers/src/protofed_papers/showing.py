@@ -69,11 +69,7 @@ def _entry(name: str, state: str, text: str) -> list[str]:
 
 
 def scope(scale: str, seeds: Sequence[int], overrides: Mapping[str, Any], rule: str = "") -> Scope:
-    """Return the scope of a request.
-
-    Args:
-        overrides: Differ from the paper's.
-    """
+    """Return the scope of a request."""
     if scale not in SCALES:
         raise ConfigError(unknown_name("scale", scale, SCALES))
     if not seeds or len(set(seeds)) < len(seeds):

@@ -59,11 +59,7 @@ def importing_only(permitted: Collection[str]) -> Iterator[None]:
 
 
 def user_module(location: str) -> ModuleType:
-    """Import a module that a user names.
-
-    Args:
-        location: A dotted name, which may also lie in the working directory, or the path of a Python file.
-    """
+    """Import the module at a dotted name, also below the working directory, or at the path of a Python file."""
     permitted = _permitted.get()
     if permitted is not None and location not in permitted:
         raise ConfigError(f"{location}: code that nobody here has permitted to be imported")

@@ -33,11 +33,7 @@ AT_ONCE = 2**16
 
 
 def draw_rounded_normal(n: int, deviation: float) -> torch.Tensor:
-    """Return ``n`` whole numbers ``round(σ·Z)``, ``(n,)`` int64, that nobody can repeat.
-
-    Args:
-        deviation: ``σ``, at most 2^48.
-    """
+    """Return ``(n,)`` int64 ``round(σ·Z)``, σ ≤ 2^48, from the operating system's randomness (not reproducible)."""
     found = [np.empty(0, dtype=np.int64)]
     missing = n
     while missing > 0:

@@ -61,11 +61,7 @@ def restore_state(
 
 
 def check_kept(kept: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-    """Check that the kept state of optimisers belongs to a model.
-
-    Args:
-        kept: Names are ``PHASE/UPDATE/LOSS/PARAMETER/NAME``.
-    """
+    """Check that kept optimiser state, named ``PHASE/UPDATE/LOSS/PARAMETER/NAME``, belongs to a model."""
     for place, tensor in kept.items():
         scope = place.split("/")
         parameter = parameters[scope[3] if len(scope) == 5 else place]

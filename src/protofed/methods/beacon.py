@@ -117,13 +117,13 @@ class Beacon(Method[BeaconOptions]):
         )
         size = "|w_aux|" if options.exchange else "0"
         return Traits(
-            "part of the weights" if options.exchange else "nothing",
-            size,
-            size,
-            "one K-way beacon",
-            (HEAD, EXPERT, BEACON, both, replace(GLOBAL_MODEL, open=False)),
+            exchanges="part of the weights" if options.exchange else "nothing",
+            up=size,
+            down=size,
+            class_sets="one K-way beacon",
+            rules=(HEAD, EXPERT, BEACON, both, replace(GLOBAL_MODEL, open=False)),
             counts=options.exchange and options.weighting == "samples",
-            protection=Protection("", local_only=("prior", "own")),
+            protection=Protection(dp_obstacle="", local_only=("prior", "own")),
         )
 
     def check(self, clients: Mapping[str, bool]) -> None:
@@ -219,8 +219,8 @@ class Beacon(Method[BeaconOptions]):
         """Step 1: E_h epochs of the beacon; step 2: the expert, as the experiment trains models."""
         o = self.options
         sgd = {"name": "SGD", "lr": o.lr, "momentum": o.momentum}
-        beacon = Update(self.beacon_loss, lambda name: name.startswith("extras."), sgd)
-        expert = Update(self.loss, lambda name: not name.startswith("extras."))
+        beacon = Update(self.beacon_loss, trainable=lambda name: name.startswith("extras."), optimizer=sgd)
+        expert = Update(self.loss, trainable=lambda name: not name.startswith("extras."))
         return Round((Phase((beacon,), epochs=o.epochs), Phase((expert,), local_only=True)))
 
     def beacon_loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
@@ -277,12 +277,7 @@ class Beacon(Method[BeaconOptions]):
         return model(batch.x).logits, model.extras["beacon"](batch.x).logits.log_softmax(-1)
 
     def fuse(self, f: Tensor, g: Tensor, received: Tensors) -> Tensor:
-        """Return the scores ``s`` ``(B, K)``, which matter within A_i.
-
-        Args:
-            f: ``(B, K)`` outputs of the expert.
-            g: ``(B, K)`` log-probabilities of the beacon.
-        """
+        """Return scores ``s`` ``(B, K)`` within A_i from expert outputs f and the beacon's log-probabilities g."""
         if self.options.fusion == "validation":
             weights = received["fusion"]
             return weights[0] * f + weights[1] * g

@@ -47,7 +47,7 @@ def every_parameter(name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Update:
     """One optimiser step on a batch.
 
@@ -57,7 +57,7 @@ class Update:
         clip: Largest Euclidean norm of the gradient of the client's model, and of each network in its extras.
     """
 
-    loss: Loss
+    loss: Loss = field(kw_only=False)
     trainable: Callable[[str], bool] = every_parameter
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     clip: float | None = None
@@ -79,7 +79,7 @@ class Update:
         return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of local training: passes over some data, with one or more updates per batch.
 
@@ -94,7 +94,7 @@ class Phase:
             they are collected ``"during"`` training, otherwise none.
     """
 
-    updates: tuple[Update, ...]
+    updates: tuple[Update, ...] = field(kw_only=False)
     epochs: int | None = None
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
     only: Callable[[Local], bool] | None = None
@@ -174,11 +174,7 @@ class Method(Generic[O]):
         return Traits()
 
     def check(self, clients: Mapping[str, bool]) -> None:
-        """Check that the options suit the clients of the federation, before any training.
-
-        Args:
-            clients: Holders of validation samples are True, by name.
-        """
+        """Check that the options suit the clients, before any training; those with validation samples are True."""
 
     def notes(self) -> tuple[str, ...]:
         """Return facts about this configuration that its options do not show, as whole sentences for a report."""
@@ -222,11 +218,7 @@ class Method(Generic[O]):
         return {}
 
     def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
-        """Return a trained client's state for predictions where its class frequencies have changed.
-
-        Args:
-            counts: ``(K,)`` int64, in proportion to the new frequencies.
-        """
+        """Return a client's state for predictions with other class frequencies, ``counts`` ``(K,)`` int64."""
         return state
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
@@ -255,19 +247,11 @@ class Method(Generic[O]):
         return {"cross_entropy": batch.cross_entropy(output.logits)}, output
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
-        """Compose the upload after training; may change ``local.state``.
-
-        Args:
-            statistics: Sums over the training data; empty if none were collected.
-        """
+        """Compose the upload from the sums over training data, if collected; may change ``local.state``."""
         raise NotImplementedError
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
-        """Return ``(B, K)`` scores by the name of every rule, whose softmax are the probabilities of the classes.
-
-        Args:
-            model: The client's model, in eval mode; all rules should share one forward pass.
-        """
+        """Return ``(B, K)`` logits of class probabilities by rule; all rules should share one forward pass."""
         return {HEAD.name: model(batch.x).logits}
 
     def typical(

@@ -50,14 +50,14 @@ class FedAvg(AveragedWeights[W], Method[W]):
     def traits(cls, options: W) -> Traits:
         """Every upload holds ``n_i``, and the server takes a mean."""
         return Traits(
-            "all weights",
-            "|w|",
-            "|w|",
-            "one K-way head",
-            (GLOBAL_MODEL, HEAD),
+            exchanges="all weights",
+            up="|w|",
+            down="|w|",
+            class_sets="one K-way head",
+            rules=(GLOBAL_MODEL, HEAD),
             same_architecture=True,
             counts=True,
-            protection=Protection(""),
+            protection=Protection(dp_obstacle=""),
             stale=cls.aggregate is FedAvg.aggregate,
         )
 

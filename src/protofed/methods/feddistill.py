@@ -75,14 +75,14 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
         """The server takes means, unless every client's targets leave out its own share."""
         alone = options.leave_one_out
         return Traits(
-            "logits",
-            "K_i·K",
-            "≤ K²" if alone else "K²",
-            "yes, of one K",
-            options.head_rules(),
+            exchanges="logits",
+            up="K_i·K",
+            down="≤ K²" if alone else "K²",
+            class_sets="yes, of one K",
+            rules=options.head_rules(),
             sums_only=not alone,
             personal=alone,
-            protection=Protection("leave_one_out treats every client differently" if alone else ""),
+            protection=Protection(dp_obstacle="leave_one_out treats every client differently" if alone else ""),
         )
 
     @property

@@ -107,7 +107,10 @@ class FedFA(FedAvg[FedFAOptions]):
 
     def round(self, number: int) -> Round:
         """For each batch a step on all weights and one on the head, whose Adam starts afresh in every round."""
-        train, calibrate = Update(self.loss), Update(self.calibration, _is_head, CALIBRATION)
+        train, calibrate = (
+            Update(self.loss),
+            Update(self.calibration, trainable=lambda name: name.startswith("head."), optimizer=CALIBRATION),
+        )
         orders = {"after": (train, calibrate), "before": (calibrate, train), "none": (train,)}
         return Round((Phase(orders[self.options.calibration], after=self.follow),))
 
@@ -151,7 +154,3 @@ class FedFA(FedAvg[FedFAOptions]):
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i``, ``â`` and ``n_i``."""
         return {**super().upload(local, statistics), "anchors": local.state["anchors"]}
-
-
-def _is_head(name: str) -> bool:
-    return name.startswith("head.")

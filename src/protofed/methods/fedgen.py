@@ -231,12 +231,7 @@ class FedGen(FedAvg[FedGenOptions]):
         return Aggregate({**server, **averaged, **trained}, diagnostics)
 
     def generator_loss(self, heads: Heads, noise: Tensor, labels: Tensor, features: Tensor) -> Tensor:
-        """Return ``Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) + η·div``, or ``CE(Σ_i (n_i/n)·g_i(G), y) + η·div``.
-
-        Args:
-            noise: ``(B, z)``.
-            features: ``(B, d)``, ``G`` of both.
-        """
+        """Return ``Σ_i mean_b(a_{y,i}·CE(g_i(G), y)) + η·div``, or ``CE(Σ_i (n_i/n)·g_i(G), y) + η·div``."""
         if self.code.ensemble == "models":
             error = heads.weigh_errors(features, labels)
         else:

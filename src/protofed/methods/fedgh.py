@@ -62,7 +62,14 @@ class FedGH(Method[FedGHOptions]):
     @classmethod
     def traits(cls, options: FedGHOptions) -> Traits:
         """Training needs every single pair."""
-        return Traits("prototypes", "K_i·d", "d·K + K", "one K-way head", same_feature_dim=True, sums_only=False)
+        return Traits(
+            exchanges="prototypes",
+            up="K_i·d",
+            down="d·K + K",
+            class_sets="one K-way head",
+            same_feature_dim=True,
+            sums_only=False,
+        )
 
     @property
     def upload_schema(self) -> Schema:

@@ -83,13 +83,13 @@ class FedL2G(PrivateHead[FedL2GOptions], Method[FedL2GOptions]):
         """The server takes means of what few samples say."""
         of_features = options.guides == "features"
         return Traits(
-            "prototypes" if of_features else "logits",
-            "K_b·d" if of_features else "K_b·K",
-            "K·d" if of_features else "K²",
-            "yes" if of_features else "yes, of one K",
-            options.head_rules(),
+            exchanges="prototypes" if of_features else "logits",
+            up="K_b·d" if of_features else "K_b·K",
+            down="K·d" if of_features else "K²",
+            class_sets="yes" if of_features else "yes, of one K",
+            rules=options.head_rules(),
             same_feature_dim=of_features,
-            protection=Protection("they are gradients of a few samples, to which no noise is added"),
+            protection=Protection(dp_obstacle="they are gradients of a few samples, to which no noise is added"),
         )
 
     @property

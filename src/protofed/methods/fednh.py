@@ -83,7 +83,7 @@ class FedNH(FedAvg[FedNHOptions]):
             down=size,
             class_sets="one set of K prototypes",
             sums=True,
-            protection=Protection("its server needs n_ic, which no noise hides"),
+            protection=Protection(dp_obstacle="its server needs n_ic, which no noise hides"),
         )
 
     # What crosses the network.
@@ -125,15 +125,10 @@ class FedNH(FedAvg[FedNHOptions]):
 
     def round(self, number: int) -> Round:
         """Train ``θ`` and s, with W fixed."""
-        return Round((Phase((Update(self.loss, self.shares),)),))
+        return Round((Phase((Update(self.loss, trainable=self.shares),)),))
 
     def cosines(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Return ``(f/‖f‖)·Wᵀ``, ``(B, K)``.
-
-        Args:
-            features: ``(B, d)``, ``f``.
-            prototypes: ``(K, d)``, ``W``.
-        """
+        """Return ``(f/‖f‖)·Wᵀ``, ``(B, K)``, of features ``(B, d)`` and prototypes ``(K, d)``."""
         return self.normalise_features(features) @ prototypes.T
 
     def normalise_features(self, features: Tensor) -> Tensor:

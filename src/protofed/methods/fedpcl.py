@@ -78,9 +78,9 @@ class FedPCL(Method[FedPCLOptions]):
         """Everybody sees every single client's prototypes."""
         width = str(options.projection_dim or "d")
         return Traits(
-            "prototypes",
-            f"K_i·{width}",
-            f"c·{width}",
+            exchanges="prototypes",
+            up=f"K_i·{width}",
+            down=f"c·{width}",
             rules=(LOCAL, GLOBAL, GLOBAL_OWN),
             same_feature_dim=not options.projection_dim,
             sums_only=False,
@@ -136,7 +136,7 @@ class FedPCL(Method[FedPCLOptions]):
 
     def round(self, number: int) -> Round:
         """All is trained but the head."""
-        return Round((Phase((Update(self.loss, lambda name: not name.startswith("head.")),)),))
+        return Round((Phase((Update(self.loss, trainable=lambda name: not name.startswith("head.")),)),))
 
     def project(self, model: SplitModel, features: Tensor) -> Tensor:
         """Return ``z``, of length 1."""

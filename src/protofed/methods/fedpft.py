@@ -81,9 +81,9 @@ class FedPFT(Method[FedPFTOptions]):
         """Draws need every single mixture, and the number of samples that it stands for."""
         spread = {"spherical": "1", "diag": "d", "full": "d·(d + 1)/2"}[options.covariance]
         return Traits(
-            "prototypes",
-            f"K_i·{options.components}·(1 + d + {spread})",
-            "K·d + K",
+            exchanges="prototypes",
+            up=f"K_i·{options.components}·(1 + d + {spread})",
+            down="K·d + K",
             rules=(HEAD, GLOBAL_MODEL),
             same_architecture=True,
             same_feature_dim=True,

@@ -78,15 +78,15 @@ class FedProto(PrivateHead[P], Method[P]):
         known = "method.classes=own lets the server know who holds which class: choose all" if own else ""
         weighted = f"method.aggregation={options.aggregation} weights them by n_ij: choose mean"
         return Traits(
-            "prototypes",
-            "K_i·d",
-            "K_i·d" if own else "K·d",
+            exchanges="prototypes",
+            up="K_i·d",
+            down="K_i·d" if own else "K·d",
             rules=options.head_rules(LOCAL, GLOBAL, GLOBAL_OWN),
             same_feature_dim=True,
             counts=counted,
             sums_only=not own,
             personal=own,
-            protection=Protection(weighted if counted else known),
+            protection=Protection(dp_obstacle=weighted if counted else known),
             stale=cls.update is FedProto.update and options.aggregation != "paper",
         )
 

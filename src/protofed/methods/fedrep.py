@@ -62,7 +62,9 @@ class FedRep(FedPer[FedRepOptions]):
         parts = [(self.personal, o.head_epochs), (self.shares, o.extractor_epochs)]
         if last:
             parts = [(self.personal, o.final_head_epochs)]
-        phases = tuple(Phase((Update(self.loss, chosen),), epochs) for chosen, epochs in parts if epochs)
+        phases = tuple(
+            Phase((Update(self.loss, trainable=chosen),), epochs=epochs) for chosen, epochs in parts if epochs
+        )
         return Round(phases, everyone=last)
 
     def notes(self) -> tuple[str, ...]:

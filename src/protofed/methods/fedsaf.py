@@ -83,11 +83,7 @@ class FedSAF(FedProto[FedSAFOptions]):
 
 
 def structural(rows: Tensor, targets: Tensor, weight: Tensor, kind: Structure) -> Tensor:
-    """Return ``ℓ`` between two sets of ``(n, d)`` rows, 0 for fewer than two.
-
-    Args:
-        weight: ``(n,)``, 0 for rows that do not count.
-    """
+    """Return ``ℓ`` between two sets of ``(n, d)`` rows, 0 for fewer than two; rows of ``weight`` 0 do not count."""
     tiny = torch.finfo(rows.dtype).tiny ** 0.5
     w = weight / weight.sum().clamp(min=tiny)
     pairs = w.unsqueeze(0) * w.unsqueeze(1)

@@ -85,9 +85,9 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
         """Fusion compares single components; the rules are the head if cross-entropy trains it, and the ETF."""
         etf = (ETF,) if options.dcs else ()
         return Traits(
-            "prototypes" if options.pfg else "nothing",
-            "c_i·(2·d + 1)" if options.pfg else "0",
-            "c·(2·d + 1)" if options.pfg else "0",
+            exchanges="prototypes" if options.pfg else "nothing",
+            up="c_i·(2·d + 1)" if options.pfg else "0",
+            down="c·(2·d + 1)" if options.pfg else "0",
             rules=options.head_rules(*etf) if options.cross_entropy else etf,
             same_feature_dim=True,
             counts=options.pfg and options.weight_by_counts,
@@ -170,12 +170,13 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
         Mixtures go up in the round before.
         """
         momentum = {"momentum": self.options.momentum} if self.options.momentum else {}
-        local, retrain = Update(self.loss), Update(self.retrain_loss, self.is_retrained, momentum)
+        local = Update(self.loss)
+        retrain = Update(self.retrain_loss, trainable=self.is_retrained, optimizer=momentum)
         phases = [Phase((local,))]
         if self.retrains(number) and self.each_batch:
             phases = [Phase((local, retrain))]
         elif self.retrains(number):
-            phases.append(Phase((retrain,), 1, self.pseudo_features))
+            phases.append(Phase((retrain,), epochs=1, source=self.pseudo_features))
         return Round(tuple(phases), self.retrains(number + 1))
 
     def is_retrained(self, name: str) -> bool:

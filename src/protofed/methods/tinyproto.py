@@ -102,7 +102,7 @@ class TinyProto(FedProto[Any]):
             sums=options.scaling,
             sums_only=base.sums_only and reduction != "compensated",
             protection=Protection(
-                more if sums else base.protection.dp_obstacle, hidden=hidden if options.scaling else ""
+                dp_obstacle=more if sums else base.protection.dp_obstacle, hidden=hidden if options.scaling else ""
             ),
             stale=False,
         )

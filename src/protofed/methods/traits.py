@@ -19,7 +19,7 @@ __all__ += ["Protection", "Traits"]
 Exchange = Literal["nothing", "prototypes", "logits", "part of the weights", "all weights"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Protection:
     """What protects a method's clients, and what cannot.
 
@@ -40,7 +40,7 @@ class Protection:
     hidden: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Traits:
     """Facts about a method that follow from its options alone.
 

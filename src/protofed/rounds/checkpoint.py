@@ -146,10 +146,7 @@ class Saving:
 
 
 def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
-    """Restore the newest checkpoint, if there is one, and return whether there was.
-
-    Args:
-        state: That before the first round, which is replaced.
+    """Replace ``state`` by that of the newest checkpoint, if there is one; return whether there was.
 
     Raises:
         CheckpointError: If the checkpoint is damaged, in another format, or of other clients or another method.
@@ -219,11 +216,7 @@ def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None
 
 
 def _record(file: BinaryIO, place: _Place, records: Records) -> dict[str, Tensor]:
-    """Return the tensors of a record.
-
-    Raises:
-        ValueError: If the file ends before, or the record is damaged.
-    """
+    """Return the tensors of a record; raise ValueError if it is damaged or cut off."""
     if sum(place) > os.fstat(file.fileno()).st_size:
         raise ValueError(f"position {place[0]} and length {place[1]} are beyond the end of the file")
     return records.unpack(read_at(file, *place))

@@ -25,11 +25,7 @@ from protofed.wire.codec import Codec
 
 @dataclass
 class Federation:
-    """A server and its clients.
-
-    Attributes:
-        participation: Who takes part in a round.
-    """
+    """A server and its clients; ``participation`` selects the clients of each round."""
 
     method: Method
     codec: Codec

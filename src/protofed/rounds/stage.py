@@ -122,11 +122,7 @@ class Stage:
         """Remember in a deployment's run directory what must not be forgotten when a server is restarted."""
 
     def shown(self, uploads: Sequence[Upload], opened: Opened, seed: int | None) -> Sequence[Upload]:
-        """Return some uploads as those see them from whom single ones are hidden.
-
-        Args:
-            seed: Seed of the noise; None for no noise.
-        """
+        """Return uploads as observers see them from whom single ones are hidden; no noise without ``seed``."""
         return uploads
 
 

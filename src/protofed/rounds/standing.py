@@ -53,11 +53,7 @@ class Standing:
             self._misled.update(names)
 
     def able(self, names: Sequence[str], round_number: int, limit: int) -> list[str]:
-        """Return the clients that may be asked in a round.
-
-        Args:
-            limit: Refusals after which a client is excluded; 0 for no limit.
-        """
+        """Return the clients that may be asked: those with fewer than ``limit`` refusals (0: no limit)."""
         return [name for name in names if not limit or not self._is_left_out(name, round_number, limit)]
 
     def _is_left_out(self, name: str, round_number: int, limit: int) -> bool:

@@ -45,11 +45,7 @@ class ServerState:
     forgotten: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self, clients: Iterable[str]) -> dict[str, Any]:
-        """Return what is stored beside the tensors.
-
-        Args:
-            clients: Names of all clients.
-        """
+        """Return the JSON values that are stored beside the tensors."""
         return {
             "round": self.round,
             "clients": list(clients),

@@ -29,12 +29,7 @@ else:
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run of a comparison.
-
-    Attributes:
-        directory: Inside that of the comparison.
-        values: Along the axes.
-    """
+    """A run of a comparison: its folder inside that of the comparison, and its values along the axes."""
 
     method: Line
     directory: Folder

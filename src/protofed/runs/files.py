@@ -96,9 +96,6 @@ def read_rounds(path: Path) -> list[RoundRecord]:
 def in_order(records: Mapping[int, RoundRecord], path: Path) -> list[RoundRecord]:
     """Return the records of one run, ascending by round.
 
-    Args:
-        path: Of the file, with which errors begin.
-
     Raises:
         CheckpointError: If rounds were scored by different rules.
     """

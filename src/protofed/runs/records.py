@@ -106,11 +106,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An upload that broke its schema.
-
-    Attributes:
-        diverged: Numbers were not finite or too large.
-    """
+    """An upload that broke its schema; it ``diverged`` if numbers were not finite or too large."""
 
     client: str
     field: str
@@ -219,12 +215,7 @@ class RoundRecord:
             yield result
 
     def add_traffic(self, direction: str, size: int, parameters: int) -> None:
-        """Count one message.
-
-        Args:
-            direction: ``up`` or ``down``.
-            parameters: Numbers as the papers count them.
-        """
+        """Count one message, ``up`` or ``down``, with the numbers in it that papers count."""
         self.bytes[direction] += size
         self.parameters[direction] += parameters
 

@@ -64,11 +64,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
-    """Check that there is room for files before they are written.
-
-    Args:
-        needed: Bytes.
-    """
+    """Check that there is room for ``needed`` bytes before files are written."""
     place = next((p for p in (folder, *folder.absolute().parents) if p.is_dir()), Path("/"))
     with writing(place):
         free = shutil.disk_usage(place).free
@@ -77,11 +73,7 @@ def check_room(folder: Path, needed: int, what: str, advice: str) -> None:
 
 
 def is_occupied(folder: Path, but: str = "") -> bool:
-    """Return whether a folder holds anything that counts; what a killed process had half written does not.
-
-    Args:
-        but: A file that does not count either.
-    """
+    """Return whether a folder holds anything but ``but`` and what a killed process had half written."""
     return any(p.name != but and not p.name.endswith(PARTIAL) for p in folder.glob("*"))
 
 
@@ -106,11 +98,7 @@ def json_text(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON atomically.
-
-    Raises:
-        ValueError: For NaN or an infinity.
-    """
+    """Write indented JSON atomically; raise ValueError for NaN or an infinity."""
     write_text(path, json_text(value))
 
 
@@ -126,20 +114,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file atomically.
-
-    Args:
-        metadata: Text in the file's header.
-    """
+    """Write a safetensors file atomically, with ``metadata`` in its header."""
     write_bytes(path, save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata))
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Read a safetensors file.
-
-    Args:
-        names: Tensors to read, which may be missing; all by default.
-    """
+    """Read the named tensors of a safetensors file, as far as it has them; all by default."""
     with open_tensors(path) as file:
         if names is None:
             return load_file(path)

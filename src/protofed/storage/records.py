@@ -100,11 +100,7 @@ class Records:
 
 
 def read_at(file: BinaryIO, offset: int, length: int) -> Tensor:
-    """Return a part of a file, ``(length,)`` uint8.
-
-    Raises:
-        ValueError: If the file ends before.
-    """
+    """Return a part of a file, ``(length,)`` uint8; raise ValueError if the file is shorter."""
     part = torch.empty(length, dtype=torch.uint8)
     left = part.numpy().data
     file.seek(offset)

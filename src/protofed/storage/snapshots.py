@@ -55,11 +55,7 @@ def flatten(snapshot: Snapshot) -> dict[str, Tensor]:
 
 
 def unflatten(tensors: Mapping[str, Tensor]) -> Snapshot:
-    """Return a snapshot from one flat dictionary; the inverse of :func:`flatten`.
-
-    Raises:
-        KeyError: If a name belongs to no part of a snapshot.
-    """
+    """Return a snapshot from one flat dictionary: the inverse of :func:`flatten`."""
     parts: dict[str, dict[str, Tensor]] = {part: {} for part in Snapshot._fields}
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
@@ -68,11 +64,7 @@ def unflatten(tensors: Mapping[str, Tensor]) -> Snapshot:
 
 
 def join_snapshot(model: dict[str, Tensor], rest: Mapping[str, Tensor], *received: dict[str, Tensor]) -> Snapshot:
-    """Return a snapshot from its model, the rest as one flat dictionary, and what was received if it stood apart.
-
-    Raises:
-        KeyError: If a name in ``rest`` belongs to no part of a snapshot.
-    """
+    """Return a snapshot from its model, the rest as one flat dictionary, and what was received, if separate."""
     snapshot = unflatten(rest)._replace(model=model)
     return snapshot._replace(received=received[0]) if received else snapshot
 
@@ -92,20 +84,12 @@ def unpack(data: bytes) -> Snapshot:
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Write a snapshot to a new file.
-
-    Raises:
-        OutputError: A partial file is removed.
-    """
+    """Write a snapshot to a new file; a partial file is removed on errors."""
     write_weights(path, flatten(snapshot), snapshot.version)
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], version: int = WITHOUT_OPTIMIZER) -> None:
-    """Write named tensors, such as the weights of a model, to a new file.
-
-    Raises:
-        OutputError: A partial file is removed.
-    """
+    """Write named tensors, such as a model's weights, to a new file; a partial file is removed on errors."""
     with writing(path):
         try:
             save_file(contiguous(tensors), path, {KEY: str(version)})
@@ -116,11 +100,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], version: int = WITH
 
 
 def read(path: Path, weights: Path | None = None) -> Snapshot:
-    """Read a snapshot.
-
-    Args:
-        weights: The model's, if kept separately.
-    """
+    """Read a snapshot, whose model's ``weights`` may be in another file."""
     try:
         snapshot = unflatten(read_weights(path))
     except KeyError as error:

@@ -23,11 +23,7 @@ _LARGE = re.compile(rb"[eE]\+?[0-9]{3}")
 
 
 def open_ordinary(path: Path, most: int | None = None) -> BinaryIO:
-    """Open an ordinary file for reading; a pipe or a device neither blocks nor is read.
-
-    Raises:
-        ValueError: If it is not an ordinary file, or is larger than ``most`` bytes.
-    """
+    """Open a regular file of at most ``most`` bytes; anything else is a ValueError, and a pipe does not block."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
     try:
         status = os.fstat(file.fileno())
@@ -61,11 +57,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables of a text in TOML.
-
-    Raises:
-        ValueError: If it is not TOML, is nested too deeply, or contains an integer beyond 64 bits.
-    """
+    """Parse TOML; raise ValueError if it is invalid, nested too deeply, or has an integer beyond 64 bits."""
     try:
         tables = tomllib.loads(text)
     except RecursionError:

@@ -42,7 +42,7 @@ class Schedule:
         """Return the factor of all learning rates in a round.
 
         Args:
-            round: ``t``, from 1.
+            round_number: ``t``, from 1.
             rounds: ``R``.
 
         Returns:

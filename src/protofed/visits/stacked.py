@@ -477,11 +477,7 @@ def faster_alone(model: nn.Module) -> bool:
 
 
 def evaluation_batches(parts: Sequence[Samples], dtype: torch.dtype) -> Iterator[tuple[Batch, list[int]]]:
-    """Yield batches of several clients in order.
-
-    Yields:
-        A ``(C, B)`` batch, and each client's rows that are not padding.
-    """
+    """Yield ``(C, B)`` batches of several clients in order, with each client's rows that are not padding."""
     pool = PooledSamples(parts)
     rows = [list(torch.arange(n).split(EVALUATION_BATCH)) if n else [] for n in pool.lengths]
     places, _, counts = pool.places(rows)

@@ -75,14 +75,7 @@ class Steps(Protocol):
         ...
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
-        """Run the steps of an epoch.
-
-        Args:
-            rows: Of each batch, per client.
-
-        Returns:
-            ``during`` statistics of each client; empty if the phase collects none.
-        """
+        """Run an epoch on each client's batches of rows; return ``during`` statistics, if collected."""
         ...
 
     def refresh(self) -> None:
@@ -281,11 +274,7 @@ class LocalTrainer:
         return held if self.on == "union" else (held > 0).long()
 
     def open(self, clients: Roster, name: str, round_number: int) -> Local:
-        """Load a client onto the device.
-
-        Returns:
-            With copies of state and last received tensors; changes to them are not stored.
-        """
+        """Load a client onto the device, with copies of state and last received tensors."""
         return self._load(clients, name, round_number)[0]
 
     def _load(self, clients: Roster, name: str, round_number: int) -> tuple[Local, Tensors]:

@@ -265,11 +265,7 @@ _number = 0
 
 
 def begin(build: Packed, data: PackedData, folder: Path, threads: int, numbers: Queue[int]) -> None:
-    """Initialise a worker process.
-
-    Args:
-        numbers: From which the process takes its number.
-    """
+    """Initialise a worker process, which takes its number from ``numbers``."""
     global _bench
     numerics.prepare()
     stay_with_parent()

@@ -192,11 +192,7 @@ class Float64(Codec):
 
 
 def get_codec(name: str, compression: str = "none") -> Codec:
-    """Return the codec called ``name``.
-
-    Args:
-        compression: Of the message body, ``none`` or ``zstd``.
-    """
+    """Return the codec called ``name``, with message bodies compressed by ``none`` or ``zstd``."""
     return codecs.get(name)(compression)
 
 

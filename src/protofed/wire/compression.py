@@ -31,11 +31,7 @@ def compress(body: bytes) -> bytes:
 
 
 def decompress(frame: memoryview, length: int) -> bytes:
-    """Decompress a frame.
-
-    Raises:
-        PayloadError: If the frame is damaged, has another length than ``length``, or exceeds the allowed expansion.
-    """
+    """Decompress a frame to ``length`` bytes; a damaged one, or one that expands too much, is a PayloadError."""
     if length > (most := FREE + EXPANSION * len(frame)):
         raise PayloadError(f"message: {len(frame)} bytes announce {length}, at most {most} are allowed")
     zstandard = _zstandard()

@@ -14,11 +14,7 @@ COUNT_LIMIT = 2**32
 
 
 def check_structure(payload: Payload, schema: Schema) -> dict[str, int]:
-    """Check the names, kinds and shapes of tensors.
-
-    Returns:
-        Values of all symbols.
-    """
+    """Check the names, kinds and shapes of tensors; return the values of all symbols."""
     for name in schema.fields:
         if name not in payload:
             raise PayloadError(f"{name}: missing")

@@ -53,7 +53,7 @@ class Mixed(Method):
 
     @classmethod
     def traits(cls, options) -> Traits:
-        return Traits(protection=Protection(""))
+        return Traits(protection=Protection(dp_obstacle=""))
 
 
 def stage(noise=0.0, clip=1.0, rounds=1, rate=1.0, expected=2.0, source=None, kind=Mixed, **more) -> ClientPrivacy:

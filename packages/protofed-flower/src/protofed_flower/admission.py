@@ -33,11 +33,7 @@ from protofed_flower.summary import described_federation
 
 @dataclass
 class Admission:
-    """Clients that are compatible with each other.
-
-    Attributes:
-        left_out: Reason for each client that cannot take part.
-    """
+    """Clients that are compatible with each other, and the reason for each other client that was left out."""
 
     clients: list[Description]
     classes: tuple[str, ...] = ()
@@ -50,11 +46,7 @@ class Admission:
 
 
 def admit(experiment: Experiment, descriptions: Sequence[Description], chosen: Sequence[str] = ()) -> Admission:
-    """Return the clients that can take part together, in order of arrival.
-
-    Args:
-        chosen: Class names in order, if the operator of the server sets them.
-    """
+    """Return the compatible clients in order of arrival; ``chosen`` are the operator's class names, if any."""
     admission = Admission(list(descriptions))
     for check in (_settings, _counts, partial(_sites, chosen=chosen), _readings, _shapes, _encoders):
         admission.drop(check(experiment, admission.clients))

@@ -20,11 +20,7 @@ IGNORED = """# Flower does not bundle ignored files: `flwr run` sends only pypro
 
 
 def create_app(directory: Path) -> list[Path]:
-    """Write a Flower app into a directory that is empty or new.
-
-    Returns:
-        ``pyproject.toml``, with the defaults of a run's configuration, and ``.gitignore``.
-    """
+    """Write a Flower app, ``pyproject.toml`` and ``.gitignore``, into a directory that is empty or new."""
     check_new(directory, "an app is never overwritten")
     text = resources.files("protofed_flower").joinpath("app.toml").read_text(encoding="utf-8")
     files = {"pyproject.toml": text.replace("{version}", protofed.__version__), ".gitignore": IGNORED}

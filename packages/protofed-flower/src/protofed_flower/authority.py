@@ -43,11 +43,7 @@ class SiteRequest(NamedTuple):
 
 
 class Approved(NamedTuple):
-    """A site whose key was approved.
-
-    Attributes:
-        replaced: Fingerprint of the site's key before; "" if it had none.
-    """
+    """A site whose key was approved, and the fingerprint of the key that it replaced; "" if none."""
 
     name: str
     fingerprint: str
@@ -56,11 +52,7 @@ class Approved(NamedTuple):
 
 @dataclass(frozen=True)
 class Revoked:
-    """A key that left the roster.
-
-    Attributes:
-        time: UTC, in ISO 8601.
-    """
+    """A key that was removed from the roster, and the time in ISO 8601 (UTC)."""
 
     client: ClientName
     why: Literal["revoked", "replaced"]

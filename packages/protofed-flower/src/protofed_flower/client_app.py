@@ -50,11 +50,7 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Describe the node's clients to the server, or state the size of one client's model or that its state is here.
-
-    Args:
-        message: A job if it is about one client, else the experiment's configuration.
-    """
+    """Describe the node's clients; for a job, state the size of one client's model or that its state is here."""
 
     def act(node: Node, values: Values) -> Values:
         if "client" in values:
@@ -83,11 +79,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query("secure")
 def secure(message: Message, context: Context) -> Message:
-    """Answer a stage of secure aggregation for one client.
-
-    Args:
-        context: The client's secrets rest here between the stages of a round.
-    """
+    """Answer a stage of secure aggregation for one client, whose secrets rest in the context between stages."""
 
     def act(node: Node, values: Values) -> Values:
         return held.answer(context.state, values, node.state, partial(held.peers_of, node.settings))

@@ -28,11 +28,7 @@ def make_private(folder: Path) -> None:
 
 
 def check_new(directory: Path, never: str) -> None:
-    """Refuse a folder that is neither new nor empty.
-
-    Args:
-        never: Rule that protects existing files, e.g. ``"keys are never overwritten"``.
-    """
+    """Raise unless a folder is new or empty; ``never`` says why, e.g. ``"keys are never overwritten"``."""
     target = directory.expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         state = "is not empty" if target.is_dir() else "is a file"

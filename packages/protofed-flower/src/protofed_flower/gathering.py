@@ -75,11 +75,7 @@ class Gathering:
             trust.log_certificates(Path(name).expanduser())
 
     def admitted(self, stated: Mapping[str, int]) -> dict[str, int]:
-        """Return the most samples that clients are believed to have, by name.
-
-        Args:
-            stated: Those of ``robust.admitted``, which yield to the roster.
-        """
+        """Return the most samples credited to clients: those of ``robust.admitted``, unless the roster says."""
         if not self.roster:
             return dict(stated)
         keys, samples, _ = self.listed()

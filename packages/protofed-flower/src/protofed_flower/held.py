@@ -114,14 +114,7 @@ def keep(state: RecordDict, job: Job, offer: bytes, architecture: str) -> bytes:
 def answer(
     state: RecordDict, request: Mapping[str, Any], folder: Path | None, known: Callable[[str], Peers]
 ) -> Values:
-    """Return a client's answer to a stage, and keep what it then knows.
-
-    Args:
-        known: Returns a client's knowledge of the others.
-
-    Raises:
-        OutputError: If the node cannot remember that the upload is added up.
-    """
+    """Return a client's answer to a stage, and keep what it knows afterwards; ``known`` returns its peers."""
     from protofed_flower.protocol import STAGES, SecureClient
 
     name, wanted = request.get("client"), request.get("stage")

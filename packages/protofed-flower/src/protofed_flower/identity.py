@@ -48,11 +48,7 @@ class Bindings:
     per_key: int = 1
 
     def refusal(self, name: str, key: str) -> str:
-        """Return why a node may not hold a client, or "" if it may.
-
-        Args:
-            key: The node's fingerprint; "" if it shows none.
-        """
+        """Return why a node with this key fingerprint ("" for none) may not hold a client; "" if it may."""
         if name in self.keys:
             known = self.by == "name" or self.keys[name] == key
             return (
@@ -69,11 +65,7 @@ class Bindings:
         return ""
 
     def bind(self, name: str, key: str) -> None:
-        """Bind a client to a key, unless it is bound already.
-
-        Args:
-            key: The node's fingerprint; "" if it shows none.
-        """
+        """Bind a client to a key fingerprint ("" for none), unless it is bound already."""
         self.keys.setdefault(name, key)
 
     def names(self, key: str) -> list[str]:
@@ -82,11 +74,7 @@ class Bindings:
 
 
 def fingerprint(key: bytes) -> str:
-    """Return a public key's fingerprint as ``ssh-keygen -lf node1.pub`` prints it, or "" if it is not a key.
-
-    Args:
-        key: In PEM form, as Flower keeps it, or in OpenSSH's one-line form.
-    """
+    """Return the fingerprint of a PEM or OpenSSH public key as ``ssh-keygen -lf`` prints it; "" if invalid."""
     try:
         load = (
             serialization.load_ssh_public_key if not key.startswith(b"-----") else serialization.load_pem_public_key

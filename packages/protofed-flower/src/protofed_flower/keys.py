@@ -77,12 +77,9 @@ def create_keys(
 
 
 def create_request(directory: Path, site: str) -> str:
-    """Write a node's new private key and a certificate request, ``SITE`` and ``SITE.request``, to a new folder.
+    """Write a new private key, ``SITE``, and ``SITE.request``; return the key's fingerprint.
 
     The key signs the request (PKCS #10), which shows the authority that the site has it.
-
-    Returns:
-        The key's fingerprint.
     """
     try:
         name = client_name(site)

@@ -79,11 +79,7 @@ def canonical(values: Mapping[str, Any]) -> bytes:
 
 
 def describe(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the kind of an answer, and its content in words.
-
-    Args:
-        shapes: Of the arrays in an upload, by name.
-    """
+    """Return the kind of an answer and its content in words; ``shapes`` are those of an upload's arrays."""
     if "error" in values:
         told = " ".join(str(values[name]) for name in ("error", "option", "names") if values.get(name))
         return "error", f"refusal: {claims.clean(told, 500)}"
@@ -172,11 +168,7 @@ def _last(file: BinaryIO) -> tuple[bytes, bool]:
 
 
 def read_ledger(path: Path) -> Iterator[tuple[int, str, LedgerEntry | str]]:
-    """Yield every line's number, its hash, and its entry or what is wrong with it.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-    """
+    """Yield every line's number, its hash, and its entry or what is wrong with it."""
     before = BEGINNING
     try:
         with open_ordinary(path) as file:
@@ -199,12 +191,7 @@ def read_ledger(path: Path) -> Iterator[tuple[int, str, LedgerEntry | str]]:
 
 @dataclass(frozen=True)
 class Receipt:
-    """An answer that the server received.
-
-    Attributes:
-        node: Flower's number.
-        ledger: Hash of the line that the node says it has written; "" if it says none.
-    """
+    """An answer that the server received from a node, with the hash of the ledger line that the node names."""
 
     time: Line
     node: Line
@@ -234,11 +221,7 @@ class Receipts:
 
 
 def read_receipts(path: Path) -> Iterator[Receipt]:
-    """Yield the answers on a server's record; one that is still being written is left out.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-    """
+    """Yield the answers that a server has recorded; a line that is still being written is left out."""
     try:
         with open_ordinary(path) as file:
             for number, raw in enumerate(lines(file, LINE), start=1):
@@ -249,11 +232,7 @@ def read_receipts(path: Path) -> Iterator[Receipt]:
 
 
 def forget(run: Path, gone: Mapping[str, str]) -> None:
-    """Remove forgotten clients from what the server of a deployment recorded in its run directory.
-
-    Raises:
-        CheckpointError: A record cannot be read.
-    """
+    """Remove forgotten clients from the records in the run directory of a deployment's server."""
     if (path := run / NODES).is_file():
         write_json(path, without_clients(read_json(path), gone))
     if (path := run / RECEIVED).is_file():
@@ -273,13 +252,10 @@ def _of_others(path: Path, gone: Mapping[str, str]) -> Iterator[bytes]:
 
 
 def compare(entries: Mapping[str, LedgerEntry], path: Path) -> Iterator[str]:
-    """Lay a server's record beside a ledger; yield in words each answer of its node that the ledger lacks.
+    """Compare a ledger's entries, by hash, with a server's record; yield each answer of the node that it lacks.
 
     Answers are its own if they come from a number from which an answer in the ledger came, or if the ledger names
     their client, as after a node was registered anew.
-
-    Args:
-        entries: By the hash of their lines.
     """
     receipts = list(read_receipts(path))
     clients = {entry.client for entry in entries.values()}

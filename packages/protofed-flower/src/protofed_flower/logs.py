@@ -29,11 +29,7 @@ class JsonLine(logging.Formatter):
 
 
 def format_as_asked() -> None:
-    """Give the handlers of protofed's and Flower's logs the form that the environment asks for.
-
-    Raises:
-        ConfigError: The environment asks for a form that there is not.
-    """
+    """Set the format of protofed's and Flower's log handlers that the environment asks for."""
     form = os.environ.get(VARIABLE, "text")
     if form not in ("text", "json"):
         raise ConfigError(f"{VARIABLE}={form!r} in the environment: must be text or json")

@@ -96,12 +96,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a server expects of the names in the data of all nodes, which may keep theirs to themselves.
-
-    Attributes:
-        classes: In order; empty for as the data say.
-        columns: Of a table, in order and without sums; empty for as the data say.
-    """
+    """The class and column names that a server expects of all nodes; empty to take them from the data."""
 
     classes: ClassNames = ()
     columns: Annotated[tuple[SiteColumn, ...], Meta(max_length=limits.COLUMNS)] = ()
@@ -274,11 +269,7 @@ def read_sizes(values: Mapping[str, Any], d: int) -> dict[str, Any]:
 
 
 def sizes(item: object, d: int) -> dict[str, Any]:
-    """Return the sizes of a model from plain values.
-
-    Returns:
-        ``parameters``, ``extras`` by name, and ``d``.
-    """
+    """Return ``parameters``, ``extras`` by name, and ``d`` of a model from plain values."""
     found = decode(item, _Sizes, error=ValueError, exact=True)
     if found["d"] != d:
         raise ValueError(f"d: must be {d}, not {found['d']}")
@@ -303,11 +294,7 @@ def trained_values(result: Trained) -> Values:
 
 
 def read_trained(values: Mapping[str, Any], name: str, scored: Scored) -> Trained:
-    """Read a training result from the values of a message; the inverse of :func:`trained_values`.
-
-    Args:
-        scored: Numbers of samples that the answer cannot change.
-    """
+    """Read a training result from a message, whose numbers of samples must be those of ``scored``."""
     message = take(values, "message", bytes) if "message" in values else None
     losses = _numbers(values, "losses")
     failure = claims.clean(values.get("failure", "")) if message is None else ""

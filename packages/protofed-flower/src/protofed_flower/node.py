@@ -298,12 +298,7 @@ def _resolve(config: str) -> Experiment:
 def _built(
     source: Source, config: str, text: str, name: str, models: tuple[str, ...] | None
 ) -> tuple[Builder, Roster, Snapshot]:
-    """Return the builder and roster for a client's visits, and its first snapshot; cached for later visits.
-
-    Args:
-        config: Of this node itself.
-        models: Architectures that a server may choose; None for all.
-    """
+    """Return builder, roster and first snapshot of a client's visits, cached; ``models`` None allows any."""
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)
     federated = hardware.place(source.load(experiment, name, summary))
@@ -323,9 +318,6 @@ def _company(config: str, text: str, chosen: tuple[tuple[str, Any], ...]) -> tup
     """Return the builder and roster for the visits of all clients that travel and have one architecture.
 
     They stay with the process of a simulation, which serves any node: data and models are loaded once.
-
-    Args:
-        chosen: The clients' own ``model`` and ``d``, if they choose these.
     """
     experiment, summary = _resolve(config), read_summary(text)
     hardware = Hardware.of(experiment.execution)

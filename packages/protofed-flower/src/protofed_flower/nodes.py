@@ -133,15 +133,7 @@ class Nodes:
                 time.sleep(pause)
 
     def ask(self, requests: Mapping[str, Values], kind: str, seconds: float) -> Iterator[tuple[str, Values | str]]:
-        """Ask nodes about one client each.
-
-        Args:
-            requests: What is asked about each client, by name.
-            seconds: As for :meth:`exchange`.
-
-        Yields:
-            Names with answers, or with the reason why there is none.
-        """
+        """Ask nodes about one client each; yield names with answers, or with the reason why there is none."""
         names = [name for name in requests if name in self.node_of]
         waiting = dict.fromkeys(requests, "not connected") | dict.fromkeys(names, "no answer in time")
         sent = (message(requests[name], self.node_of[name], kind) for name in names)

@@ -60,11 +60,7 @@ def pins(experiment: Experiment, summary: FederationSummary) -> list[str]:
 
 
 def check_pins(notes: dict[str, Any], client: str, found: list[str]) -> None:
-    """Compare with what held when the client joined the run, or note it in its first round.
-
-    Args:
-        found: Of :func:`pins`.
-    """
+    """Compare ``found`` with what held when the client joined the run, or note it in its first round."""
     if PINS not in notes:
         shown = (pin for pin in found if pin.split("=", 1)[0] in SHOWN)
         log.warning("%s: a run begins, in which this node keeps to %s", client, claims.clean(", ".join(shown)))

@@ -21,12 +21,7 @@ TRAINED = "trained"
 
 @dataclass(frozen=True)
 class Policy:
-    """The least protection with which a node takes part in a run, and what the run may do.
-
-    Attributes:
-        mode: ``privacy.mode``; ``none`` for any.
-        allowed: None for everything.
-    """
+    """The least protection with which a node takes part in a run, and what the run may do (None: anything)."""
 
     mode: Literal["none", "client", "sample"] = "none"
     epsilon: float = math.inf

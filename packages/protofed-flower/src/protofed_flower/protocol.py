@@ -405,11 +405,7 @@ class SecureServer:
         return {name: dict(asked) for name in self.present}
 
     def take(self, stage: Stage, name: str, answer: Mapping[str, Any]) -> None:
-        """Take a client's answer.
-
-        Raises:
-            PayloadError: Nothing of an invalid answer is kept.
-        """
+        """Take a client's answer; nothing of an invalid one is kept."""
         _session(answer, self.session)
         self.answers[stage][name] = getattr(self, f"_{stage}")(name, answer)
 
@@ -450,11 +446,7 @@ class SecureServer:
         self.lost[name] = reason
 
     def close(self, stage: Stage) -> None:
-        """End a stage: those who did not answer are no longer asked.
-
-        Raises:
-            SecureAggregationError: If fewer clients than the threshold are left.
-        """
+        """End a stage: clients without an answer are no longer asked."""
         before, answered = self.present, self.answers[stage]
         self.present = [n for n in before if n not in self.lost and n in answered]
         if stage == "masked":
@@ -510,11 +502,7 @@ class SecureServer:
 
 
 def conduct(server: SecureServer, ask: Ask) -> Vector:
-    """Go through all stages and return the sum of the vectors that arrived; ``server`` then knows who is lost.
-
-    Raises:
-        SecureAggregationError: If too few clients are left after a stage, or their shares do not fit.
-    """
+    """Go through all stages and return the sum of the vectors that arrived."""
     for stage in STAGES:
         for name, answer in ask(stage, server.requests(stage)):
             if isinstance(answer, str):

@@ -26,13 +26,6 @@ def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, *
     """Run an experiment on Flower's simulation engine, whose nodes share the clients.
 
     The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
-
-    Args:
-        resume: ``directory`` may contain a part of this run.
-        more: As for :func:`~protofed_flower.server_app.serve`.
-
-    Raises:
-        ProtofedError: ConfigError if no cluster answers.
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     _check_cluster(address)

@@ -204,12 +204,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class SimulatedShare:
-    """Clients ``index``, ``index + count``, … of the experiment's data, for a node of a simulation.
-
-    Attributes:
-        index: Of the node, from 0.
-        count: Of nodes.
-    """
+    """Clients ``index``, ``index + count``, … of the experiment's data, for a node of a simulation."""
 
     index: int
     count: int

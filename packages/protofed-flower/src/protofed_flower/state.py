@@ -186,11 +186,7 @@ class ClientFolder:
             )
 
     def since(self, after: str) -> list[Generation] | None:
-        """Return a generation and its descendants, oldest first; None if the node does not have it.
-
-        Args:
-            after: "" for the client as it was before the run, which returns all.
-        """
+        """Return a generation ("" for the first state) and its descendants, oldest first; None if missing."""
         if not after:
             return self.chain
         names = [generation.name for generation in self.chain]
@@ -336,11 +332,7 @@ def _link(existing: Path, new: Path) -> None:
 
 
 def revealed(path: Path) -> dict[str, int]:
-    """Return the last round, by run, in which a client helped to read a sum with its upload.
-
-    Raises:
-        CheckpointError: Nobody knows then which uploads must not be offered again.
-    """
+    """Return the last round, by run, in which a client helped to read a sum with its upload."""
     file = path / REVEALED
     if not file.exists():
         return {}

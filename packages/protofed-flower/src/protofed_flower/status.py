@@ -61,11 +61,7 @@ HELP = {
 
 
 def status(place: Path, now: datetime | None = None) -> Health:
-    """Return the state of a run directory of a server, or of a node's state folder or ledger.
-
-    Raises:
-        ProtofedError: ConfigError if it is neither; CheckpointError if its files cannot be read.
-    """
+    """Return the state of a run directory of a server, or of a node's state folder or ledger."""
     now = now or datetime.now(UTC)
     if place.name == NAME or (place / NAME).is_file():
         return _node(place if place.name == NAME else place / NAME, now)
@@ -163,11 +159,7 @@ def metrics(found: Health) -> bytes:
 
 
 def server(place: Path, host: str, port: int) -> ThreadingHTTPServer:
-    """Return a server of ``/health`` (200, or 503 if not healthy), ``/metrics`` and ``/status`` (JSON).
-
-    Raises:
-        ConfigError: The port cannot be used.
-    """
+    """Return a server of ``/health`` (200, or 503 if not healthy), ``/metrics`` and ``/status`` (JSON)."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10.0

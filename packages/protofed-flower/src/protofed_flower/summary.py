@@ -86,11 +86,7 @@ def described_federation(
     data: DataOptions | None = None,
     encoder: EncoderOptions | None = None,
 ) -> FederatedData:
-    """Return the federation as the server knows it.
-
-    Args:
-        encoder: Of the encoder that the descriptions name, if any.
-    """
+    """Return the federation as the server knows it from the clients' descriptions."""
     place = {name: number for number, name in enumerate(classes)}
     clients = []
     for d in descriptions:

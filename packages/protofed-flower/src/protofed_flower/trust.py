@@ -201,11 +201,7 @@ def check_dates(certificate: x509.Certificate, where: object, whom: str = "the S
 
 
 def check_period(start: datetime, end: datetime, where: object, whom: str) -> None:
-    """Refuse something that is not valid now.
-
-    Args:
-        whom: Who makes a new one.
-    """
+    """Raise unless something is valid now; ``whom`` can renew it."""
     now = datetime.now(UTC)
     clock = f"and this machine's clock says {now:%Y-%m-%d %H:%M}"
     if now > end:

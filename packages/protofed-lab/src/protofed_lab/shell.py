@@ -84,11 +84,7 @@ def serve(
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens, before anything slow is loaded.
-
-    Args:
-        port: None for the usual one or the next that is free.
-    """
+    """Return a listening socket on ``port``, 0 for any, None for the usual one or the next that is free."""
     candidates = range(DEFAULT_PORT, DEFAULT_PORT + TRIED) if port is None else (port,)
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
@@ -113,12 +109,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 @contextmanager
 def page(title: str, *, links: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Lay out one page: header with the name and the theme switch, then what is built inside the block.
-
-    Args:
-        title: Of the page and of the browser's tab.
-        links: Paths by name, in the header.
-    """
+    """Lay out one page: header with name, links by name and theme switch, then what is built in the block."""
     from nicegui import ui
 
     ui.page_title(f"{title} · protofed")
@@ -159,12 +150,7 @@ def tell(label: Any, text: str) -> None:
 
 
 def chart(options: dict[str, Any], *, label: str) -> Any:
-    """Return an ECharts chart that follows the theme.
-
-    Args:
-        options: Open colours (axes, text, tooltip) are the theme's.
-        label: For screen readers.
-    """
+    """Return an ECharts chart whose open colours are the theme's, with a label for screen readers."""
     from nicegui import ui
 
     element = ui.echart({"animation": False, "backgroundColor": "transparent", **options})

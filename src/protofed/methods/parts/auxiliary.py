@@ -50,13 +50,13 @@ class AuxiliaryMethod(PrivateHead[A], AveragedWeights[A], Method[A]):
     def traits(cls, options: A) -> Traits:
         """Every upload holds ``n_i``, for a mean; the client's own model answers, and the shared one."""
         return Traits(
-            "part of the weights",
-            "|w_aux|",
-            "|w_aux|",
-            f"one K-way {cls.role}",
-            options.head_rules(GLOBAL_MODEL),
+            exchanges="part of the weights",
+            up="|w_aux|",
+            down="|w_aux|",
+            class_sets=f"one K-way {cls.role}",
+            rules=options.head_rules(GLOBAL_MODEL),
             counts=True,
-            protection=Protection(""),
+            protection=Protection(dp_obstacle=""),
         )
 
     def __init__(self, options: A, task: Task) -> None:

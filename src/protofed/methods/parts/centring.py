@@ -26,11 +26,7 @@ What is then left of large offsets is part of the covariance, whose inverse give
 
 
 def offset(own: Sums, means: Tensor) -> Tensor:
-    """Return ``b_i = Σ_k n_ik (μ_ik − a_k) / (n_i + λ)``, ``(d,)``.
-
-    Args:
-        means: ``a_k``, ``(K, d)``.
-    """
+    """Return ``b_i = Σ_k n_ik (μ_ik − a_k) / (n_i + λ)``, ``(d,)``, given ``means`` ``a_k``, ``(K, d)``."""
     apart: Tensor = (own.sums - own.counts.unsqueeze(-1) * means).sum(0)
     return apart / (own.counts.sum() + PSEUDO)
 

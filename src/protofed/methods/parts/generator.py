@@ -121,12 +121,7 @@ class Heads(NamedTuple):
         return features @ self.weight.mT + self.bias.unsqueeze(1)
 
     def weigh_errors(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Return ``Σ_i mean_b(a_{y_b,i}·CE(g_i(G_b), y_b))``.
-
-        Args:
-            features: ``(B, d)`` generated features ``G_b``.
-            labels: ``(B,)`` their classes ``y_b``.
-        """
+        """Return ``Σ_i mean_b(a_{y_b,i}·CE(g_i(G_b), y_b))`` for ``(B, d)`` features ``G_b`` of classes ``y_b``."""
         answers = self.logits(features)
         S, B, K = answers.shape
         errors = F.cross_entropy(answers.reshape(S * B, K), labels.repeat(S), reduction="none").reshape(S, B)
@@ -242,12 +237,7 @@ class FeatureGenerator:
         return numbers if self.options.noise == "uniform" else gaussian(numbers)
 
     def features(self, received: Tensors, noise: Tensor, labels: Tensor) -> Tensor:
-        """Return ``G(ε, y)``.
-
-        Args:
-            noise: ``(B, z)``.
-            labels: ``(B,)`` int64.
-        """
+        """Return ``G(ε, y)`` for noise ``(B, z)`` and int64 labels ``(B,)``."""
         return generate(under(PREFIX, received), noise, labels).features
 
     def pseudo_error(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:

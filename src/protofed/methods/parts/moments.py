@@ -284,16 +284,16 @@ class ClosedForm(Method[O]):
     def traits(cls, options: O) -> Traits:
         """A control exchanges nothing; in sums, the features of all clients must mean the same."""
         protection = Protection(
-            "its server needs n_ik, which no noise hides",
-            {n: w for n, w in RELEASE.items() if cls.released and (cls.second or n != "moment")},
+            dp_obstacle="its server needs n_ik, which no noise hides",
+            dp_statistics={n: w for n, w in RELEASE.items() if cls.released and (cls.second or n != "moment")},
             local_only=("own", "prior"),
         )
         if cls.alone:
             return Traits(protection=Protection(local_only=protection.local_only), rounds=1)
         return Traits(
-            "prototypes",
-            "K_i·d + d·(d+1)/2" if cls.second else "K_i·d",
-            "K·d + K",
+            exchanges="prototypes",
+            up="K_i·d + d·(d+1)/2" if cls.second else "K_i·d",
+            down="K·d + K",
             rules=(HEAD, GLOBAL_MODEL),
             same_architecture=True,
             same_feature_dim=True,

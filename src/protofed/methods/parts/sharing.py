@@ -23,7 +23,9 @@ class SharedPart(AveragedWeights[S], Method[S]):
     def traits(cls, options: S) -> Traits:
         """Every upload holds ``n_i``, and the server takes a mean."""
         stale = cls.aggregate is AveragedWeights.aggregate
-        return Traits("part of the weights", counts=True, protection=Protection(""), stale=stale)
+        return Traits(
+            exchanges="part of the weights", counts=True, protection=Protection(dp_obstacle=""), stale=stale
+        )
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to the shared part."""

@@ -141,11 +141,7 @@ def counts(payload: Payload, known: Knowledge) -> Payload:
 
 
 def inflate(payload: Payload, schema: Schema, factor: float) -> Payload:
-    """Multiply sample counts and sums over samples, as a client would send them that had so many samples.
-
-    Args:
-        factor: The stated number of samples, divided by the true one.
-    """
+    """Multiply sample counts and sums over samples by ``factor``, as a client would that claims more samples."""
     changed = {}
     for name, field in schema.fields.items():
         if field.kind == "count" and field.described:

@@ -48,11 +48,7 @@ def add_trigger(x: Tensor, trigger: Tensor) -> Tensor:
 
 
 def optimise_trigger(client: Member, local: Local, goal: Tensor) -> Tensor:
-    """Return a trigger that brings the features of a client's inputs close to a goal.
-
-    Args:
-        goal: ``(d,)`` features.
-    """
+    """Return a trigger that brings the features of a client's inputs close to ``goal``, ``(d,)``."""
     model = local.model.eval()
     x = _inputs(client.train, model)
     low, high = float(x.min()), float(x.max())

@@ -95,11 +95,7 @@ class VectorLayout:
         return (vector * min(1.0, self.clip / length) if length else vector), length > self.clip
 
     def upload(self, total: Tensor, noise: float, centre: Payload, expected: float) -> Payload:
-        """Return the upload that stands for all, given the standard deviation of the noise of each number.
-
-        Args:
-            expected: Number of clients by which sums of changes of weights are divided.
-        """
+        """Return the upload that stands for all; sums of changes are divided by ``expected`` clients."""
         pieces = dict(zip([*self.shapes, *self.reported], total.split(self.sizes), strict=True))
         numbers = {name: pieces[name] / self.unit for name in self.reported}
         sure = max(SURE * noise / self.unit, 1e-6)

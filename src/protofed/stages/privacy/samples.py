@@ -82,11 +82,7 @@ def multiplier(options: PrivacyOptions) -> float:
 def protect_plan(
     options: PrivacyOptions, method: Method, plan: LocalPlan, samples: int, *, secure: bool = False
 ) -> LocalPlan:
-    """Return a client's plan with DP-SGD, with the noise that the budget needs if the options do not name it.
-
-    Args:
-        secure: Only sums of uploads can be read.
-    """
+    """Return a client's plan with DP-SGD; the budget gives the noise if the options do not."""
     check(method)
     noise = options.noise
     if noise is None:

@@ -41,11 +41,7 @@ class _Limits:
 
 
 class Proportions:
-    """Lengths of the vectors of a round, from which limits are derived.
-
-    Args:
-        keep_rows: Keep the vectors of classes, to compute their medians.
-    """
+    """Lengths of the vectors of a round, from which limits are derived; with ``keep_rows``, class vectors too."""
 
     def __init__(
         self, parts: list[Part], counts: Counts, reference: Payload | None, *, keep_rows: bool = True

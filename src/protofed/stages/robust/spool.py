@@ -12,11 +12,7 @@ from protofed.methods.contract import Upload
 
 
 class Spool:
-    """A sequence of uploads, kept in memory up to a limit and beyond it in a temporary file.
-
-    Args:
-        memory: Limit, in bytes.
-    """
+    """A sequence of uploads, kept in memory up to ``memory`` bytes and beyond that in a temporary file."""
 
     def __init__(self, memory: int = 2**28) -> None:
         self._left = memory

@@ -166,11 +166,7 @@ def bound_sums(
     options: RobustOptions,
     findings: Findings,
 ) -> Iterator[Upload]:
-    """Shorten class means and scatter of uploads to the limits of the round.
-
-    Args:
-        measured: Takes the lengths of their vectors, by which whole uploads are left out.
-    """
+    """Shorten class means and scatter of uploads to the round's limits; ``measured`` collects their lengths."""
     with Spool() as spool:
         for upload in uploads:
             spool.append(upload)

@@ -25,11 +25,7 @@ from protofed.wire.schema import Payload
 
 
 class Offer(NamedTuple):
-    """A client's contribution to a sum: nothing that may leave it unmasked.
-
-    Attributes:
-        noise: Still to be added.
-    """
+    """A client's contribution to a sum, with the noise still to be added; it must not leave the client unmasked."""
 
     vector: Vector
     noise: OwnNoise

@@ -173,11 +173,7 @@ _SHARES = (52, 68)
 
 
 def traffic(clients: Sequence[str], length: int) -> tuple[int, int]:
-    """Return the bytes that the protocol sends down and up in a round in which nobody is lost and nobody signs.
-
-    Args:
-        length: Of the vectors, of 8 bytes per number.
-    """
+    """Return the bytes down and up of a round without dropouts or signatures; numbers have 8 bytes."""
     n, sizes = len(clients), [len(name.encode()) for name in clients]
     names, others = sum(sizes), (n - 1) * sum(sizes)
     plain = [_SESSION + 7 + a + b + sum(_SHARES) for i, a in enumerate(sizes) for b in sizes[:i] + sizes[i + 1 :]]

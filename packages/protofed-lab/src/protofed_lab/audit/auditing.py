@@ -18,11 +18,7 @@ from protofed_lab.audit.sums import sums
 
 
 def audit_run(directory: Path, trust_code: bool = False) -> Audit:
-    """Attack a finished run, whose data must be at hand, with what its parties saw.
-
-    Args:
-        trust_code: Import code that the run's configuration names.
-    """
+    """Attack a finished run with what its parties saw; ``trust_code`` imports code that its configuration names."""
     run = load_run(Path(directory))
     experiment, seen, other, verbatim = compared(run, trust_code)
     last = next((r.privacy for r in reversed(run.rounds) if r.privacy), None)
@@ -89,11 +85,7 @@ def sent(seen: Seen) -> str:
 
 
 def protections(experiment: Experiment, *, noisy: bool) -> tuple[str, ...]:
-    """Describe the protections between clients and observers, in sentences.
-
-    Args:
-        noisy: ``privacy.mode`` alone shortens vectors, which hides nothing.
-    """
+    """Describe the protections between clients and observers, in sentences."""
     sentences = []
     if experiment.wire.codec not in ("float32", "float64"):
         sentences.append(f"Messages are rounded to {experiment.wire.codec} (wire.codec).")

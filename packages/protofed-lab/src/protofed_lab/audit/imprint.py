@@ -120,11 +120,7 @@ def readings(before: Tensors, after: Tensors, at: Door) -> Tensor:
 
 
 def read_verbatim(federation: Federation, federated: FederatedData, round_number: int, *, free: bool) -> Finding:
-    """Train a round on crafted weights, and count the training samples that can be read; only models change.
-
-    Args:
-        free: The server chooses the batch size and the number of epochs as well.
-    """
+    """Train a round on crafted weights and count readable samples; ``free``: batch size and epochs too."""
     question, key = "Which training samples can be read?", "verbatim" if free else "verbatim_pinned"
     measure = "share read to 1 %"
     observer = SERVER + (", batch size and epochs" if free else "")

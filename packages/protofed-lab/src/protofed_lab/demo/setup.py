@@ -15,12 +15,7 @@ MAX_CLIENTS = len(LETTERS)
 
 @dataclass(frozen=True)
 class Chosen:
-    """A method and those of its options that are not as usual.
-
-    Attributes:
-        method: Or one of the :data:`VARIANTS`.
-        options: Those that are not as usual.
-    """
+    """A method, or one of :data:`VARIANTS`, and its options that differ from the usual ones."""
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)

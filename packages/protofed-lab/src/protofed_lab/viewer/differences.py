@@ -13,12 +13,7 @@ ABSENT = "–"
 
 
 class Option(NamedTuple):
-    """One option over several configurations.
-
-    Attributes:
-        name: Dotted.
-        values: Texts by configuration; :data:`ABSENT` where it has none.
-    """
+    """One option by its dotted name, and its text in each configuration (:data:`ABSENT` where it has none)."""
 
     name: str
     values: tuple[str, ...]

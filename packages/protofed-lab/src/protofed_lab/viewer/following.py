@@ -39,11 +39,7 @@ class State(StrEnum):
 
 
 class RoundsFile:
-    """``rounds.jsonl`` while it grows.
-
-    Attributes:
-        records: By round, so far.
-    """
+    """``rounds.jsonl`` while it grows, and its records by round so far."""
 
     def __init__(self, path: Path, border: Border) -> None:
         self.path = path

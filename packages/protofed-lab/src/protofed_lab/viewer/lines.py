@@ -47,11 +47,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart.
-
-    Attributes:
-        level: Draw a horizontal line at this height instead, without an x-axis to measure along.
-    """
+    """A line of a chart; with ``level``, a horizontal one at this height, without an x-axis."""
 
     name: str
     look: Look
@@ -175,11 +171,7 @@ def losses(run: Run) -> Lines:
 
 
 def measured(run: Run, names: Mapping[str, str]) -> Lines:
-    """Return diagnostics of one run against rounds.
-
-    Args:
-        names: Titles by dotted name.
-    """
+    """Return diagnostics of one run against rounds, with titles by dotted name."""
     curves = {
         n: Line(title, Look.number(i), _recorded(run, "diagnostics", n))
         for i, (n, title) in enumerate(names.items())

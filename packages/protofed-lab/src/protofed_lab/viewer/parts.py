@@ -125,13 +125,7 @@ NOTHING_YET = {"unevaluated": "No round has been evaluated yet.", "unsent": "Not
 def accuracy_plots(
     *notes: str, sent: str = "Sent by all parties, up and down (log scale)", unevaluated: str = "", unsent: str = ""
 ) -> tuple[Plot, Plot]:
-    """Build the charts of accuracy against rounds and against bytes.
-
-    Args:
-        sent: Name of the axis of bytes.
-        unevaluated: Text without accuracy.
-        unsent: Text without bytes.
-    """
+    """Build charts of accuracy against rounds and bytes, with texts for missing accuracy or bytes."""
     first, second = notes or ("", "")
     title = "Test accuracy against"
     return (
