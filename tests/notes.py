@@ -18,7 +18,7 @@ NO_TEXTS = [
     ("a\0b", "text 1 holds a NUL character"),
     ("a\ud800", "text 1 holds half of a surrogate pair"),
     ("a" * (limits.TEXT + 1), "text 1 has 262,145 characters: expected at most 262,144"),
-    (7, "text 1 is no text but of type int"),
+    (7, "text 1 is not text but of type int"),
 ]
 """What is refused where a text is expected, and what is said, of the second of several."""
 

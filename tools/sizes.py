@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 50_905,
+    "src": 50_853,
     "packages, papers, tools, benchmarks": 21_630,
-    "tests": 54_494,
+    "tests": 54_476,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_340,

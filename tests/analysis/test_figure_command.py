@@ -85,7 +85,7 @@ def test_figures_are_listed_with_their_options(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines if not line.startswith(" ")] == sorted(figures)
     assert "    clients = 5  how many clients, drawn with the seed" in lines
-    assert figure_rows("prototype_heatmap")[1][:2] == ("class", None)
+    assert figure_rows("prototype_heatmap")[0][:2] == ("class", None)
     for entry in entries("figures"):
         assert entry.summary.endswith(".")
         for name, _, doc in entry.options:

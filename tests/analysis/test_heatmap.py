@@ -61,7 +61,7 @@ def test_one_client_over_the_classes(run_at):
         fig = heatmap(path, client=chosen)
         np.testing.assert_allclose(values(fig), stored["local.client_03.prototypes"])
         assert fig.axes[0].get_title() == "client_03"
-    assert heatmap(path, which="client").axes[0].get_title() == "client_00"
+    assert heatmap(path, client=0).axes[0].get_title() == "client_00"
 
 
 def test_which_entries_are_zero(run_at):
@@ -111,7 +111,7 @@ def test_clients_that_differ_in_d(run_at):
     stored = load_file(path / "prototypes.safetensors")
     stored["local.client_01.prototypes"] = torch.ones(3, 20)
     save_file(stored, path / "prototypes.safetensors")
-    shown = values(heatmap(path, which="class"))
+    shown = values(heatmap(path, **{"class": 0}))
     assert np.isnan(shown[1, 20:]).all()
     assert not np.isnan(shown[1, :20]).any()
 
@@ -141,8 +141,6 @@ def test_mistakes(run_at):
         heatmap(path, client=4)
     with pytest.raises(ConfigError, match="choose class or client, not both"):
         heatmap(path, client=1, **{"class": 1})
-    with pytest.raises(ConfigError, match="which must be 'global' or 'class' or 'client'"):
-        heatmap(path, which="locals")
     set_options(path, lambda_=3)
     with pytest.raises(DataError, match=r"config\.toml: unknown option of method 'lambda_'"):
         heatmap(path)
@@ -153,4 +151,4 @@ def test_damaged_local_prototypes(run_at):
     stored = load_file(path / "prototypes.safetensors") | {"local.client_01.prototypes": torch.zeros(2, 64)}
     save_file(stored, path / "prototypes.safetensors")
     with pytest.raises(CheckpointError, match=r"expected 3 rows in local\.client_01"):
-        heatmap(path, which="class")
+        heatmap(path, **{"class": 0})

@@ -250,7 +250,7 @@ def test_a_name_that_is_mapped_to_itself_is_meant():
     assert compare([Site(str(n), tuple(s)) for n, s in enumerate(sites)], DataOptions(), ["B", "M"]) == []
     for wrong in ({"M": 1}, {"M": ""}, {"M": "malignant", "malignant": "bad"}):
         for options in ({"labels": wrong}, {"categories": {"c": wrong}}):
-            with pytest.raises(ConfigError, match=r"must give names|is both a name"):
+            with pytest.raises(ConfigError, match=r"must map names|is both a name"):
                 build_options(DataOptions, options, "data")
 
 

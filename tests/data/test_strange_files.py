@@ -73,7 +73,7 @@ def test_a_date_becomes_a_number_and_another_an_age(tmp_path):
     assert 34 < ages.min() < ages.max() < 75
     table[1][1] = "2024-02-31"
     write(tmp_path / "b.csv", names, table)
-    with pytest.raises(DataError, match=r"b\.csv: column 'seen', row 1: '2024-02-31' is no date"):
+    with pytest.raises(DataError, match=r"b\.csv: column 'seen', row 1: '2024-02-31' is not a date"):
         loaded(tmp_path, dates=dates)
 
 

@@ -144,7 +144,7 @@ def test_parquet_of_another_encoding_or_type(tmp_path):
     latin = pa.array([b"fine", b"K\xf6ln"]).view(pa.string())
     for values, reason in (
         (latin, "row 1 is not text in UTF-8"),
-        (pa.array([1, 2]), "row 0 is no text but .* int"),
+        (pa.array([1, 2]), "row 0 is not text but .* int"),
     ):
         table = pa.table({"age": [1, 2], "note": values, "label": ["bone", "skin"]})
         pq.write_table(table, path.with_suffix(".parquet"))

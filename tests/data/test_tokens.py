@@ -173,9 +173,9 @@ def test_sites_with_other_tokenizers_are_told(tokenizer, tmp_path):
     ("content", "reason"),
     [
         (None, "cannot be read"),
-        (b"{}", "is no tokenizer"),
+        (b"{}", "not a tokenizer"),
         (b"\xff", "cannot be read"),
-        (b"[1, 2", "is no tokenizer"),
+        (b"[1, 2", "not a tokenizer"),
     ],
 )
 def test_a_file_that_is_no_tokenizer(content, reason, tmp_path):

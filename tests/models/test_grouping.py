@@ -4,11 +4,9 @@ from dataclasses import fields
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protofed.errors import ConfigError
-from protofed.models import architectures, assign, build, groups, parameter_count
+from protofed.models import architectures, build, groups, members, parameter_count
 from protofed.options import build_options
 
 
@@ -21,40 +19,27 @@ def test_members_exist_and_differ(name):
         build_options(architectures.get(member).Options, options, member)
 
 
-@given(st.integers(0, 30), st.sampled_from(list(groups)))
-def test_members_take_turns(count, name):
-    members = groups.get(name).members
-    assigned = assign(name, count)
-    assert len(assigned) == count
-    assert all(a == members[i % len(members)] for i, a in enumerate(assigned))
-
-
-def test_one_name_serves_everybody_with_options_of_their_own():
-    assigned = assign("cnn2", 3)
-    assert assigned == [("cnn2", {})] * 3
-    assigned[0][1]["channels"] = (1, 2)
-    assert assigned[1][1] == {}
-    assign("fedproto_mh", 1)[0][1]["channels"] = 1
-    assert assign("fedproto_mh", 1)[0][1] == {"channels": 18}
-    assert assign("package.module:Net", 1) == [("package.module:Net", {})]
+def test_members_of_groups_and_single_architectures():
+    assert members("cnn2") == [("cnn2", {})]
+    members("fedproto_mh")[0][1]["channels"] = 1
+    assert members("fedproto_mh")[0] == ("fedproto_cnn", {"channels": 18})
+    assert members("package.module:Net") == [("package.module:Net", {})]
 
 
 def test_light4_in_the_papers_order():
-    names = [n for n, _ in assign("light4", 5)]
-    assert names == ["resnet8", "mobilenet_v2", "shufflenet_v2_x1_0", "efficientnet_b0", "resnet8"]
+    names = [n for n, _ in members("light4")]
+    assert names == ["resnet8", "mobilenet_v2", "shufflenet_v2_x1_0", "efficientnet_b0"]
 
 
 def test_small4_is_small():
-    models = [build(n, input_shape=(1, 8, 8), num_classes=10, d=64, options=o) for n, o in assign("small4", 4)]
+    models = [build(n, input_shape=(1, 8, 8), num_classes=10, d=64, options=o) for n, o in members("small4")]
     assert all(parameter_count(m) < 60_000 for m in models)
     assert {m(torch.rand(2, 1, 8, 8)).features.shape for m in models} == {(2, 64)}
 
 
 def test_bad_assignments():
     with pytest.raises(ConfigError, match="unknown model 'light': did you mean 'light"):
-        assign("light", 2)
-    with pytest.raises(ConfigError, match="must not be negative"):
-        assign("mlp", -1)
+        members("light")
 
 
 @pytest.mark.parametrize("name", architectures)

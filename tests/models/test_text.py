@@ -186,7 +186,7 @@ def test_encoders_of_texts_and_of_numbers_are_not_mixed_up():
         with pytest.raises(ConfigError, match=f"encoder.name={name} is for .*the samples are texts as tokens"):
             build_encoder(EncoderOptions(name), (L,), texts=texts)
     with pytest.raises(
-        ConfigError, match=r"encoder.name=hashing is for texts, and the samples are none: .*data.text=C"
+        ConfigError, match=r"encoder.name=hashing is for texts, but the samples are not texts: .*data.text=C"
     ):
         build_encoder(EncoderOptions("hashing"), (L,))
 
@@ -254,7 +254,7 @@ def test_a_model_of_a_folder_gives_the_library_s_states(folder, pooling):
 def test_folders_that_hold_no_model(folder, tmp_path):
     with pytest.raises(ConfigError, match="transformers: set weights to a folder"):
         build("transformers", input_shape=(6,), num_classes=2, d=4)
-    with pytest.raises(ModelError, match=r"transformers: weights '.*nowhere' are no file on this machine"):
+    with pytest.raises(ModelError, match=r"transformers: weights '.*nowhere' not found on this machine"):
         build("transformers", input_shape=(6,), num_classes=2, d=4, options={"weights": str(tmp_path / "nowhere")})
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read \(No such file"):
@@ -271,7 +271,7 @@ HOSTILE = {
     "positions": ({"max_position_embeddings": 10**8}, "numbers, more than its weights"),
     "words": ({"vocab_size": 2**40}, "vocab_size = 1099511627776"),
     "images": ({"model_type": "detr", "vocab_size": 9}, "takes not only texts"),
-    "no object": ([], "is no object"),
+    "not an object": ([], "is not an object"),
     "no type": ({"model_type": None}, "holds no model"),
 }
 

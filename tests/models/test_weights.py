@@ -123,7 +123,7 @@ def test_fedprotos_stem_is_fresh_though_it_would_fit(tmp_path):
         source = random if name.startswith(("conv1.", "bn1.")) else theirs
         assert torch.equal(tensor, source[name]), name
     with pytest.raises(
-        ConfigError, match="fresh: 'conv9' is no part of the backbone, which has conv1, bn1, layer1"
+        ConfigError, match="fresh: 'conv9' is not part of the backbone, which has conv1, bn1, layer1"
     ):
         one("resnet18", file, fresh=["conv9"])
 
@@ -221,9 +221,9 @@ def test_weights_that_are_not_at_hand_are_one_line(tmp_path, monkeypatch):
             ModelError, match=r"weights \w+ are not on this machine: put resnet18-\w+\.pth into .*hub"
         ):
             one("resnet18", name)
-    with pytest.raises(ModelError, match=r"'absent\.pth' are no file on this machine, nor one of .*IMAGENET1K_V1"):
+    with pytest.raises(ModelError, match=r"'absent\.pth' not found on this machine, nor one of .*IMAGENET1K_V1"):
         one("resnet18", "absent.pth")
-    with pytest.raises(ModelError, match=r"cnn2: weights 'IMAGENET1K_V1' are no file on this machine$"):
+    with pytest.raises(ModelError, match=r"cnn2: weights 'IMAGENET1K_V1' not found on this machine$"):
         one("cnn2", "IMAGENET1K_V1")
 
 
@@ -426,7 +426,7 @@ def test_trained_models_are_restored_without_the_file_they_began_from(small):
     options = {"channels": [3, 4], "weights": str(small), "mean": [0.4], "std": [0.3]}
     chosen = experiment("fedavg", model__name="cnn2", model__options=options)
     small.unlink()
-    with pytest.raises(ModelError, match=r"^ann: cnn2: weights .* are no file on this machine"):
+    with pytest.raises(ModelError, match=r"^ann: cnn2: weights .* not found on this machine"):
         assemble(chosen, images())
     federation, _ = assemble(chosen, images(), pretrained=False)
     with closing(federation.executor):
@@ -440,7 +440,7 @@ def test_a_folder_of_ones_own_holds_the_files_of_a_recipe(small, tmp_path):
     elsewhere.mkdir()
     options = {"weights": f"/recipes/machine/{small.name}", "channels": [3, 4]}
     shape = {"input_shape": (1, 10, 10), "num_classes": 3, "d": 5}
-    with pytest.raises(ModelError, match=rf"'{elsewhere}/small\.safetensors' are no file on this machine"):
+    with pytest.raises(ModelError, match=rf"'{elsewhere}/small\.safetensors' not found on this machine"):
         models.build("cnn2", **shape, options=options, weights_dir=str(elsewhere))
     small.rename(elsewhere / small.name)
     found = models.build("cnn2", **shape, options=options, weights_dir=str(elsewhere))

@@ -405,7 +405,7 @@ def test_nodes_score_their_own_samples_whatever_a_recipe_asks(root, tmp_path):
 
 
 def test_a_refusal_is_a_code_and_a_sentence_of_the_server():
-    error = DataError("x.csv: column 'age', row 3: 'Person 3' is no date")
+    error = DataError("x.csv: column 'age', row 3: 'Person 3' is not a date")
     values = refusal_values("ann", error)
     assert values == {"error": "data", "option": "", "client": "ann"}
     assert "Person" not in sentence_of(values)

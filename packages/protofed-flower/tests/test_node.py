@@ -360,7 +360,7 @@ def test_a_node_takes_weights_from_its_own_folder_alone(tmp_path):
     job = Job("run", "ann", 1, plan_text(chosen), summary)
     forget()
     node = Node(Folder(folder, "ann"), tmp_path / "state", weights=str(folder))
-    with pytest.raises(ModelError, match=rf"^ann: cnn2: weights '{folder}/start\.safetensors' are no file"):
+    with pytest.raises(ModelError, match=rf"^ann: cnn2: weights '{folder}/start\.safetensors' not found"):
         train(node, job)
     named.rename(folder / named.name)
     train(node, job)

@@ -211,7 +211,7 @@ def architecture_of(
         architecture = Architecture(chosen, {}, 0)
     elif chosen:
         check_trusted(experiment, client.name, chosen)
-        own = Architecture(*models.assign(chosen, 1)[0], 0)
+        own = Architecture(*models.members(chosen)[0], 0)
         architecture = fit_to_columns(experiment, own, federated.table)
     width = own_width(experiment, architecture.name, federated.input_shape)
     return replace(architecture, d=client.settings.get("d", width))
@@ -319,7 +319,7 @@ def fit_to_columns(
         )
     if not texts and issubclass(known.Options, models.TextOptions):
         raise ConfigError(
-            f"{chosen} takes texts, and the samples are none: name their column, data.text=COLUMN, and set "
+            f"{chosen} takes texts, but the samples are not texts: name their column, data.text=COLUMN, and set "
             "data.text_as=tokens"
         )
     if texts:

@@ -456,7 +456,7 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     check_number("rounds", scalars["rounds"])
     scalars["stages"] = texts("stages", scalars["stages"])
     if not isinstance(scalars["recipe"], str) or {"/", "\\", "\0"} & set(scalars["recipe"]):
-        raise ConfigError(f"recipe must be a name, of which folders are called, not {scalars['recipe']!r}")
+        raise ConfigError(f"recipe must be a name that folders can have, not {scalars['recipe']!r}")
     method_name, method_options = _method(tree, method)
     traits = methods.get(method_name).traits(method_options)
     tree = _choose_encoder(tree, traits)

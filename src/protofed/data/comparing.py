@@ -175,9 +175,6 @@ def _column(sites: Sequence[tuple[str, RawColumn]], data: DataOptions) -> list[M
     return found if declared else found + alike(name, rest, data.renamed.get(name, {}))
 
 
-# Names of classes and categories.
-
-
 def alike(column: str, sites: Sequence[tuple[str, Names]], settled: Mapping[str, str]) -> list[Mismatch]:
     """Return the findings for the names of classes (``column`` is "") or of the categories of a column.
 
@@ -287,9 +284,6 @@ def _telling(pairs: Mapping[str, str]) -> bool:
     """Return whether pairs can be no coincidence: an initial, initials of words, or the beginnings of two words."""
     strong = [short for short, long in pairs.items() if len(long) > 2]
     return len(strong) > 1 or any(len(short) == 1 or not pairs[short].isalpha() for short in strong)
-
-
-# Agreement.
 
 
 def merge_columns(sites: Sequence[Site], data: DataOptions) -> tuple[RawColumn, ...]:

@@ -71,7 +71,7 @@ def days(values: Sequence[Any], at: Callable[[int], str], month_first: bool = Fa
         number = day(format_value(value), month_first)
         if number is None:
             hint = "" if month_first else "; for 5/31/2024 set data.month_first=true"
-            raise DataError(f"{at(row)}: {str(value)[:40]!r} is no date: write 2024-05-31 or 31.5.2024{hint}")
+            raise DataError(f"{at(row)}: {str(value)[:40]!r} is not a date: write 2024-05-31 or 31.5.2024{hint}")
         found[row] = number
     return found
 

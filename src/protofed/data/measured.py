@@ -17,6 +17,7 @@ from protofed.data.checks import readable
 from protofed.data.options import DataOptions
 from protofed.data.pool import Dataset, Listing, Pool, datasets
 from protofed.data.tables import RawColumn
+from protofed.data.toys import find_table
 from protofed.errors import DataError
 from protofed.options import NoOptions, Options, option
 from protofed.untrusted import limits
@@ -34,18 +35,12 @@ def breast_cancer(data: DataOptions, options: NoOptions, seed: int) -> Listing:
 
 
 def read_breast_cancer() -> tuple[list[str], np.ndarray[Any, Any], np.ndarray[Any, Any], tuple[str, ...]]:
-    """Return the names of the columns, ``(569, 30)`` float64 values, ``(569,)`` int64 labels and the class names.
-
-    They are read from scikit-learn's table, because importing it takes several times as long as a round on them.
-    """
-    spec = find_spec("sklearn")  # finds a package without importing it
-    for place in (spec and spec.submodule_search_locations) or ():
-        table = Path(place) / "datasets" / "data" / "breast_cancer.csv"
-        if table.is_file():
-            with table.open(newline="", encoding="utf-8") as file:
-                (_, _, *classes), *rows = csv.reader(file)
-            values = np.array(rows, dtype=np.float64)
-            return list(_MEASUREMENTS), values[:, :-1], values[:, -1].astype(np.int64), tuple(classes)
+    """Return the columns' names, ``(569, 30)`` float64 values, ``(569,)`` int64 labels and the class names."""
+    if table := find_table("breast_cancer.csv"):
+        with table.open(newline="", encoding="utf-8") as file:
+            (_, _, *classes), *rows = csv.reader(file)
+        values = np.array(rows, dtype=np.float64)
+        return list(_MEASUREMENTS), values[:, :-1], values[:, -1].astype(np.int64), tuple(classes)
     from sklearn.datasets import load_breast_cancer  # a version that keeps the table elsewhere
 
     found = load_breast_cancer()

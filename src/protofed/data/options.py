@@ -120,7 +120,7 @@ class DataOptions(Options):
             elif not isinstance(values, (list, tuple)) or len(set(map(category, values))) < len(values):
                 raise ValueError(
                     f"categories.{name} must be a list of different categories, [] for all that occur, or a table "
-                    "of names in place of others"
+                    "that renames them"
                 )
         try:
             "a".encode(self.encoding or "utf-8")  # of nothing, Python would not look the encoding up
@@ -200,7 +200,7 @@ class DataOptions(Options):
 def _check_renames(names: Mapping[Any, Any], what: str) -> None:
     """Check that a mapping renames without chains."""
     if not all(isinstance(name, str) and name.strip() for name in (*names, *names.values())):
-        raise ValueError(f'{what} must give names in place of others, such as {{M = "malignant"}}')
+        raise ValueError(f'{what} must map names to names, such as {{M = "malignant"}}')
     for new in names.values():
         if names.get(new, new) != new:
             raise ValueError(f"{what}: {new!r} is both a name and given another: give each name its last one")

@@ -31,11 +31,6 @@ class Pool:
     class_names: tuple[str, ...]
     ids: Tensor | None = None
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
-        return tuple(self.x.shape[1:])
-
     def listing(self, where: str) -> Listing:
         """Return this pool as a listing named ``where`` in error messages."""
         ids = None if self.ids is None else self.ids.numpy()

@@ -129,7 +129,7 @@ def _iterate_texts(
                 raise DataError(f"{at(number)} has no text: fill it in, or set data.missing=mean for {width} zeros")
             continue
         if not isinstance(text, str):
-            raise DataError(f"{at(number)} is no text but of type {type(text).__name__}")
+            raise DataError(f"{at(number)} is not text but of type {type(text).__name__}")
         if len(text) > limits.TEXT:
             raise DataError(f"{at(number)} has {len(text):,} characters: expected at most {limits.TEXT:,}")
         if "\0" in text:
@@ -172,7 +172,7 @@ def _tokenizer(place: str, length: int) -> _Tokenizer:
     except (OSError, ValueError) as error:
         raise ConfigError(f"data.tokenizer: {path}: cannot be read ({reason(error)})") from None
     except Exception as error:  # the package raises plain exceptions
-        raise ConfigError(f"data.tokenizer: {path}: is no tokenizer ({str(error)[:200]})") from None
+        raise ConfigError(f"data.tokenizer: {path}: not a tokenizer ({str(error)[:200]})") from None
     if found.get_vocab_size() >= HASHES:
         raise ConfigError(f"data.tokenizer: {path}: has {found.get_vocab_size():,} tokens: at most {HASHES:,}")
     return _Tokenizer(found, blake2b(raw, digest_size=4).hexdigest())

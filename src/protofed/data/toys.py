@@ -55,17 +55,18 @@ def digits(data: DataOptions, options: NoOptions, seed: int) -> Pool:
     return Pool(x, torch.from_numpy(labels), tuple(str(d) for d in range(10)))
 
 
-def read_digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return scikit-learn's digits: images ``(1797, 8, 8)`` float64 from 0 to 16, and labels ``(1797,)`` int64.
+def find_table(name: str) -> Path | None:
+    """Return a table of scikit-learn without importing it, which takes longer than a round on its data."""
+    spec = find_spec("sklearn")
+    folders = [Path(place) / "datasets" / "data" for place in (spec and spec.submodule_search_locations) or ()]
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
-    They are read from its table, because importing scikit-learn takes several times as long as a round on them.
-    """
-    spec = find_spec("sklearn")  # finds a package without importing it
-    for place in (spec and spec.submodule_search_locations) or ():
-        table = Path(place) / "datasets" / "data" / "digits.csv.gz"
-        if table.is_file():
-            rows = np.loadtxt(table, delimiter=",")
-            return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
+
+def read_digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return scikit-learn's digits: images ``(1797, 8, 8)`` float64 from 0 to 16, and labels ``(1797,)`` int64."""
+    if table := find_table("digits.csv.gz"):
+        rows = np.loadtxt(table, delimiter=",")
+        return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits  # a version that keeps the table elsewhere
 
     digits = load_digits()

@@ -120,9 +120,6 @@ class _Described(Struct):
     encoder: Encoding | None = None
 
 
-# The state of a finished run.
-
-
 def write_end(folder: Path, federation: Federation) -> None:
     """Store what a finished run needs to go on, beside the weights of its models.
 

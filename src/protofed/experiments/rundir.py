@@ -252,8 +252,6 @@ class RunDirectory:
                 "another --out"
             )
 
-    # Rounds and checkpoints.
-
     def restore(self, federation: Federation) -> list[RoundRecord]:
         """Restore ``federation`` from the last checkpoint, if any, and return the rounds recorded up to it.
 
@@ -308,8 +306,6 @@ class RunDirectory:
         if not path.is_file():
             return None
         return read_federation(path).bfloat16
-
-    # The end.
 
     def write_federation(self, description: Tree) -> None:
         """Write the description of the federation."""

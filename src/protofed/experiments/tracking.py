@@ -30,8 +30,6 @@ class Tracker(Progress, ABC):
     def __init__(self) -> None:
         self.open: dict[str, Any] = {}
 
-    # What an adapter does.
-
     @abstractmethod
     def begin(self, label: str, directory: Path, config: dict[str, Any]) -> Any:
         """Begin a run, and return the tracker's handle of it."""
@@ -43,8 +41,6 @@ class Tracker(Progress, ABC):
     @abstractmethod
     def end(self, run: Any, summary: Mapping[str, float]) -> None:
         """End a run with its final and best accuracy by rule."""
-
-    # The reports.
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Begin a run."""

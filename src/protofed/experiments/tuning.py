@@ -75,7 +75,7 @@ class Trial:
         """Return a trial that was written."""
         found = decode(value, cls, where)
         if found.values.keys() != space.keys() or (found.score is None) == (found.ended == "complete"):
-            raise CheckpointError(f"{where}: holds a trial that is none of this search")
+            raise CheckpointError(f"{where}: holds a trial of another search")
         return found
 
 

@@ -12,7 +12,7 @@ from protofed.models.catalogue import Backbone, NamedArchitecture, TextOptions, 
 from protofed.models.classifier import Classifier
 from protofed.models.convolution import reduce_convolutions
 from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
-from protofed.models.grouping import Group, assign, groups, members
+from protofed.models.grouping import Group, groups, members
 from protofed.models.noise import key_noise
 from protofed.models.norms import check_single_samples, group_norm
 from protofed.models.preparation import Normalisation, Preparation
@@ -30,7 +30,6 @@ __all__ = [
     "TextOptions",
     "architecture",
     "architectures",
-    "assign",
     "build",
     "check_single_samples",
     "group_norm",

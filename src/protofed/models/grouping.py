@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import cycle, islice
 from typing import Any
 
 from protofed.errors import ConfigError, unknown_name
@@ -96,15 +95,3 @@ def members(name: str) -> list[tuple[str, dict[str, Any]]]:
     if name in architectures or ":" in name:
         return [(name, {})]
     raise ConfigError(unknown_name("model", name, [*groups, *architectures]))
-
-
-def assign(name: str, count: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return ``(architecture, options)`` for each of ``count`` clients.
-
-    Args:
-        name: A group, whose members are assigned in turn, or an architecture or import path for every client.
-    """
-    if count < 0:
-        raise ConfigError(f"cannot assign models to {count} clients: the number must not be negative")
-    turns = cycle(members(name))
-    return [(member, dict(options)) for member, options in islice(turns, count)]

@@ -102,7 +102,7 @@ def _read_settings(path: Path, tensors: int) -> dict[str, Any]:
     """Return the settings of a model of texts without those that name code; ValueError for unlikely ones."""
     found = parse_json(read_text(path, limits.TOML_BYTES))
     if not isinstance(found, dict):
-        raise ValueError("its config.json is no object")
+        raise ValueError("its config.json is not an object")
     for name, value in found.items():
         if name.endswith("_config") and value:
             raise ValueError(f"its config.json has {name}: a plain model of texts has none")

@@ -45,7 +45,7 @@ def find_weights(architecture: str, weights: str, folder: str = "") -> Path:
     path = Path(folder, Path(weights).name) if folder else Path(weights).expanduser()
     if not path.exists():
         names = f", nor one of torchvision's weights ({', '.join(published)})" if published else ""
-        raise ModelError(f"{architecture}: weights {str(path)!r} are no file on this machine{names}")
+        raise ModelError(f"{architecture}: weights {str(path)!r} not found on this machine{names}")
     return path
 
 
@@ -92,7 +92,7 @@ def load_weights(backbone: Backbone, path: Path, fresh: tuple[str, ...], name: s
     for part in fresh:
         if not any(_within(tensor, (part,)) for tensor in own):
             parts = dict.fromkeys(tensor.partition(".")[0] for tensor in own)
-            raise ConfigError(f"{name}: fresh: {part!r} is no part of the backbone, which has {', '.join(parts)}")
+            raise ConfigError(f"{name}: fresh: {part!r} is not part of the backbone, which has {', '.join(parts)}")
     given = {n: t for n, t in read_weights(path).items() if not _within(n, backbone.removed)}
     if backbone.adapt is not None:
         try:

@@ -146,7 +146,7 @@ def _shape(x: Tensor, classifier: Classifier, where: str) -> Tensor:
 
 def _convert(x: Tensor, classifier: Classifier, where: str) -> Tensor:
     if x.is_complex() or x.dtype == torch.bool:
-        raise DataError(f"{where}: {x.dtype} are no samples")
+        raise DataError(f"{where}: {x.dtype} cannot be samples")
     if not classifier.eight_bit:
         return x.to(torch.float32) if not x.is_floating_point() else x
     if x.dtype == torch.uint8:

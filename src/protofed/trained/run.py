@@ -34,8 +34,6 @@ class TrainedRun(Run):
         """Return a finished run with its models."""
         return cls(**{field.name: getattr(run, field.name) for field in fields(Run)}, trusted=trusted)
 
-    # Its models.
-
     def client(self, name: str) -> TrainedClient:
         """Return a client as it was after the last round, ready to classify."""
         from protofed.trained.opening import open_client
@@ -90,8 +88,6 @@ class TrainedRun(Run):
 
         files = [Path(file) for file in samples]
         return export(self, self.client(client), Path(path), file_format, rule, files, self.trusted).path
-
-    # Its numbers.
 
     def metrics(self, rule: str = "") -> Metrics:
         """Return balanced accuracy, macro F1, AUROC, recall per class and confusion matrices, by scikit-learn.

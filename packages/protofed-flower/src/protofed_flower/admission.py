@@ -138,7 +138,7 @@ def _settings(experiment: Experiment, descriptions: Sequence[Description]) -> di
             if is_code(model) and not recipe_names(experiment, model):
                 raise ConfigError(f"model {model!r}: only the recipe may name code, not a client")
             if model != claims.PRIVATE:
-                models.assign(model, 1)
+                models.members(model)
             experiment.training.plan(d.settings)
         except ConfigError as error:
             unfit[d.name] = claims.clean(error)
@@ -263,7 +263,7 @@ def _models(
 def _chosen_architecture(experiment: Experiment, description: Description, table: Table | None) -> str:
     """Return the architecture that a client chooses for itself, or "" if it chooses none."""
     name = description.settings.get("model")
-    return str(fit_to_columns(experiment, Architecture(*models.assign(name, 1)[0], 0), table)) if name else ""
+    return str(fit_to_columns(experiment, Architecture(*models.members(name)[0], 0), table)) if name else ""
 
 
 def _differing(

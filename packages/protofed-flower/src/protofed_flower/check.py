@@ -310,7 +310,7 @@ def _read_client(
     settings = federated.clients[0].settings
     if "model" in settings:
         try:
-            models.assign(settings["model"], 1)
+            models.members(settings["model"])
         except ConfigError as error:
             raise ConfigError(f"{folder / 'client.toml'}: {error}") from None
     return federated

@@ -134,15 +134,11 @@ def losses(runs: list[Run]) -> Figure:
 
 
 @figure("diagnostics")
-def diagnostics(runs: list[Run], limit: int = 9) -> Figure:
-    """What the methods measured of themselves against rounds: one panel per number, at most ``limit``.
-
-    Options:
-        limit: at most so many panels
-    """
+def diagnostics(runs: list[Run]) -> Figure:
+    """The methods' diagnostics against rounds: one panel per number, at most nine."""
     styles = method_styles(run.label for run in runs)
     groups = {label: select_finished(group) for label, group in by_label(runs).items()}
-    names = list(dict.fromkeys(n for run in runs for r in run.rounds for n in scalars(r.diagnostics)))[:limit]
+    names = list(dict.fromkeys(n for run in runs for r in run.rounds for n in scalars(r.diagnostics)))[:9]
     if not names:
         raise DataError("no diagnostics to show: the method records no numbers")
     fig, axes = _grid(len(names))

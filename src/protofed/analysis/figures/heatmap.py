@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import colour_bar, figure, panels, shorten, title_runs, write_title
 from protofed.analysis.figures.geometry import final_prototypes
@@ -43,7 +43,6 @@ class _Sheet:
 @figure("prototype_heatmap")
 def prototype_heatmap(
     runs: list[Run],
-    which: Literal["global", "class", "client"] = "global",
     class_: str | int | None = None,
     client: str | int | None = None,
     binary: bool = False,
@@ -53,14 +52,13 @@ def prototype_heatmap(
     Global prototypes are shown as clients use them (scaled by γ), local ones without what TinyProto's masks omit.
 
     Options:
-        which: global: one row per class; class: local prototypes of one class; client: those of one client
-        class: name or number of the class to show over the clients
+        class: name or number of the class to show over the clients (default: the global prototypes)
         client: name or number of the client to show over the classes
         binary: show which entries are not zero instead of their values
     """
     if class_ is not None and client is not None:
         raise ConfigError("figure prototype_heatmap: choose class or client, not both")
-    which = "class" if class_ is not None else "client" if client is not None else which
+    which = "class" if class_ is not None else "client" if client is not None else "global"
     sheets: dict[str, _Sheet] = {}
     for title, run in title_runs(runs).items():
         sheet = _sheet(run, which, class_, client)

@@ -123,8 +123,8 @@ def check_kind(name: str, input_shape: tuple[int, ...], kinds: tuple[Kind, ...],
         )
     if kinds == ("texts",) and not texts:
         raise ConfigError(
-            f"encoder.name={name} is for texts, and the samples are none: name their column, data.text=COLUMN, and "
-            "set data.text_as=tokens"
+            f"encoder.name={name} is for texts, but the samples are not texts: name their column, "
+            "data.text=COLUMN, and set data.text_as=tokens"
         )
     if not texts and KINDS.get(len(input_shape)) not in kinds:
         raise ConfigError(
