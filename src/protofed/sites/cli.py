@@ -132,7 +132,7 @@ def show(look: Survey) -> None:
             escape(notice.site) or "all",
             escape(notice.column),
             escape(notice.found),
-            f"[bold red]yours to settle:[/] {proposal}" if notice.open else proposal or "[dim]only to know[/]",
+            f"[bold red]yours to settle:[/] {proposal}" if notice.open else proposal or "[dim]for information[/]",
         )
     console.print(table)
 
