@@ -1,6 +1,7 @@
 """What fits with what: options that exclude each other, whatever the method and the data.
 
-What a method allows is in its :class:`~protofed.methods.traits.Traits`. ``docs/privacy.md`` prints :func:`table`.
+Each method declares what it allows in its :class:`~protofed.methods.traits.Traits`. The documentation's page of
+options prints :func:`table`. Experiments carry no type here, because their module imports this one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from typing import Any, NamedTuple
 
 from protofed.errors import ConfigError
 
-Options = Any
-"""An :class:`~protofed.config.schema.Experiment`, whose module imports this one."""
 _PRIVACY = ("none", "client", "sample")
 
 
@@ -29,7 +28,7 @@ class Exclusion(NamedTuple):
     reason: str
     remedy: str
 
-    def applies(self, experiment: Options) -> bool:
+    def applies(self, experiment: Any) -> bool:
         """Return whether an experiment uses both."""
         other = _value(experiment, self.other)
         excluded = other in self.excluded if self.excluded else bool(other)
@@ -96,7 +95,7 @@ EXCLUSIONS = (
 )
 
 
-def check_fit(experiment: Options) -> None:
+def check_fit(experiment: Any) -> None:
     """Raise ConfigError if an experiment uses options that exclude each other."""
     for each in EXCLUSIONS:
         if each.applies(experiment):
@@ -115,7 +114,7 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _value(experiment: Options, name: str) -> Any:
+def _value(experiment: Any, name: str) -> Any:
     section, _, option = name.partition(".")
     value = getattr(experiment, section)
     return getattr(value, option) if option else value

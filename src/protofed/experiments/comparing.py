@@ -229,8 +229,9 @@ class Plan:
             self._check(directory, tasks, resume)
         self._list(directory, tasks)
         places = {task.directory: task for task in tasks.values()}
-        distinct = list(places.values())
-        if not jobs:
+        distinct, unasked = list(places.values()), not jobs
+        jobs = jobs or at_once(len(distinct))
+        if unasked and jobs > 1:  # else the data need not be read here, too
             samples = sum(len(client.train) for client in load_data(next(iter(self.experiments.values()))).clients)
             rounds = (self.experiments[cell].rounds for cell, task in tasks.items() if not task.finished)
             jobs = at_once(len(distinct), samples * sum(rounds))

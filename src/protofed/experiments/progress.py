@@ -64,12 +64,12 @@ class Shown(Progress):
         self.done.pop(label, None)
         self.advanced()
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the state of several runs, the time left, and the results in one line."""
         parts = sum(self.done[label] / max(1, self.rounds[label]) for label in self.done)
         share = (self.ended + parts) / self.all
         left = (time.monotonic() - self._begun) * (1 / share - 1) if share else None
-        line = f"{self.ended} of {self.all}" + f", {self.jobs} at a time" * (self.jobs > 1)
+        line = f"{self.ended} of {self.all}" + (f", {self.jobs} at a time" if self.jobs > 1 else "")
         line += f", about {duration(left)} left" if left else ""
         line += f"; now {', '.join(self.done)}" if self.done else ""
         return line + (f"; found: {', '.join(self.found)}" if self.found else "")
@@ -127,7 +127,7 @@ class BarProgress(Shown):
 
     def _count(self) -> None:
         if self.all:
-            self.bars.update(self.tasks[""], completed=self.ended, note=plain(self.told()))
+            self.bars.update(self.tasks[""], completed=self.ended, note=plain(self.describe()))
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Add a bar for a run."""
@@ -178,7 +178,7 @@ class LineProgress(Shown):
         """Write how far several runs are."""
         super().advanced()
         if self.all:
-            self.write(self.told())
+            self.write(self.describe())
 
     def write(self, line: str) -> None:
         """Write a line at once."""
