@@ -83,23 +83,6 @@ def test_rows_that_are_no_bytes_in_the_file(tmp_path):
     assert "a.parquet: its 364115 bytes take more than 0.36 GB of memory: write fewer rows per file" in message
 
 
-def stream(path: Path, table: pa.Table, **options: object) -> None:
-    with (
-        pa.OSFile(str(path), "wb") as file,
-        pa.ipc.new_stream(file, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as out,
-    ):
-        out.write_table(table)
-
-
-def test_compressed_streams(tmp_path):
-    stream(tmp_path / "a.arrow", pa.table({"x": np.arange(10)}), compression="zstd")
-    assert len(apart.read_table("Arrow", tmp_path / "a.arrow", Budget(1))) == 10
-    stream(tmp_path / "b.arrow", pa.table({"x": np.zeros(10**8)}), compression="zstd")
-    with bounded(20, 400):
-        message = refused(lambda: apart.read_table("Arrow", tmp_path / "b.arrow", Budget(9)), DataError)
-    assert "GB of memory: save the data set again" in message
-
-
 def black(side: int, mode: str = "L") -> bytes:
     file = io.BytesIO()
     Image.new(mode, (side, side)).save(file, "PNG")

@@ -28,23 +28,22 @@ _HEADERS = 256
 """Headers of images that are read in one go."""
 _ADVICE = {
     "parquet": "write fewer rows per file",
-    "Arrow": "save the data set again by save_to_disk",
     "Excel": "delete empty rows and columns, or save it as CSV",
     "CSV": "split it into several files",
     ".npz": "split it into several files",
 }
 
 
-def read_schema(form: str, path: Path) -> Any:
-    """Return the ``pyarrow.Schema`` of a file; raises what :func:`read_table` raises."""
-    return read_table(form, path, Budget(limits.READER_BYTES / 1e9), schema=True).schema
+def read_schema(path: Path) -> Any:
+    """Return the ``pyarrow.Schema`` of a parquet file; raises what :func:`read_table` raises."""
+    return read_table("parquet", path, Budget(limits.READER_BYTES / 1e9), schema=True).schema
 
 
 def read_table(form: str, path: Path, budget: Budget, *, schema: bool = False, **options: Any) -> Any:
     """Return a file as a ``pyarrow.Table``.
 
     Args:
-        form: ``parquet``, ``Arrow`` (a stream), ``CSV`` or ``Excel`` (the first sheet); the last two as texts.
+        form: ``parquet``, ``CSV`` or ``Excel`` (the first sheet); the last two as texts.
         options: ``names``, the columns of a parquet file, or None for all; ``encoding`` of a CSV file.
 
     Raises:

@@ -22,7 +22,6 @@ from protofed.data.options import DataOptions, resolve_options
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Listing
 from protofed.data.preparing import Agreed, prepare_alone, raw_parts
-from protofed.data.saved import is_saved, read_saved
 from protofed.data.splits import apportion, hold_out, limit_training, subset
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError, unknown_name
@@ -210,8 +209,6 @@ def _open_split(path: Path, data: DataOptions, options: PathOptions, budget: Bud
     if suffix in FORMS:
         read = read_parquet if suffix == ".parquet" else read_csv
         return read([path], columns, str(path), budget)
-    if is_saved(path):
-        return read_saved(path, columns, budget)
     return read_class_folders(path, budget, options.resize, path.parent)
 
 

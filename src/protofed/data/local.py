@@ -14,7 +14,6 @@ from protofed.data.npz import read_npz
 from protofed.data.options import DataOptions
 from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
-from protofed.data.saved import is_saved, read_saved
 from protofed.errors import ConfigError, DataError, MissingDataError
 from protofed.options import Options, option
 from protofed.untrusted import limits
@@ -56,8 +55,6 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
     """Return the data at ``data.path`` as one listing; files are read in the order of their names."""
     path = data_path(data)
     budget = data.budget()
-    if is_saved(path):
-        return read_saved(path, Columns.of(data, options.id_column, options.resize), budget)
     _check_clients(path)
     files = _tables(path) if path.is_dir() else [path]
     if path.suffix == ".npz" and path.is_file():
@@ -71,8 +68,8 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
     if path.is_dir() and any(p.is_dir() for p in visible(path)):
         return read_image_folder(path, budget, options.resize)
     raise DataError(
-        f"{path}: expected a federation folder (clients/), class folders with images, parquet or CSV files, a data "
-        "set of save_to_disk, or an .npz file"
+        f"{path}: expected a federation folder (clients/), class folders with images, parquet files (to_parquet of "
+        "datasets writes them) or CSV files, or an .npz file"
     )
 
 
@@ -95,7 +92,7 @@ def _tables(folder: Path) -> list[Path]:
 
 datasets.register("path")(
     Dataset(
-        "your own data at data.path: a federation folder, images, tables, npz or save_to_disk",
+        "your own data at data.path: a federation folder, images, tables or npz",
         open_path,
         PathOptions,
     )

@@ -34,7 +34,7 @@ def parse_parquet(path: Path, columns: Columns, budget: Budget) -> tuple[Any, li
     """Return the needed columns of a file as a ``pyarrow.Table``, and the names of all."""
     import pyarrow as pa
 
-    schema = apart.read_schema("parquet", path)
+    schema = apart.read_schema(path)
     called = columns.called(schema.names)
     meant = pa.schema([f.with_name(n) for f, n in zip(schema, called, strict=True)], schema.metadata)
     chosen = choose(meant, columns, str(path)).names

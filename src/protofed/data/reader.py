@@ -85,22 +85,6 @@ def _parquet(file: BinaryIO, names: list[str] | None = None) -> Iterator[Any]:
             raise UnusableError(f"announces {metadata.num_rows} rows but holds {rows}")
 
 
-def _arrow(file: BinaryIO) -> Iterator[Any]:
-    import pyarrow as pa
-
-    with pa.ipc.open_stream(file) as source:
-        if len(source.schema.names) > limits.COLUMNS:  # which decodes them
-            raise UnusableError(f"has more than {limits.COLUMNS} columns")
-        yield _empty(source.schema)
-        rows = 0
-        for batch in source:
-            batch.validate(full=True)
-            rows += len(batch)
-            if rows > limits.SAMPLES:
-                raise UnusableError(f"announces more than {limits.SAMPLES} rows")
-            yield batch
-
-
 def _excel(file: BinaryIO) -> Iterator[Any]:
     """Yield the first sheet as texts, as a CSV file would have them; its first row has the names."""
     import pyarrow as pa
@@ -326,7 +310,6 @@ def _headers(paths: list[str]) -> _Frames:
 
 _TABLES: dict[str, Callable[..., Iterator[Any]]] = {
     "parquet": _parquet,
-    "Arrow": _arrow,
     "Excel": _excel,
     "CSV": _csv,
 }

@@ -18,8 +18,6 @@ from protofed.data.folders import hidden
 from protofed.data.images import SUFFIXES
 from protofed.data.npz import read_npz
 from protofed.data.pool import Listing, open_dataset
-from protofed.data.saved import is_saved
-from protofed.data.saved import read_schema as read_saved_schema
 from protofed.errors import DataError
 from protofed.options import build_options
 from protofed.sites.notice import Notice, combine
@@ -75,8 +73,7 @@ def in_one_column(folder: DataFolder) -> bool:
     (path,) = folder.sites.values()
     if path.is_file() and path.suffix != ".parquet":
         return False
-    schema = read_saved_schema(path) if is_saved(path) else read_schema("parquet", files_of(path)[0])
-    chosen = choose(schema, Columns(labelled=False), str(folder.path))
+    chosen = choose(read_schema(files_of(path)[0]), Columns(labelled=False), str(folder.path))
     return chosen.encoded or chosen.listed
 
 

@@ -22,7 +22,6 @@ from protofed.data.federation import FORMS
 from protofed.data.folders import visible
 from protofed.data.images import SUFFIXES as IMAGES
 from protofed.data.parquet import parse_parquet
-from protofed.data.saved import is_saved, parse_saved
 from protofed.data.tables import category, is_number
 from protofed.errors import DataError
 from protofed.untrusted.limits import Budget
@@ -147,7 +146,7 @@ def look(path: Path) -> DataFolder:
         return DataFolder(path, "samples", {ONE_TABLE: path}, {"data.source": str(path)})
     if not path.is_dir():
         raise DataError(f"{path}: no such folder: expected one with a file or folder per site, or one table")
-    if is_saved(path) or one_data_set(path):
+    if one_data_set(path):
         return DataFolder(path, "tables", {ONE_TABLE: path}, source)
     home = path / "clients" if (path / "clients").is_dir() else path
     kinds = {entry: _kind(entry) for entry in visible(home)}
@@ -217,7 +216,7 @@ def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list
 
 def files_of(path: Path) -> list[Path]:
     """Return the files with the tables of a site."""
-    if path.is_file() or is_saved(path):
+    if path.is_file():
         return [path]
     return one_data_set(path) or [entry for entry in visible(path) if entry.suffix.lower() in FORMS]
 
@@ -241,8 +240,7 @@ def _texts(file: Path, data: DataOptions, budget: Budget) -> dict[str, list[str 
         table = read_texts(file, asked, budget)
         return {name: table[name].to_pylist() for name in table.column_names}
     whole = Columns(labelled=False, anywhere=True)
-    table = parse_saved(file, whole, budget) if file.is_dir() else parse_parquet(file, whole, budget)[0]
-    table = with_nothing(table, asked)
+    table = with_nothing(parse_parquet(file, whole, budget)[0], asked)
     return {name: [_text(v) for v in table[name].to_pylist()] for name in table.column_names}
 
 
