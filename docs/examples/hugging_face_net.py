@@ -1,7 +1,7 @@
-"""A model of Hugging Face's transformers as a client's model: model.name=hugging_face_net.py:Net."""
+"""Models of Hugging Face's transformers as clients' models: model.name=hugging_face_net.py:Net or :TextNet."""
 
 from torch import nn
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import AutoModel, ViTConfig, ViTForImageClassification
 
 
 class Net(nn.Module):
@@ -24,3 +24,17 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.model(pixel_values=x).logits
+
+
+class TextNet(nn.Module):
+    """A pretrained text model from a local folder with a new head; tokens count from 1, and 0 stands for none."""
+
+    def __init__(self, num_classes, folder):
+        super().__init__()
+        self.body = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False)
+        self.head = nn.Linear(self.body.config.hidden_size, num_classes)
+
+    def forward(self, x):
+        tokens, present = (x.long() - 1).clamp(min=0), (x > 0).long()
+        present[:, 0] = 1  # attention needs a token even in an empty text
+        return self.head(self.body(tokens, attention_mask=present).last_hidden_state[:, 0])

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -203,14 +204,10 @@ def test_an_incomplete_copy_is_refused(tmp_path):
 
 
 def test_without_copy_and_network_the_error_says_what_to_do(tmp_path, monkeypatch):
-    import datasets as hf
-    from huggingface_hub import constants
-
     def unreachable(*args, **kwargs):
         raise ConnectionError("no\nnetwork")
 
-    monkeypatch.setattr(hf, "load_dataset", unreachable)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(DataError, match=r"mnist.*ConnectionError.*PROTOFED_DATA") as caught:
         load_pool(options("mnist", data_dir=str(tmp_path)), 0)
     assert "\n" not in str(caught.value)
@@ -220,26 +217,18 @@ def test_without_copy_and_network_the_error_says_what_to_do(tmp_path, monkeypatc
 
 
 def test_femnist_from_the_hub_has_writers(tmp_path, monkeypatch):
-    import datasets as hf
-    from huggingface_hub import constants
+    writers, names = ["f1", "f0", "f1", "f0", "f0", "f2"], [str(c) for c in range(62)]
+    stored, asked = tmp_path / "cache" / "data" / "train-00000-of-00001.parquet", []
+    write_parquet(stored, [5, 6, 7, 8, 9, 61], list(map(png, range(6))), names, writer_id=writers)
 
-    names = [str(c) for c in range(62)]
-    features = hf.Features(
-        {"image": hf.Image(), "writer_id": hf.Value("string"), "character": hf.ClassLabel(names=names)}
-    )
-    writers = ["f1", "f0", "f1", "f0", "f0", "f2"]
-    rows = {"image": [{"bytes": png(i), "path": None} for i in range(6)], "writer_id": writers}
-    stored = hf.Dataset.from_dict(rows | {"character": [5, 6, 7, 8, 9, 61]}, features=features)
-    asked = []
+    def fetch(hub, **kwargs):
+        asked.append(hub)
+        return str(tmp_path / "cache")
 
-    def fetch(hub, split):
-        asked.append((hub, split))
-        return stored
-
-    monkeypatch.setattr(hf, "load_dataset", fetch)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    federated = load(options("femnist", data_dir=str(tmp_path), clients=0, test_fraction=0.0), "natural", None, 0)
-    assert asked == [("flwrlabs/femnist", "train")]
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    data = options("femnist", data_dir=str(tmp_path), label_column="label", clients=0, test_fraction=0.0)
+    federated = load(data, "natural", None, 0)
+    assert asked == ["flwrlabs/femnist"]
     assert [c.train.y.tolist() for c in federated.clients] == [[6, 8, 9], [5, 7]]
     assert federated.clients[0].train.x[:, 0, 0, 0].tolist() == [1, 3, 4]
     assert federated.num_classes == 62

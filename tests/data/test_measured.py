@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -59,24 +57,3 @@ def test_motion_is_a_series_per_person():
     assert not torch.equal(again, other)
     still, running = (again[load_pool(DataOptions("motion"), 0).y == k].std(2).mean() for k in (0, 2))
     assert running > 2 * still
-
-
-def test_basic_motions_comes_with_aeon(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(DataError, match="pip install --no-deps aeon"):
-        load_pool(DataOptions("basic_motions"), 0)
-    folder = tmp_path / "aeon" / "datasets" / "data" / "BasicMotions"
-    folder.mkdir(parents=True)
-    (tmp_path / "aeon" / "__init__.py").write_text("raise ImportError('must not be imported')")
-    (folder / "BasicMotions_TRAIN.ts").write_text(
-        "# about\n@classLabel true b a\n@data\n1,2,3:4,5,6:b\n7,8,9:0,0,1:a\n"
-    )
-    with pytest.raises(DataError, match=r"BasicMotions_TEST.ts: cannot be read"):
-        load_pool(DataOptions("basic_motions"), 0)
-    (folder / "BasicMotions_TEST.ts").write_text("@data\n1,1,1:2,2,2:b\n")
-    pool = load_pool(DataOptions("basic_motions"), 0)
-    assert pool.class_names == ("a", "b")
-    assert pool.y.tolist() == [1, 0, 1]
-    assert pool.x[0].tolist() == [[1, 2, 3], [4, 5, 6]]
-    clients = load(DataOptions("basic_motions", clients=2, standardise="site"), "iid", None, 0).clients
-    assert clients[0].train.x.shape[1:] == (2, 3)

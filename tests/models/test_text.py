@@ -1,28 +1,22 @@
-"""Architectures and encoders of texts as tokens, against naive references; models of Hugging Face from a folder."""
+"""Architectures and encoders of texts as tokens, against naive references."""
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-import sys
 from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from hostile.bounds import hasty
 from protofed.data.text import HASHES, tokenize
 from protofed.errors import ConfigError, ModelError
 from protofed.models import build, groups, parameter_count
 from protofed.models.encoders import EncoderOptions, build_encoder, width_of
 from protofed.models.text import Bag, Gated
 
-LACKS = "transformers is not installed: pip install transformers"
 NAMES = ["text_bag", "text_cnn", "text_gru", "text_transformer"]
 L = 6
 WORDS = tokenize(["the knee hurts", "", "a rash on the knee and a fall", "the knee hurts"], L)
@@ -195,118 +189,3 @@ def test_a_node_states_the_key_of_an_encoder_before_it_knows_the_places():
     keys = {build_encoder(EncoderOptions("hashing"), (n,), texts=((0, n),)).key for n in (3, 9)}
     assert len(keys) == 1
     assert build_encoder(EncoderOptions("hashing", seed=1), (3,), texts=((0, 3),)).key not in keys
-
-
-# Hugging Face.
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Return a folder with a tiny model with random weights."""
-    transformers = pytest.importorskip(
-        "transformers", reason="transformers is not installed: pip install transformers"
-    )
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=40,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=12,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    path = tmp_path_factory.mktemp("hub") / "bert"
-    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(path)
-    return path
-
-
-TOKENS = torch.tensor([[3.0, 9, 40, 0, 0, 0], [5, 6, 7, 8, 9, 10], [0] * 6])
-
-
-@pytest.mark.parametrize("pooling", ["mean", "first"])
-def test_a_model_of_a_folder_gives_the_library_s_states(folder, pooling):
-    transformers = pytest.importorskip("transformers")
-    model = build(
-        "transformers", input_shape=(6,), num_classes=3, d=8, options={"weights": str(folder), "pooling": pooling}
-    ).eval()
-    theirs = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
-    for row, found in zip(TOKENS[:2], model(TOKENS).features, strict=False):
-        ids = (row[row > 0].long() - 1)[None]
-        states = theirs(input_ids=ids).last_hidden_state[0]
-        torch.testing.assert_close(found, states[0] if pooling == "first" else states.mean(0), rtol=1e-4, atol=1e-5)
-    assert model(TOKENS).logits.isfinite().all()
-    encoder = build_encoder(
-        EncoderOptions("transformers", weights=str(folder), options={"pooling": pooling}), (6,), texts=((0, 6),)
-    )
-    torch.testing.assert_close(encoder(TOKENS), model(TOKENS).features)
-    assert not any(p.requires_grad for p in encoder.parameters())
-    elsewhere = build_encoder(
-        EncoderOptions("transformers", weights="/of/the/server/bert", options={"pooling": pooling}),
-        (6,),
-        str(folder.parent),
-        texts=((0, 6),),
-    )
-    assert elsewhere.key == encoder.key
-
-
-def test_folders_that_hold_no_model(folder, tmp_path):
-    with pytest.raises(ConfigError, match="transformers: set weights to a folder"):
-        build("transformers", input_shape=(6,), num_classes=2, d=4)
-    with pytest.raises(ModelError, match=r"transformers: weights '.*nowhere' not found on this machine"):
-        build("transformers", input_shape=(6,), num_classes=2, d=4, options={"weights": str(tmp_path / "nowhere")})
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read \(No such file"):
-        build("transformers", input_shape=(6,), num_classes=2, d=4, options={"weights": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"the model takes 12 tokens, not 13: set data.text_length=12"):
-        build("transformers", input_shape=(13,), num_classes=2, d=4, options={"weights": str(folder)})
-
-
-HOSTILE = {
-    "text_config": ({"text_config": {"_attn_implementation": "someone/kernel"}}, "has text_config"),
-    "quantised": ({"quantization_config": {"quant_method": "bitsandbytes"}}, "has quantization_config"),
-    "layers": ({"num_hidden_layers": 10**6}, "num_hidden_layers = 1000000, for"),
-    "other layers": ({"model_type": "albert", "inner_group_num": 10**6}, "more than 4096 modules"),
-    "positions": ({"max_position_embeddings": 10**8}, "numbers, more than its weights"),
-    "words": ({"vocab_size": 2**40}, "vocab_size = 1099511627776"),
-    "images": ({"model_type": "detr", "vocab_size": 9}, "takes not only texts"),
-    "not an object": ([], "is not an object"),
-    "no type": ({"model_type": None}, "holds no model"),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_folder_that_asks_for_too_much(folder, tmp_path, name):
-    changes, said = HOSTILE[name]
-    shutil.copytree(folder, tmp_path / "bert")
-    told = {**json.loads((folder / "config.json").read_text()), **changes} if changes else changes
-    (tmp_path / "bert" / "config.json").write_text(json.dumps(told))
-    with hasty(20), pytest.raises(ModelError, match=said):
-        build("transformers", input_shape=(6,), num_classes=2, d=4, options={"weights": str(tmp_path / "bert")})
-
-
-def test_a_folder_neither_asks_for_kernels_nor_leads_elsewhere(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "bert")
-    told = json.loads((folder / "config.json").read_text())
-    told |= {"_attn_implementation": "someone/kernel", "auto_map": {"AutoModel": "someone--code.Model"}}
-    (tmp_path / "bert" / "config.json").write_text(json.dumps({**told, "configuration_files": ["config.9.json"]}))
-    given = {"weights": str(tmp_path / "bert")}
-    model = build("transformers", input_shape=(6,), num_classes=3, d=8, options=given)
-    assert model(TOKENS).logits.isfinite().all()
-    (tmp_path / "bert" / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
-    index = {
-        "metadata": {},
-        "weight_map": dict.fromkeys(load_file(folder / "model.safetensors"), "../elsewhere.safetensors"),
-    }
-    (tmp_path / "bert" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read"):
-        build("transformers", input_shape=(6,), num_classes=3, d=8, options=given)
-
-
-def test_without_the_package(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(
-        ConfigError, match=r"^transformers needs the package transformers: pip install 'protofed\[transformers\]'$"
-    ):
-        build("transformers", input_shape=(6,), num_classes=2, d=4, options={"weights": str(tmp_path)})

@@ -17,7 +17,6 @@ from safetensors.torch import save
 
 import protofed
 from protofed import load_run
-from protofed.config.architectures import Architecture
 from protofed.errors import CheckpointError, ConfigError, DataError, ModelError
 from protofed.experiments import resolve
 from protofed.experiments.loading import load_data
@@ -184,7 +183,7 @@ def test_tables_are_prepared_as_in_the_run_and_matched_by_name(tmp_path):
 
 @pytest.fixture(scope="module")
 def wards(tmp_path_factory):
-    """A run on tables with categories, embedded, and missing values; and the test samples of its first client."""
+    """A run on tables with categories and missing values; and the test samples of its first client."""
     root = tmp_path_factory.mktemp("wards")
     for name, words in (("Köln", "fmx"), ("north", "mf")):
         (root / "data" / "clients" / name).mkdir(parents=True)
@@ -202,7 +201,6 @@ def wards(tmp_path_factory):
         "method.name": "fedproto",
         "model.name": "mlp",
         "model.options": {"hidden": [5]},
-        "model.categories": "embedding",
         "model.d": 4,
         "rounds": 2,
         "evaluation.metrics": False,
@@ -212,17 +210,7 @@ def wards(tmp_path_factory):
     return protofed.load_run(root / "run"), options, root
 
 
-@few("executor", ["workers", "fused"], 1)
-def test_embeddings_give_the_same_numbers_on_every_executor(executor, wards):
-    run, options, root = wards
-    again = protofed.run("hospital-tables", {**options, "execution.executor": executor}, out=root / executor)
-    for one, other in zip(run.rounds, again.rounds, strict=True):
-        assert other.losses == pytest.approx(one.losses, rel=1e-5)
-        assert other.accuracy == one.accuracy
-    assert run.clients[0].parameters == again.clients[0].parameters
-
-
-def test_embeddings_take_columns_by_name_and_unknown_categories(wards, monkeypatch, capsys):
+def test_tables_are_read_by_the_names_of_their_columns(wards, monkeypatch, capsys):
     import pandas as pd
 
     run, _, root = wards
@@ -230,31 +218,14 @@ def test_embeddings_take_columns_by_name_and_unknown_categories(wards, monkeypat
     hits = run.predict("Köln", file, "head").labels == pd.read_csv(file)["ill"]
     assert hits.mean() == pytest.approx(run.rounds[-1].accuracy.clients["head"][0])
     frame = pd.DataFrame({"pulse": [9001.0], "sex": ["other"], "ward": [2]})
-    with pytest.warns(UserWarning, match="the table: 1 value takes the place of unknown categories"):
-        unknown = run.predict("Köln", frame, "head")
+    with pytest.raises(DataError, match="unknown category 'other'"):
+        run.predict("Köln", frame, "head")
     with pytest.warns(UserWarning, match="columns that the run did not have are not used: 'height', 'note'"):
-        missing = run.predict("Köln", frame.assign(sex=None, height=1.7, note="x"), "head")
-    assert (unknown.probabilities == missing.probabilities).all()  # one row for both
+        run.predict("Köln", frame.assign(sex=None, height=1.7, note="x"), "head")
     frame.assign(sex="f", height=1.7).to_csv(root / "new.csv", index=False)
     code, _, told = command(monkeypatch, capsys, "predict", root / "run", "Köln", root / "new.csv")
     assert code == 0
     assert told == f"warning: {root / 'new.csv'}: columns that the run did not have are not used: 'height'\n"
-
-
-def test_an_architecture_with_many_categories_has_a_short_name():
-    long, longer = (Architecture("mlp", {"hidden": (5,), "categories": tuple(range(n))}, 4) for n in (2000, 2002))
-    assert str(long) == "mlp(hidden=(5,), categories=(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, …))"
-    assert long.kind != longer.kind, "models of one kind have the same shapes"
-
-
-def test_embeddings_without_effect_are_refused(wards, tmp_path):
-    options = {**wards[1], "model.options": {}}
-    for changed, told in (
-        ({"model.name": "tiny"}, "model.categories=embedding needs model.name=mlp or mlp4, not tiny"),
-        ({"data.drop": ["sex", "ward"], "data.categories": {}}, "the data have no columns of categories"),
-    ):
-        with pytest.raises(ConfigError, match=told):
-            protofed.run("hospital-tables", {**options, **changed}, out=tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -52,9 +52,9 @@ def sites(tmp_path: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:.*another unit")  # of Köln's ages
-@few(("standardise", "categories"), [("auto", "one_hot"), ("federated", "embedding"), ("none", "one_hot")], 1)
-def test_a_network_gives_the_numbers_of_the_simulation(standardise, categories, sites, tmp_path):
-    options = {"data__standardise": standardise, "data__missing": "indicator", "model__categories": categories}
+@few("standardise", ["auto", "federated", "none"], 1)
+def test_a_network_gives_the_numbers_of_the_simulation(standardise, sites, tmp_path):
+    options = {"data__standardise": standardise, "data__missing": "indicator"}
     chosen = wanted("fedproto", sites, rounds=2, **options, **MODEL)
     local, remote = (
         locally(chosen, tmp_path / "a"),
@@ -189,13 +189,6 @@ def test_clients_with_other_columns_are_left_out():
     assert admit(experiment("fedproto", **MODEL), many).left_out == {
         "b": "brings the categories of column 'sex' to more than 256: leave it out by data.drop=sex"
     }
-
-
-def test_a_client_that_chooses_the_same_model_has_the_same_embeddings():
-    sex = SiteColumn("sex", "category", ("f", "m"))
-    plain, own = site("a", GOOD, sex), replace(site("b", GOOD, sex), settings={"model": "mlp"})
-    chosen = experiment("fedavg", model__name="mlp", model__options={}, model__categories="embedding")
-    assert admit(chosen, [plain, own]).left_out == {}
 
 
 def relabel(sites: Path, name: str, label: int) -> None:

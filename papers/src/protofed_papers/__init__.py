@@ -3,3 +3,5 @@
 What a paper prints and claims is data (``papers/``), and so are results (``results/``, and the output folder). A
 table is laid out as in its paper; a verdict follows from values of seeds by a fixed rule (``verdicts.py``).
 """
+
+from protofed_papers import authors, keel  # noqa: F401  (register a partition and a data set)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -27,8 +27,6 @@ MOST_OPTIONS = 64
 """Maximum number of options of an architecture."""
 MOST_KINDS = 1024
 """Maximum number of kinds of models that a simulation computes in bfloat16."""
-_SHOWN = 12
-"""Most values of a list that an architecture's name shows."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +42,13 @@ class Architecture:
     d: Side
 
     def __str__(self) -> str:
-        return self._write(_SHOWN)
-
-    def _write(self, most: int | None = None) -> str:
-        """Return name and options, of long lists only the first values."""
-        shown = {k: _first(v, most) if isinstance(v, (list, tuple)) else v for k, v in self.options.items()}
-        options = ", ".join(f"{k}={v}" for k, v in shown.items())
+        options = ", ".join(f"{k}={v}" for k, v in self.options.items())
         return f"{self.name}({options})" if options else self.name
 
     @property
     def kind(self) -> str:
         """The kind of model: architectures of one kind have the same modules and shapes."""
-        return f"{self._write()}, d={self.d}"
-
-
-def _first(values: Sequence[object], most: int | None) -> object:
-    return values if most is None or len(values) <= most else f"({', '.join(map(str, values[:most]))}, …)"
+        return f"{self}, d={self.d}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +107,7 @@ class FederationSummary:
         if one_architecture(experiment):
             return self  # all clients have the same architecture
         assigned = [a for number, a in enumerate(self.architectures) if number not in own]
-        return replace(self, template=(assigned or _embedding(experiment, self.table))[0])
+        return replace(self, template=(assigned or _fit_group(experiment, self.table))[0])
 
 
 def turns(experiment: Experiment) -> list[Architecture]:
@@ -204,7 +193,7 @@ def architecture_of(
     experiment: Experiment, federated: FederatedData, client: ClientData, place: int
 ) -> Architecture:
     """Return a client's architecture: its own choice, or the next one of the group."""
-    shared, group = _all_shared(experiment), _embedding(experiment, federated.table)
+    shared, group = _all_shared(experiment), _fit_group(experiment, federated.table)
     architecture = group[place % len(group)]
     chosen = None if shared else client.settings.get("model")
     if chosen == claims.PRIVATE:
@@ -276,23 +265,17 @@ def why_rounds_matter(experiment: Experiment) -> str:
     return kind.traits(experiment.method_options).ends
 
 
-def _embedding(experiment: Experiment, table: Table | None) -> list[Architecture]:
-    """Return the recipe's architectures, with embeddings of categories on request."""
-    model = experiment.model
-    shared = _all_shared(experiment)
+def _fit_group(experiment: Experiment, table: Table | None) -> list[Architecture]:
+    """Return the recipe's architectures, fitted to the columns of a table."""
+    model, shared = experiment.model, _all_shared(experiment)
     chosen = f"model.shared={model.shared}" if shared else "" if model.members else f"model.name={model.name}"
-    found = [fit_to_columns(experiment, architecture, table, chosen) for architecture in turns(experiment)]
-    if experiment.model.categories == "embedding" and not any("categories" in a.options for a in found):
-        if table is None or not table.blocks:
-            raise ConfigError("model.categories=embedding: the data have no columns of categories")
-        raise ConfigError(f"model.categories=embedding needs model.name=mlp or mlp4, not {experiment.model.name}")
-    return found
+    return [fit_to_columns(experiment, architecture, table, chosen) for architecture in turns(experiment)]
 
 
 def fit_to_columns(
     experiment: Experiment, architecture: Architecture, table: Table | None, chosen: str = ""
 ) -> Architecture:
-    """Return an architecture with its inputs of categories and of tokens, as the columns of a table have them.
+    """Return an architecture with its inputs of tokens, as the columns of a table have them.
 
     Args:
         chosen: The option that chose it, perhaps as one of a group; "" for the name of the architecture.
@@ -310,7 +293,7 @@ def fit_to_columns(
     if texts and not hasattr(known.Options, "tokens"):
         raise ConfigError(
             f"{chosen} takes numbers, and the samples are texts as tokens: choose {option}={text4}text_cnn, "
-            "text_bag, text_gru, text_transformer or transformers, or data.text_as=vectors"
+            "text_bag, text_gru or text_transformer, or data.text_as=vectors"
         )
     if known.images and columns is not None and any(c.kind == "text" for c in columns.columns):
         raise ConfigError(
@@ -322,13 +305,8 @@ def fit_to_columns(
             f"{chosen} takes texts, but the samples are not texts: name their column, data.text=COLUMN, and set "
             "data.text_as=tokens"
         )
-    if texts:
-        places = tuple(number for text in texts for number in text)
-        return replace(architecture, options={**architecture.options, "tokens": places})
-    if experiment.model.categories != "embedding" or table is None or architecture.name != "mlp":
-        return architecture
-    places = tuple(number for block in table.blocks for number in block)
-    return replace(architecture, options={**architecture.options, "categories": places}) if places else architecture
+    places = tuple(number for text in texts for number in text)
+    return replace(architecture, options={**architecture.options, "tokens": places}) if texts else architecture
 
 
 def _check_same(experiment: Experiment, federated: FederatedData, architectures: list[Architecture]) -> None:

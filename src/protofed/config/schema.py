@@ -59,10 +59,6 @@ class ModelOptions(Options):
         "batch",
         "normalisation of architectures with BatchNorm: as they have it, or GroupNorm (privacy.mode=sample)",
     )
-    categories: Literal["one_hot", "embedding"] = remote(
-        "one_hot",
-        "categories of a table: an input each, or learned embeddings (mlp; Guo and Berkhahn, 2016)",
-    )
     shared: str = named(
         "", "architecture for methods that need the same one for all clients ('' = model.name)", of="models"
     )

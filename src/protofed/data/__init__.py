@@ -1,14 +1,12 @@
 """Data: named data sets, federation folders and partitions, down to each client's train and test samples."""
 
 from protofed.data import (  # noqa: F401  (registrations)
-    authors,
     dirichlet,
     domain,
     frames,
     given,
     hub,
     iid,
-    keel,
     local,
     measured,
     notes,

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from protofed.data.arrow import from_arrow
 from protofed.data.columns import Columns
 from protofed.data.copies import data_dirs, find_parquet
 from protofed.data.options import DataOptions
@@ -19,7 +14,6 @@ from protofed.data.parquet import read_parquet
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.errors import DataError
 from protofed.options import Options, option
-from protofed.untrusted.limits import Budget
 
 
 @dataclass(frozen=True)
@@ -95,16 +89,16 @@ def open_hub(spec: HubSpec, data: DataOptions, options: Any, seed: int) -> Listi
         files = find_parquet(place, spec.splits) if place.is_dir() else []
         if files:
             return read_parquet(files, columns, str(place), data.budget())
-    return _download(spec, columns, places, data.budget())
+    fetched = _fetch(spec, places)
+    return read_parquet(find_parquet(fetched, spec.splits), columns, spec.hub, data.budget())
 
 
-def _download(spec: HubSpec, columns: Columns, places: list[Path], budget: Budget) -> Listing:
-    import datasets as hf
-    import pyarrow as pa
+def _fetch(spec: HubSpec, places: list[Path]) -> Path:
+    """Return the folder with a data set's parquet files in the cache of the hub's client, which fetches them."""
+    from huggingface_hub import snapshot_download
 
     try:
-        with _quiet(), _offline_if_unreachable():
-            parts = [hf.load_dataset(spec.hub, split=split) for split in spec.splits]
+        return Path(snapshot_download(spec.hub, repo_type="dataset", allow_patterns="*.parquet", etag_timeout=5))
     except Exception as error:  # offline, gated, renamed: the hub's client raises many types
         looked = f"in {', '.join(map(str, places))}" if places else "(no data folder is set)"
         raise DataError(
@@ -112,46 +106,6 @@ def _download(spec: HubSpec, columns: Columns, places: list[Path], budget: Budge
             f"Hugging Face hub ({type(error).__name__}): put its parquet files in DIR/{spec.name} and set "
             "PROTOFED_DATA=DIR or --data-dir DIR"
         ) from None
-    table = pa.concat_tables([part.data.table for part in parts])
-    # Class names are stored in the metadata of the hub's parquet files.
-    table = table.replace_schema_metadata(parts[0].features.arrow_schema.metadata)
-    return from_arrow(table, columns, spec.hub, budget)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress warnings, log messages below level ERROR, and Hugging Face's progress bars."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import datasets as hf
-
-        level = logging.root.manager.disable
-        shown = not hf.are_progress_bars_disabled()
-        hf.disable_progress_bars()
-        logging.disable(max(level, logging.WARNING))
-        try:
-            yield
-        finally:
-            logging.disable(level)
-            if shown:
-                hf.enable_progress_bars()
-
-
-@contextmanager
-def _offline_if_unreachable() -> Iterator[None]:
-    """Use only the hub client's cache if the hub does not answer; the client's own retries take half a minute."""
-    from huggingface_hub import constants, get_session
-
-    before = constants.HF_HUB_OFFLINE
-    try:
-        if not before:
-            get_session().head(constants.ENDPOINT, timeout=5)
-    except Exception:
-        constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
 for _spec in SPECS:

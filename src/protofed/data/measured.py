@@ -5,23 +5,17 @@ from __future__ import annotations
 import csv
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from protofed.compute.seeding import generator
-from protofed.data.checks import readable
 from protofed.data.options import DataOptions
 from protofed.data.pool import Dataset, Listing, Pool, datasets
 from protofed.data.tables import RawColumn
 from protofed.data.toys import find_table
-from protofed.errors import DataError
 from protofed.options import NoOptions, Options, option
-from protofed.untrusted import limits
-from protofed.untrusted.reading import read_text
 
 ACTIVITIES = ("resting", "walking", "running", "stairs")
 
@@ -105,34 +99,8 @@ def motion(data: DataOptions, options: MotionOptions, seed: int) -> Pool:
     return Pool(x.flatten(0, 1).float(), y.flatten(), ACTIVITIES, ids)
 
 
-def basic_motions(data: DataOptions, options: NoOptions, seed: int) -> Pool:
-    """Return BasicMotions of the UEA archive: x ``(80, 6, 100)`` float32, accelerometer and gyroscope of a watch.
-
-    The file is that of the package aeon, which is not imported.
-    """
-    spec = find_spec("aeon")
-    homes = (spec and spec.submodule_search_locations) or ()
-    folders = [Path(home) / "datasets" / "data" / "BasicMotions" for home in homes]
-    files = [folder / f"BasicMotions_{split}.ts" for folder in folders for split in ("TRAIN", "TEST")]
-    if not files:
-        raise DataError("data set 'basic_motions' comes with the package aeon: pip install --no-deps aeon")
-    x, names = [], []
-    for file in files:
-        with readable(file):
-            _, _, body = read_text(file, limits.TOML_BYTES).partition("@data\n")
-            for line in body.splitlines():
-                *channels, name = line.split(":")
-                x.append([list(map(float, channel.split(","))) for channel in channels])
-                names.append(name)
-    classes = sorted(set(names))
-    return Pool(torch.tensor(x), torch.tensor([classes.index(name) for name in names]), tuple(classes))
-
-
 datasets.register("breast_cancer")(
     Dataset("569 cell samples, 30 measurements, 2 classes: a table that comes with scikit-learn", breast_cancer)
-)
-datasets.register("basic_motions")(
-    Dataset("80 series of a watch's accelerometer and gyroscope, 4 activities; comes with aeon", basic_motions)
 )
 datasets.register("motion")(
     Dataset(

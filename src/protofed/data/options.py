@@ -52,8 +52,7 @@ class DataOptions(Options):
     text_as: Literal["vectors", "tokens"] = option(
         "vectors",
         "texts become the mean of their tokens' rows in the static table of the package wordllama | numbers of "
-        "their first words, for networks that learn from texts (model.name=text4) and the encoders hashing and "
-        "transformers",
+        "their first words, for networks that learn from texts (model.name=text4) and the encoder hashing",
     )
     text_length: int = option(128, "text_as=tokens: tokens of a text that are used", least=1, most=LENGTH)
     tokenizer: str = option(

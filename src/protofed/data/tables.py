@@ -147,16 +147,6 @@ class Table:
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """First input and number of inputs of each column of categories."""
-        found, at = [], 0
-        for column in self.columns:
-            if column.categories:
-                found.append((at, len(column.categories)))
-            at += len(column.inputs)
-        return tuple(found)
-
-    @property
     def texts(self) -> tuple[tuple[int, int], ...]:
         """First input and number of inputs of each text that is tokens."""
         return text_places(self.columns)
@@ -231,20 +221,18 @@ class Table:
         self,
         columns: Mapping[str, Sequence[Any]],
         where: str = "table",
-        unknown: bool = False,
         renamed: Mapping[str, Mapping[str, str]] | None = None,
     ) -> Tensor:
         """Return raw values ``(n, C)`` float64 of named columns, such as those of a data frame.
 
         Args:
             columns: Of equal length; None or NaN is missing. Others are ignored.
-            unknown: A category may be unknown: it is then none of the column's.
         """
         for column in self.columns:
             if column.name not in columns:
                 raise DataError(f"{where}: lacks the column {column.name!r}; it has {', '.join(map(str, columns))}")
         names = renamed or {}
-        found = [_encode(c, list(columns[c.name]), where, unknown, names.get(c.name, {})) for c in self.columns]
+        found = [_encode(c, list(columns[c.name]), where, names.get(c.name, {})) for c in self.columns]
         return torch.from_numpy(np.column_stack(found))
 
     def to_dict(self) -> dict[str, Any]:
@@ -325,7 +313,7 @@ def _check_categories(column: Column | SiteColumn) -> None:
         raise ValueError(f"categories: expected at most {limits.CATEGORIES} different names, of categories only")
 
 
-def _encode(column: Column, values: list[Any], where: str, unknown: bool, renamed: Mapping[str, str]) -> np.ndarray:
+def _encode(column: Column, values: list[Any], where: str, renamed: Mapping[str, str]) -> np.ndarray:
     if column.kind in TEXTS:
         return np.array(values, dtype=np.float64)
     codes = {category(name): float(code) for code, name in enumerate(column.categories)}
@@ -337,9 +325,9 @@ def _encode(column: Column, values: list[Any], where: str, unknown: bool, rename
         if column.kind == "category":
             name = category(value)
             name = renamed.get(name, name)
-            if name not in codes and not unknown:
+            if name not in codes:
                 raise DataError(f"{at}: {unknown_name('category', name, codes)}")
-            found[row] = codes.get(name, len(codes))
+            found[row] = codes[name]
             continue
         try:
             found[row] = float(value if not isinstance(value, str) or is_number(value) else "text")

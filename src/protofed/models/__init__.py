@@ -6,7 +6,7 @@ Example:
     582026
 """
 
-from protofed.models import basic, hugging, resnet, series, text, tiny, vision  # noqa: F401  (each registers its architectures)
+from protofed.models import basic, resnet, series, text, tiny, vision  # noqa: F401  (each registers its architectures)
 from protofed.models.building import build
 from protofed.models.catalogue import Backbone, NamedArchitecture, TextOptions, architecture, architectures
 from protofed.models.classifier import Classifier

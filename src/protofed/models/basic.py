@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from protofed.errors import require
-from protofed.models.catalogue import Backbone, ImageOptions, architecture, pairs
-from protofed.models.categories import CategoryEmbeddings
+from protofed.models.catalogue import Backbone, ImageOptions, architecture
 from protofed.models.checking import flat_width
 from protofed.options import Options, remote
 
@@ -24,18 +22,6 @@ class MlpOptions(Options):
 
     hidden: tuple[int, ...] = remote((128, 128), "units of each hidden layer before the features", least=1)
     relu_features: bool = remote(False, "ReLU on the features as well")
-    categories: tuple[int, ...] = remote(
-        (), "inputs of categories to embed: first and number of each column's; set by model.categories", least=0
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        pairs(self.categories, "categories")
-
-    @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """First input and number of inputs of each category."""
-        return pairs(self.categories, "categories")
 
 
 @architecture(
@@ -54,12 +40,6 @@ def _mlp(input_shape: tuple[int, ...], d: int, options: MlpOptions) -> Backbone:
     """
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
-    if options.categories:
-        first, n = options.blocks[-1]
-        require(first + n <= width, f"mlp: categories name input {first + n - 1}, but there are {width}")
-        embeddings = CategoryEmbeddings(options.blocks)
-        layers.append(embeddings)
-        width = embeddings.width(width)
     for units in options.hidden:
         layers += [nn.Linear(width, units), nn.ReLU()]
         width = units

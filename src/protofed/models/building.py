@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -16,7 +15,6 @@ from protofed.errors import ConfigError, ModelError, require, unknown_name
 from protofed.models.catalogue import ImageOptions, architectures
 from protofed.models.checking import check_shape, flat_width
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
-from protofed.models.hugging import TransformersOptions
 from protofed.models.preparation import Normalisation, prepare, scale_shape
 from protofed.models.splitting import split
 from protofed.models.weights import check_published, find_weights, load_weights
@@ -70,8 +68,6 @@ def build(
         made: Any = build_options(entry.Options, options or {}, name)
         images = made if isinstance(made, ImageOptions) else None
         shape = scale_shape(shape, images.size) if images else shape
-        if isinstance(made, TransformersOptions) and made.weights:
-            made = replace(made, weights=str(find_weights(name, made.weights, weights_dir)))
         try:
             backbone = entry.make(shape, d, made)
         except RuntimeError as error:  # more memory than there is, or than can be counted

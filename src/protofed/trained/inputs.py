@@ -201,8 +201,8 @@ def _from_table(columns: Mapping[str, Sequence[Any]], trained: TrainedClient, wh
         empty = trained.data.missing != "refuse"
         columns = {**trained.data.form.replace_texts(columns, trained.data.text, table.raw, where, empty=empty)}
         columns |= _convert_dates(columns, trained.data, where)
-        raw = table.encode(columns, where, trained.embeds, trained.data.renamed)
-        _warn(trained, columns, raw, where)
+        raw = table.encode(columns, where, trained.data.renamed)
+        _warn_of_others(trained, columns, where)
         return _complete(raw, table, trained, where)
     wanted = int(np.prod(trained.classifier.input_shape))
     names = [name for name in columns if not INDEX.fullmatch(name)]
@@ -227,8 +227,8 @@ def _convert_dates(columns: Mapping[str, Sequence[Any]], data: DataOptions, wher
     }
 
 
-def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: str) -> None:
-    """Warn of columns that the run did not have, and of categories; a label and an index are expected."""
+def _warn_of_others(trained: TrainedClient, columns: Iterable[str], where: str) -> None:
+    """Warn of columns that the run did not have; a label and an index are expected."""
     assert trained.table is not None
     data = trained.data
     expected = {column.name for column in trained.table.columns} | {*LABEL_NAMES, data.label_column, *data.drop}
@@ -237,10 +237,6 @@ def _warn(trained: TrainedClient, columns: Iterable[str], raw: Tensor, where: st
     if others:
         names = few([*map(repr, others)], _SHOWN)
         warnings.warn(f"{where}: columns that the run did not have are not used: {names}", stacklevel=5)
-    at = [raw[:, i] == len(c.categories) for i, c in enumerate(trained.table.columns) if c.categories]
-    if number := sum(int(rows.sum()) for rows in at):
-        what = "value takes" if number == 1 else "values take"
-        warnings.warn(f"{where}: {number} {what} the place of unknown categories", stacklevel=5)
 
 
 def _features(listing: Listing) -> Tensor:

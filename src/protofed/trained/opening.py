@@ -29,7 +29,6 @@ from protofed.experiments.ending import (
 from protofed.experiments.hardware import Hardware
 from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
-from protofed.models.categories import CategoryEmbeddings
 from protofed.models.encoders import build_encoder
 from protofed.prototypes.inference import most_likely
 from protofed.runs.border import Border
@@ -163,11 +162,6 @@ class TrainedClient:
     resize: int = 0
     table: Table | None = None
     data: DataOptions = field(default_factory=DataOptions)
-
-    @property
-    def embeds(self) -> bool:
-        """Return whether the model has a place for unknown categories."""
-        return any(isinstance(m, CategoryEmbeddings) for m in self.classifier.model.modules())
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -17,8 +17,6 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.models.catalogue import architectures
 from protofed.models.encoders.contract import EncoderOptions, Places, check_kind, encoders
 from protofed.models.encoders.frozen import frozen
-from protofed.models.hugging import TransformersOptions
-from protofed.models.weights import find_weights
 from protofed.options import build_options, plain
 
 VERSION = 2
@@ -118,15 +116,13 @@ def build_encoder(
     input_shape = (input_shape[0] // views, *input_shape[1:])
     if name in encoders:
         entry, own = encoders.get(name), dict(options.options)
-        if options.weights and not issubclass(entry.Options, TransformersOptions):
+        if options.weights:
             raise ConfigError(
                 f"encoder.weights={options.weights}: {name} has no weights, only frozen networks have"
             )
         check_kind(name, input_shape, entry.kinds, texts)
         if texts:
             own["tokens"] = [number for text in texts for number in text]
-        if options.weights:
-            own["weights"] = str(find_weights(name, options.weights, weights_dir))
         body = entry.make(input_shape, build_options(entry.Options, own, "encoder.options"), options.seed)
     elif ":" in name or name in architectures:
         if texts and ":" not in name:

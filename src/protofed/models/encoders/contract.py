@@ -118,8 +118,8 @@ def check_kind(name: str, input_shape: tuple[int, ...], kinds: tuple[Kind, ...],
     """Check that an encoder suits samples of a shape."""
     if texts and "texts" not in kinds:
         raise ConfigError(
-            f"encoder.name={name} is for {' and '.join(kinds)}, and the samples are texts as tokens: use hashing "
-            "or transformers, or data.text_as=vectors"
+            f"encoder.name={name} is for {' and '.join(kinds)}, and the samples are texts as tokens: use hashing, "
+            "or data.text_as=vectors"
         )
     if kinds == ("texts",) and not texts:
         raise ConfigError(

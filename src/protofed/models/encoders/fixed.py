@@ -1,19 +1,22 @@
-"""Random features, and samples as they are."""
+"""Random features, hashed counts of words, and samples as they are."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import product
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofed.compute.seeding import generator
+from protofed.compute.seeding import derive, generator
 from protofed.errors import ConfigError
+from protofed.models.catalogue import TextOptions
 from protofed.models.checking import show
 from protofed.models.encoders.contract import KINDS, RandomOptions, check_kind, encoder
-from protofed.options import NoOptions
+from protofed.models.text import Texts, with_pairs
+from protofed.options import NoOptions, remote
 
 SIDE = 6
 """Rows and columns of a filter."""
@@ -21,6 +24,8 @@ FLAT = 10 / 255**2
 """Added to the variance of a patch, so that noise in one without contrast is not raised (Coates and Ng, 2011)."""
 LENGTHS = (7, 9, 11)
 """Lengths of the kernels of series (Dempster, Petitjean and Webb, 2020)."""
+FACTOR = 0x9E3779B97F4A7C15 - 2**64
+"""2⁶⁴ divided by the golden ratio, for multiplicative hashing (Knuth, 1973, 6.4)."""
 
 
 class Filters(nn.Module):
@@ -120,6 +125,42 @@ def random_features(input_shape: tuple[int, ...], options: RandomOptions, seed: 
         check_kind("random", input_shape, ("images",))
         return Filters(input_shape, options, seed)
     return Waves(input_shape, options, seed) if kind == "vectors" else Kernels(input_shape, options, seed)
+
+
+@dataclass(frozen=True)
+class HashingOptions(TextOptions):
+    """Options of ``hashing``."""
+
+    buckets: int = remote(1024, "numbers per text", least=2, most=2**16)
+    pairs: bool = remote(True, "count pairs of words in succession, too")
+
+
+@encoder("hashing", "hashed counts of words and pairs of words: texts as tokens", HashingOptions, kinds=("texts",))
+class Hashing(nn.Module):
+    """Signed counts of words in buckets (Weinberger et al., 2009), of length 1; other inputs stay beside them.
+
+    The square root of counts keeps frequent words from hiding the others.
+    """
+
+    at_once = 64
+
+    def __init__(self, input_shape: tuple[int, ...], options: HashingOptions, seed: int) -> None:
+        super().__init__()
+        self.texts = Texts(options.places, input_shape, "hashing")
+        self.buckets, self.pairs = options.buckets, options.pairs
+        self.start = derive(seed, "encoder hashing") % 2**62
+        self.width = options.buckets + self.texts.numbers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(n, width)`` features of samples ``(n, F)``."""
+        tokens, numbers = self.texts(x)
+        tokens = with_pairs(tokens) if self.pairs else tokens
+        mixed = (tokens ^ self.start) * FACTOR
+        mixed = (mixed ^ (mixed >> 29)) * FACTOR
+        sign = ((mixed >> 40) & 1) * 2 - 1
+        bucket = ((mixed >> 41) & 0xFFFFF).remainder(self.buckets)
+        counts = torch.zeros(len(x), self.buckets).scatter_add_(1, bucket, (sign * (tokens > 0)).float())
+        return torch.cat([F.normalize(counts.sign() * counts.abs().sqrt(), dim=1), numbers], 1)
 
 
 @encoder("identity", "the samples themselves, flattened", NoOptions)

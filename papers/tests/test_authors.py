@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+import protofed_papers  # noqa: F401  (registers the partition)
 from protofed.data import Request, partitions, resolve_options
 from protofed.errors import ConfigError
 from support import few
