@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from protofed.data.toys import read_digits
+from protofed.data.builtin import read_digits
 
 NAMED = "print('\\n' + __import__('json').dumps(sorted(sys.modules)))"
 LINE = {
@@ -129,5 +129,5 @@ def test_the_digits_are_those_of_scikit_learn(monkeypatch):
         assert labels.tolist() == expected.target.tolist()
         assert (images.shape, str(labels.dtype)) == ((1797, 8, 8), "int64")
         monkeypatch.setattr(
-            "protofed.data.toys.find_spec", lambda name: None
+            "protofed.data.builtin.find_spec", lambda name: None
         )  # the second time, it asks scikit-learn

@@ -14,10 +14,10 @@ import torch
 import protofed_lab
 from protofed.compute.seeding import generator
 from protofed.data import DataOptions
-from protofed.data.columns import Columns
-from protofed.data.copies import data_dirs
-from protofed.data.parquet import read_parquet
+from protofed.data.local import data_dirs
+from protofed.data.options import Columns
 from protofed.data.splits import choose
+from protofed.data.tabular import read_parquet
 from protofed.untrusted.limits import Budget
 
 OUT = Path(protofed_lab.__file__).parent / "demo/digits.npz"

@@ -231,7 +231,7 @@ def test_two_forms_of_a_split(federation):
 @pytest.mark.parametrize("label", [-1, 3])
 def test_label_out_of_range(federation, label):
     write_parquet(north(federation, "test.parquet"), [0, label], [png(), png()])
-    refused(federation, "north/test.parquet", rf"label {label} of sample 1 is outside 0..2", classes=3)
+    refused(federation, "north/test.parquet", rf"column 'label', row 1: label {label} is outside 0..2", classes=3)
 
 
 def test_not_finite(tmp_path):
@@ -326,7 +326,7 @@ def test_bad_columns(federation):
     write_parquet(path, [0], text=["word"])
     refused(federation, "north/train.parquet", "holds a table, but .*north/test.parquet does not")
     write_parquet(path, [0, None], [png(), png()])
-    refused(federation, "north/train.parquet", "column 'label' has no value in row 1")
+    refused(federation, "north/train.parquet", "column 'label', row 1 has no value")
     write_parquet(path, [0, 1], v=[[1.0], [1.0, 2.0]])
     refused(federation, "north/train.parquet", "'v': the list of row 1 has 2 entries, others 1")
     write_parquet(path, ["zero"], [png()])

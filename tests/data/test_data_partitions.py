@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protofed.compute.seeding import derive, generator
 from protofed.data import DataOptions, Request, load, partitions, resolve_options
-from protofed.data.deck import Deck
+from protofed.data.classes import Deck
 from protofed.errors import ConfigError, DataError
 from support import few
 

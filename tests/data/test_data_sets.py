@@ -9,7 +9,7 @@ import torch
 
 from data.files import png, write_images, write_npz, write_parquet
 from protofed.data import DataOptions, Pool, datasets, load, load_pool, partitions
-from protofed.data.toys import SpiralOptions
+from protofed.data.builtin import SpiralOptions
 from protofed.errors import ConfigError, DataError
 from protofed.experiments import resolve
 
@@ -165,7 +165,7 @@ def test_numbers_out_of_range_are_refused_at_once(values, expected):
 
 def test_classes_beyond_the_data_get_numbers_for_names():
     assert load_pool(options("digits", classes=12), 0).class_names[9:] == ("9", "10", "11")
-    with pytest.raises(DataError, match=r"digits: label 9 of sample \d+ is outside 0..8"):
+    with pytest.raises(DataError, match=r"digits: sample \d+: label 9 is outside 0..8"):
         load_pool(options("digits", classes=9), 0)
 
 

@@ -198,7 +198,7 @@ def test_constant_columns_and_absent_values_keep_their_scale():
 def test_missing_values(sites):
     text = (HEADER + rows(12)).replace("30.0,f,60,0", ",?,NA,0")
     spoil(sites, text)
-    refused(sites, "Köln/train.csv: column 'age', row 0 has no value", "data.missing=mean or indicator")
+    refused(sites, "Köln/train.csv: column 'age', row 2 has no value", "data.missing=mean or indicator")
     data = fed(sites, missing="mean")
     assert data.input_shape == (4,)
     assert data.clients[0].train.x[0].tolist() == [0, 0, 0, 0]
@@ -305,13 +305,13 @@ def test_a_table_from_elsewhere_is_read_strictly(change):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (HEADER + rows(11) + "old,m,60,1\n", ["column 'age', row 11", "text 'old' in a column of numbers"]),
-        (HEADER + rows(11) + "1e31,m,60,1\n", ["column 'age', row 11", "1e+31"]),
+        (HEADER + rows(11) + "old,m,60,1\n", ["column 'age', row 13", "text 'old' in a column of numbers"]),
+        (HEADER + rows(11) + "1e31,m,60,1\n", ["column 'age', row 13", "1e+31"]),
         (HEADER + rows(2) + "1,2\n", ["line 4: expected 4 columns, got 2"]),
         ("age,sex,label\n1,f,0\n2,m,1\n", ["lacks the column 'pulse'", "test.csv has"]),
         ("age,sex,pulse,bmi,label\n1,f,60,20,0\n2,m,61,21,1\n", ["has the column 'bmi', which", "test.csv lacks"]),
         ("age,sex,pulse\n1,f,0\n", ["cannot identify the label column"]),
-        (HEADER + rows(11) + "1,m,60,\n", ["column 'label' has no value in row 11"]),
+        (HEADER + rows(11) + "1,m,60,\n", ["column 'label', row 13 has no value"]),
         (HEADER.replace("pulse", "age") + rows(3), ["several columns have the same name"]),
         (HEADER + "young,f,60,0\nold,m,61,1\n", ["column 'age' holds", "data.categories.age=[]"]),
         ("", ["is empty"]),

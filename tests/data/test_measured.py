@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 from protofed.data import DataOptions, load, load_pool
-from protofed.data.measured import read_breast_cancer
+from protofed.data.builtin import read_breast_cancer
 from protofed.errors import DataError
 from protofed.experiments import load_recipe, resolve
 from protofed.experiments.loading import load_data

@@ -73,7 +73,7 @@ def test_a_date_becomes_a_number_and_another_an_age(tmp_path):
     assert 34 < ages.min() < ages.max() < 75
     table[1][1] = "2024-02-31"
     write(tmp_path / "b.csv", names, table)
-    with pytest.raises(DataError, match=r"b\.csv: column 'seen', row 1: '2024-02-31' is not a date"):
+    with pytest.raises(DataError, match=r"b\.csv: column 'seen', row 3: '2024-02-31' is not a date"):
         loaded(tmp_path, dates=dates)
 
 
@@ -207,7 +207,7 @@ def test_rows_without_a_label_are_left_out(tmp_path):
     table = rows(40)
     whole = loaded_of(tmp_path / "whole", table[2:])
     table[0][2] = table[1][2] = ""
-    with pytest.raises(DataError, match="column 'label' has no value in row 0"):
+    with pytest.raises(DataError, match="column 'label', row 0 has no value"):
         loaded_of(tmp_path / "gaps", table)
     rest = loaded_of(tmp_path / "gaps", table, unlabelled="drop")
     assert torch.equal(rest.clients[0].train.x, whole.clients[0].train.x)

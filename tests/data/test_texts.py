@@ -115,7 +115,7 @@ def test_texts_may_look_like_numbers_and_have_several_lines(tmp_path):
 
 def test_missing_texts(tmp_path):
     site(write_notes(tmp_path), "30,fine,bone", "40,,skin")
-    with pytest.raises(DataError, match=r"site0/train.csv: column 'note', row 1 has no text: .*data.missing=mean"):
+    with pytest.raises(DataError, match=r"site0/train.csv: column 'note', row 3 has no text: .*data.missing=mean"):
         fed(tmp_path)
     for missing in ("mean", "indicator"):
         data = fed(tmp_path, missing=missing)
@@ -126,8 +126,8 @@ def test_missing_texts(tmp_path):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ("30,a\0b,bone", "train.csv: column 'note', row 1 holds a NUL character"),
-        (f"30,{'a' * (limits.TEXT + 1)},bone", "train.csv: column 'note', row 1 has 262,145 characters"),
+        ("30,a\0b,bone", "train.csv: column 'note', row 3 holds a NUL character"),
+        (f"30,{'a' * (limits.TEXT + 1)},bone", "train.csv: column 'note', row 3 has 262,145 characters"),
         (f"30,{'a' * 2**24},bone", "train.csv: has a row of more than"),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_column_of_tokens_is_beside_the_numbers(tmp_path):
     assert "8 from 2 columns or channels (age, note)" in data.remarks()[-1]
     assert data.table == Table.from_dict(data.table.to_dict())
     (tmp_path / "clients/site0/train.csv").write_text("age,note,label\n3,,bone\n4,a b,skin\n")
-    with pytest.raises(DataError, match=r"column 'note', row 0 has no text: .*for 7 zeros"):
+    with pytest.raises(DataError, match=r"column 'note', row 2 has no text: .*for 7 zeros"):
         fed(tmp_path, text_length=7)
 
 

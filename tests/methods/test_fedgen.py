@@ -13,7 +13,7 @@ from protofed.compute.seeding import derive, generator
 from protofed.errors import ConfigError, ModelError
 from protofed.methods.contract import Task, Upload
 from protofed.methods.parts.generator import PREFIX, FeatureGenerator, GeneratorOptions, diversity, generate
-from protofed.models.noise import uniform
+from protofed.models.layers import uniform
 from support import K, client, degenerate, federated, few
 
 Z, H, D, STEPS, BATCH = 3, 6, 5, 3, 4

@@ -11,7 +11,7 @@ from protofed.errors import ConfigError, PayloadError
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Upload
 from protofed.methods.parts import pseudo
-from protofed.models.noise import uniform
+from protofed.models.layers import uniform
 from protofed.wire.validate import check_values
 from support import K, experiment, few, ordinary, visited
 

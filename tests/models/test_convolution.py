@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from protofed.models import build, reduce_convolutions
-from protofed.models.convolution import SmallMapConv2d
+from protofed.models.layers import SmallMapConv2d
 from support import few
 
 

@@ -9,7 +9,7 @@ from torch.func import functional_call, vmap
 from torchvision.ops import StochasticDepth
 
 from protofed.models import build, key_noise
-from protofed.models.noise import noise_keys, uniform
+from protofed.models.layers import noise_keys, uniform
 
 pytestmark = pytest.mark.fast
 

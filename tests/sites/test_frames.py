@@ -145,7 +145,7 @@ def _frame(**columns):
         (_frame().T.set_index([[1, 2], [3, 4]]).T, {}, "2 levels of names"),
         (_frame(a=[object() if i == 5 else 1 for i in range(40)]), {}, "column 'a', row 5: holds a object"),
         (_frame(a=[1j] * 40), {}, "column 'a', row 0: holds a complex"),
-        (_frame(s=["a"] * 39 + [None]), {"site": "s"}, "column 's' has no value in row 39"),
+        (_frame(s=["a"] * 39 + [None]), {"site": "s"}, "column 's', row 39 has no value"),
         (_frame(s=["A.B", "AB"] * 20), {"site": "s"}, "'AB' and 'AB' are the same"),
         (_frame(s=["?!", "b"] * 20), {"site": "s"}, "use letters, digits"),
         (_frame(y=[0] * 40), {"label": "y"}, "label column is constant"),

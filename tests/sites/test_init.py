@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -21,12 +22,11 @@ from protofed.experiments.loading import load_data
 from protofed.samples import Samples
 from protofed.sites.cli import init
 from protofed.sites.looking import inspect_folder
-from protofed.sites.notice import Notice, combine
-from protofed.sites.recipe import text_of
+from protofed.sites.recipe import Notice, combine, text_of
 from protofed.sites.recipe import write as write_recipe
 from protofed.untrusted.reading import parse_toml
 from strangers import FOLDERS, write
-from support import few
+from support import command, few
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "hospitals": {
@@ -442,3 +442,26 @@ def test_samples_without_sites_are_divided_and_it_is_said(tmp_path):
     look = inspect_folder(tmp_path / "a")
     assert "nothing names a site" in {notice.found for notice in look.notices}
     assert load_data(resolve(parse_toml(look.recipe(look.notices)))).clients[5].name == "client-05"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "xlsx"])
+def test_every_command_counts_rows_as_a_spreadsheet_does(suffix, tmp_path, monkeypatch, capsys):
+    """The header is row 1."""
+    (data := tmp_path / "data").mkdir()
+    tables = [[[20 + i + 0.5, i % 7 + 0.25, "yn"[i % 2]] for i in range(40)] for _ in "ab"]
+    tables[1][3][0] = "old"
+    for site, rows in zip("ab", tables, strict=True):
+        frame = pd.DataFrame(rows, columns=["age", "size", "outcome"])
+        frame.to_csv(data / f"{site}.csv", index=False) if suffix == "csv" else frame.to_excel(
+            data / f"{site}.xlsx", index=False
+        )
+    _, shown, _ = command(monkeypatch, capsys, "init", data)
+    assert "'old' in row 5, among numbers" in " ".join(shown.split())
+    source = ["quickstart", "data.source=path", f"data.path={data}", "data.options.sites=true"]
+    for name, label, error in (
+        ("inspect", "outcome", "column 'age', row 5: text 'old' in a column of numbers"),
+        ("run", "size", "column 'size', row 2: label 0.25: expected whole numbers or names"),
+    ):
+        code, _, told = command(monkeypatch, capsys, name, *source, f"data.label_column={label}", "data.drop=[]")
+        assert code == 2
+        assert f".{suffix}: {error}" in told

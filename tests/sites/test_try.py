@@ -18,7 +18,7 @@ from protofed.config.schema import resolve
 from protofed.errors import DataError
 from protofed.samples import ClientData
 from protofed.sites.looking import inspect_folder
-from protofed.sites.notice import combine
+from protofed.sites.recipe import combine
 from protofed.sites.results import Arm, Evidence, SiteAnswer, TryResult, difference
 from protofed.sites.trying import _logistic, _numbers, _on_split, _units, closed_form, learnt, opened
 from protofed.trained.folds import divide_all

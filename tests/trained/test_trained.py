@@ -175,7 +175,7 @@ def test_tables_are_prepared_as_in_the_run_and_matched_by_name(tmp_path):
     with pytest.raises(DataError, match=f"the table: lacks the column {names[3]!r}"):
         done.predict(client.name, frame.drop(columns=names[3]))
     frame.loc[2, names[1]] = float("nan")
-    with pytest.raises(DataError, match=f"row 2: column {names[1]!r} has no finite value"):
+    with pytest.raises(DataError, match=f"column {names[1]!r}, row 2 has no finite value"):
         done.predict(client.name, frame)
     with pytest.raises(DataError, match="but the run has samples of 30"):
         done.predict(client.name, raw[:, :5].numpy())
@@ -345,7 +345,7 @@ def test_tables_by_columns(tmp_path):
     for wrong, message in (
         (table[["a", "b"]], "2 columns, but the model takes 4"),
         (table.assign(a="x"), "column 'a', row 0: 'x' is not a number"),
-        (table.assign(b=[float("nan")] * 10), "row 0: column 'b' has no finite value"),
+        (table.assign(b=[float("nan")] * 10), "column 'b', row 0 has no finite value"),
     ):
         with pytest.raises(DataError, match=message):
             run.predict("ann", wrong)

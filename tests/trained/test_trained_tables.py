@@ -202,8 +202,8 @@ def test_a_row_is_predicted_alike_alone(sites, tmp_path, monkeypatch, capsys):
     [
         (lambda t: t.replace(b"age", b"years"), "lacks the column 'age'; it has years, dose"),
         (lambda t: t.replace(b"age", b"dose"), "several columns have the same name"),
-        (lambda t: t.replace(b"\r\n", b"\r\nold;1;Male;01;true;1;M\r\n", 1), "column 'age', row 0: 'old' is not a"),
-        (lambda t: t.replace(b"\r\n", b"\r\n1_0;1;Male;01;true;1;M\r\n", 1), "'age', row 0: '1_0' is not a number"),
+        (lambda t: t.replace(b"\r\n", b"\r\nold;1;Male;01;true;1;M\r\n", 1), "column 'age', row 2: 'old' is not a"),
+        (lambda t: t.replace(b"\r\n", b"\r\n1_0;1;Male;01;true;1;M\r\n", 1), "'age', row 2: '1_0' is not a number"),
         (lambda t: t.replace(b"Male", b"male"), "unknown category 'male': Valid: f, m"),
         (lambda t: t.replace(b"Male", b"M\xe4le"), "UTF-8"),
         (lambda t: t + b"1;2\r\n", "expected 7 columns, got 2"),
@@ -234,7 +234,7 @@ def test_missing_values_are_refused_as_the_run_refuses_them(tmp_path, monkeypatc
         (tmp_path / "new.csv").write_text(f"a,sex,label\n4,m,0\n{line}\n")
         code, _, told = command(monkeypatch, capsys, "predict", tmp_path / "run", "ann", tmp_path / "new.csv")
         assert code == 2
-        assert told.endswith(f"new.csv: row 1: column {column!r} has no finite value\n")
+        assert told.endswith(f"new.csv: column {column!r}, row 3 has no finite value\n")
 
 
 def test_columns_of_lists_and_of_images_are_read_as_by_the_run(tmp_path, monkeypatch, capsys):

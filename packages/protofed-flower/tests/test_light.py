@@ -61,5 +61,5 @@ def test_the_visits_of_a_folder_with_arrays_are_light(tmp_path):
     )
     job = Job("run", "north", 1, config, summary, deliver=False).to_values()
     found = loaded([("query", node, {"config": config}), ("train", node, job), ("evaluate", node, job)])
-    assert {"torch", "protofed.models.convolution"} <= found
+    assert {"torch", "protofed.models.layers"} <= found
     assert not found & set(HEAVY)

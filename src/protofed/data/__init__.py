@@ -1,20 +1,14 @@
 """Data: named data sets, federation folders and partitions, down to each client's train and test samples."""
 
 from protofed.data import (  # noqa: F401  (registrations)
-    dirichlet,
-    domain,
+    builtin,
+    classes,
     frames,
     given,
     hub,
-    iid,
     local,
-    measured,
-    notes,
-    nway,
-    pathological,
-    quantity,
     several,
-    toys,
+    skew,
 )
 from protofed.data.loading import load, load_pool
 from protofed.data.options import DataOptions, resolve_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from protofed.data.checks import as_labels, check_columns, check_names, check_sample
-from protofed.data.columns import Columns
 from protofed.data.images import decode
+from protofed.data.options import Columns
 from protofed.data.pool import Listing
-from protofed.data.typed import read_columns
+from protofed.data.typed import locate, read_columns
 from protofed.errors import DataError, unknown_name
 from protofed.text import few
 from protofed.untrusted import limits
@@ -101,25 +101,30 @@ def from_arrow(
     """
     import pyarrow as pa
 
-    chosen = choose(table.schema, columns, where)
+    chosen, files = choose(table.schema, columns, where), files or [(where, len(table))]
     labels, ids = np.zeros(len(table), np.int64), None
     rows = torch.arange(len(table))  # that are used
+
+    def at(name: str) -> Callable[[int], str]:
+        return lambda place: locate(files, name, int(rows[place]))
+
     if chosen.label:
         found = _read_labels(table[chosen.label])
         if columns.unlabelled and found.null_count:
             rows = torch.from_numpy(np.flatnonzero(found.is_valid().to_numpy()))
             found = found.drop_null()
-        labels = as_labels(_values(found, where, chosen.label, budget), where, budget)
+        labels = as_labels(_values(found, chosen.label, at, where, budget), where, budget, at(chosen.label))
     if chosen.id:
-        ids = _values(table[chosen.id].take(pa.array(rows.numpy())), where, chosen.id, budget)
+        ids = _values(table[chosen.id].take(pa.array(rows.numpy())), chosen.id, at, where, budget)
     shared = Listing(labels, lambda wanted: wanted, where, chosen.classes, ids, names=tuple(table.column_names))
+    shared = replace(shared, at=at(chosen.label)) if chosen.label else shared
     if chosen.encoded:
         read = _EncodedImages(table[chosen.features[0]], columns, f"{where}: row ", budget)
         return replace(shared, read=lambda wanted: read(rows[wanted]), converted=read.converted)
     if chosen.listed:
         x = _numeric(table, chosen.features[0], where, budget)
         return replace(shared, read=lambda wanted: x[rows[wanted]])
-    raw, kinds = read_columns(table, chosen.features, columns, files or [(where, len(table))], budget)
+    raw, kinds = read_columns(table, chosen.features, columns, files, budget)
     return replace(shared, read=lambda wanted: raw[rows[wanted]], columns=kinds)
 
 
@@ -296,17 +301,23 @@ def _numbers(array: Any) -> np.ndarray:
     return inner.reshape(len(array), length, *inner.shape[1:])
 
 
-def _values(column: Any, where: str, name: str, budget: Budget) -> np.ndarray:
+_At = Callable[[str], Callable[[int], str]]
+"""Names the place of a value, given its column and its number among those read."""
+
+
+def _values(
+    column: Any, name: str, at: Callable[[str], Callable[[int], str]], where: str, budget: Budget
+) -> np.ndarray:
     import pyarrow as pa
 
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-        raise DataError(f"{where}: column {name!r} has no value in row {row}")
+        raise DataError(f"{at(name)(row)} has no value")
     if pa.types.is_null(column.type):  # a CSV file without rows
         return np.zeros(0, np.int64)
     if pa.types.is_dictionary(column.type) and len(column):
         column = column.unify_dictionaries()
-        known = _values(pa.chunked_array([column.chunk(0).dictionary]), where, name, budget)
+        known = _values(pa.chunked_array([column.chunk(0).dictionary]), name, at, where, budget)
         budget.take(16 * len(column), where)
         result: np.ndarray = known[np.concatenate([chunk.indices.to_numpy() for chunk in column.chunks])]
         return result

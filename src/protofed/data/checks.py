@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,11 +45,12 @@ def check_columns(names: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: several columns have the same name, {claims.clean(twice, 80)!r}")
 
 
-def as_labels(values: np.ndarray, where: str, budget: Budget) -> np.ndarray:
-    """Return ``(n,)`` labels as int64 or as strings."""
+def as_labels(values: np.ndarray, where: str, budget: Budget, at: Callable[[int], str] | None = None) -> np.ndarray:
+    """Return ``(n,)`` labels as int64 or as strings; ``at`` names the place of one."""
+    at = at or f"{where}: sample {{}}".format
     if values.ndim == 1:
-        if values.dtype.kind in "iub" or (values.dtype.kind == "f" and _whole(values, where)):
-            return _number_classes(values, where)
+        if values.dtype.kind in "iub" or (values.dtype.kind == "f" and _whole(values, at)):
+            return _number_classes(values, at)
         if values.dtype.kind in "US":
             return _name_classes([_text(value, where).strip() for value in values.tolist()], where, budget)
         if values.dtype.kind == "O" and all(isinstance(v, str) for v in values):
@@ -61,20 +62,20 @@ def as_labels(values: np.ndarray, where: str, budget: Budget) -> np.ndarray:
     )
 
 
-def _whole(values: np.ndarray, where: str) -> bool:
+def _whole(values: np.ndarray, at: Callable[[int], str]) -> bool:
     bad = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
     if len(bad):
-        raise DataError(f"{where}: label {values[bad[0]]} of sample {bad[0]}: expected whole numbers or names")
+        raise DataError(f"{at(bad[0])}: label {values[bad[0]]}: expected whole numbers or names")
     return True
 
 
-def _number_classes(values: np.ndarray, where: str) -> np.ndarray:
+def _number_classes(values: np.ndarray, at: Callable[[int], str]) -> np.ndarray:
     # Compare before converting: numbers beyond the range of int64 would turn negative.
     bad = np.flatnonzero((values >= limits.CLASSES) | (values <= -limits.CLASSES))
     if len(bad):
         raise DataError(
-            f"{where}: label {values[bad[0]]} of sample {bad[0]}: classes are numbered from 0, and at most "
-            f"{limits.CLASSES} are allowed"
+            f"{at(bad[0])}: label {values[bad[0]]}: classes are numbered from 0, and at most {limits.CLASSES} are "
+            "allowed"
         )
     return values.astype(np.int64)
 
@@ -144,8 +145,8 @@ def encode(
         bad = np.flatnonzero((item.labels < 0) | (item.labels >= K))
         if len(bad):
             raise DataError(
-                f"{item.where}: label {item.labels[bad[0]]} of sample {bad[0]} is outside 0..{K - 1}: "
-                "correct it or raise data.classes"
+                f"{item.place(bad[0])}: label {item.labels[bad[0]]} is outside 0..{K - 1}: correct it or raise "
+                "data.classes"
             )
     class_names = tuple(known[c] if c < len(known) else str(c) for c in range(K))
     return [torch.from_numpy(item.labels.astype(np.int64)) for item in listings], class_names

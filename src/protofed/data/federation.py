@@ -13,17 +13,15 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.data import checks
-from protofed.data.columns import Columns
-from protofed.data.delimited import SUFFIXES, read_csv
-from protofed.data.folders import check_inside, read_class_folders, visible
+from protofed.data.images import check_inside, read_class_folders, visible
 from protofed.data.local import PathOptions, data_path
 from protofed.data.npz import read_npz
-from protofed.data.options import DataOptions, resolve_options
-from protofed.data.parquet import read_parquet
+from protofed.data.options import Columns, DataOptions, resolve_options
 from protofed.data.pool import Listing
 from protofed.data.preparing import Agreed, prepare_alone, raw_parts
 from protofed.data.splits import apportion, hold_out, limit_training, subset
 from protofed.data.tables import RawColumn
+from protofed.data.tabular import SUFFIXES, read_csv, read_parquet
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.untrusted.decoding import Settings, decode

@@ -19,12 +19,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from protofed.data.columns import Columns
-from protofed.data.delimited import as_texts
-from protofed.data.options import DataOptions
-from protofed.data.parquet import read_parquet
+from protofed.data.options import Columns, DataOptions
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.data.tables import category
+from protofed.data.tabular import as_texts, read_parquet
 from protofed.errors import ConfigError, DataError
 from protofed.options import Options, option
 from protofed.storage.files import write_bytes

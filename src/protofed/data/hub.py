@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from protofed.data.columns import Columns
-from protofed.data.copies import data_dirs, find_parquet
-from protofed.data.options import DataOptions
-from protofed.data.parquet import read_parquet
+from protofed.data.local import data_dirs, find_parquet
+from protofed.data.options import Columns, DataOptions
 from protofed.data.pool import Dataset, Listing, datasets
+from protofed.data.tabular import read_parquet
 from protofed.errors import DataError
 from protofed.options import Options, option
 

@@ -50,6 +50,7 @@ class Listing:
         columns: Those of a table, with raw values (see :mod:`protofed.data.tables`); None if these samples are no
             table.
         names: All columns of the table in the file.
+        at: Names the place of a sample for messages.
         converted: Grey images read so far that were converted to colour because others are in colour.
     """
 
@@ -60,10 +61,15 @@ class Listing:
     ids: np.ndarray | None = None
     columns: tuple[RawColumn, ...] | None = None
     names: tuple[str, ...] = ()
+    at: Callable[[int], str] | None = None
     converted: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def place(self, number: int) -> str:
+        """Return the place of a sample for messages."""
+        return f"{self.where}: sample {number}" if self.at is None else self.at(number)
 
     def id_codes(self) -> tuple[Tensor | None, list[str]]:
         """Return the natural ids as ``(n,)`` int64 codes in their sorted order, or None, and their names."""

@@ -41,6 +41,20 @@ _DECIMAL = re.compile(r"[+-]?\d{1,99}(\.\d{0,99})?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
+SPREADSHEETS = (".csv", ".tsv", ".xlsx")
+"""Suffixes of files whose rows people count as a spreadsheet does."""
+
+
+def number_row(where: str, row: int) -> int:
+    """Return the number of a row in messages, given it from 0: in a spreadsheet, the header is row 1."""
+    return row + 2 if where.lower().endswith(SPREADSHEETS) else row
+
+
+def at_row(where: str, column: str, row: int) -> str:
+    """Return the place of a value for messages, given the row from 0."""
+    return f"{where}: column {column!r}, row {number_row(where, row)}"
+
+
 @dataclass(frozen=True)
 class RawColumn:
     """A column as files hold it.
@@ -321,7 +335,7 @@ def _encode(column: Column, values: list[Any], where: str, renamed: Mapping[str,
     for row, value in enumerate(values):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             continue
-        at = f"{where}: column {column.name!r}, row {row}"
+        at = at_row(where, column.name, row)
         if column.kind == "category":
             name = category(value)
             name = renamed.get(name, name)

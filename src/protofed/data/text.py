@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor
 
-from protofed.data.tables import RawColumn
+from protofed.data.tables import RawColumn, at_row
 from protofed.errors import ConfigError, DataError
 from protofed.untrusted import limits
 from protofed.untrusted.reading import read_bytes, reason
@@ -223,6 +223,6 @@ class Form:
                 other = "tokenizer: set data.tokenizer to that one" if self.tokenizer else ""
                 other = other or "version of wordllama: install that one"
                 raise ConfigError(f"data.text={name}: the run had another {other}")
-            numbers = self.read(table[name], partial("{}: column {!r}, row {}".format, where, name), empty=empty)
+            numbers = self.read(table[name], partial(at_row, where, name), empty=empty)
             found |= {c.name: values for c, values in zip(own, numbers.double().T.numpy(), strict=True)}
         return found

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.data.columns import Columns
 from protofed.data.dates import convert_dates
-from protofed.data.tables import RawColumn, category, is_number
+from protofed.data.options import Columns
+from protofed.data.tables import RawColumn, at_row, category, is_number
 from protofed.errors import DataError
 from protofed.untrusted import claims, limits
 from protofed.untrusted.limits import Budget
@@ -58,7 +58,7 @@ def read_columns(
     raw = np.empty((len(table), width))
     columns: list[RawColumn] = []
     given = {name: _strings(table[name], name, files) for name in asked.dates}
-    dates = convert_dates(given, asked.dates, partial(_at, files), asked.month_first)
+    dates = convert_dates(given, asked.dates, partial(locate, files), asked.month_first)
     for name in names:
         try:
             claims.class_name(name)
@@ -66,7 +66,7 @@ def read_columns(
             raise DataError(f"{where}: a column cannot be used ({error}): rename it, or set data.drop") from None
         if name in asked.text:
             texts = _strings(table[name], name, files)
-            numbers = asked.form.read(texts, partial(_at, files, name), empty=asked.missing)
+            numbers = asked.form.read(texts, partial(locate, files, name), empty=asked.missing)
             raw[:, len(columns) : len(columns) + numbers.shape[1]] = numbers
             columns += asked.form.columns(name)
             continue
@@ -80,7 +80,7 @@ def read_columns(
         absent = np.flatnonzero(np.isnan(values))
         if len(absent) and not asked.missing and column.kind != "identifier":
             raise DataError(
-                f"{_at(files, name, absent[0])} has no value: fill it in, or set data.missing=mean or indicator"
+                f"{locate(files, name, absent[0])} has no value: fill it in, or set data.missing=mean or indicator"
             )
     return torch.from_numpy(raw), tuple(columns)
 
@@ -91,17 +91,18 @@ def _strings(column: Any, name: str, files: Files) -> list[Any]:
         try:
             given = value.as_py()
         except UnicodeDecodeError:
-            raise DataError(f"{_at(files, name, row)} is not text in UTF-8") from None
+            raise DataError(f"{locate(files, name, row)} is not text in UTF-8") from None
         found.append(given.strip() if isinstance(given, str) else given)
     return found
 
 
-def _at(files: Files, name: str, row: int) -> str:
+def locate(files: Files, name: str, row: int) -> str:
+    """Return the place of a value for messages, given the row from 0 of all files together."""
     number = 0
     while row >= files[number][1]:
         row -= files[number][1]
         number += 1
-    return f"{files[number][0]}: column {name!r}, row {row}"
+    return at_row(files[number][0], name, row)
 
 
 def _read(
@@ -159,7 +160,7 @@ def _numbers(column: Any, name: str, files: Files) -> np.ndarray:
     values = np.concatenate(parts).astype(np.float64) if parts else np.zeros(0)
     bad = np.flatnonzero(np.abs(values) > limits.LARGEST)
     if len(bad):
-        raise DataError(f"{_at(files, name, bad[0])} is {values[bad[0]]:g}: expected at most {limits.LARGEST:g}")
+        raise DataError(f"{locate(files, name, bad[0])} is {values[bad[0]]:g}: expected at most {limits.LARGEST:g}")
     return values
 
 
@@ -197,7 +198,7 @@ def _categories(
             claims.class_name(value)
         except ValueError as error:
             row = int(np.flatnonzero(np.array(named)[indices] == value)[0])
-            raise DataError(f"{_at(files, name, row)}: not a category ({error}){free}") from None
+            raise DataError(f"{locate(files, name, row)}: not a category ({error}){free}") from None
     code = {value: float(number) for number, value in enumerate(order)}
     codes = np.array([code.get(value, np.nan) for value in named])
     return np.where(absent, np.nan, codes[indices]), RawColumn(name, "category", order)
@@ -212,6 +213,6 @@ def _check_no_numbers(
     if odd.any() and numeric.sum() > odd.sum():
         row = int(np.flatnonzero(odd)[0])
         raise DataError(
-            f"{_at(files, name, row)}: text {named[indices[row]][:40]!r} in a column of numbers: correct it, or "
+            f"{locate(files, name, row)}: text {named[indices[row]][:40]!r} in a column of numbers: correct it, or "
             f"declare categories by data.categories.{name}=[]"
         )

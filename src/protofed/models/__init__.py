@@ -6,15 +6,21 @@ Example:
     582026
 """
 
-from protofed.models import basic, resnet, series, text, tiny, vision  # noqa: F401  (each registers its architectures)
+from protofed.models import basic, series, text, tiny, vision  # noqa: F401  (each registers its architectures)
 from protofed.models.building import build
-from protofed.models.catalogue import Backbone, NamedArchitecture, TextOptions, architecture, architectures
+from protofed.models.catalogue import (
+    Backbone,
+    Group,
+    NamedArchitecture,
+    TextOptions,
+    architecture,
+    architectures,
+    groups,
+    members,
+)
 from protofed.models.classifier import Classifier
-from protofed.models.convolution import reduce_convolutions
 from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
-from protofed.models.grouping import Group, groups, members
-from protofed.models.noise import key_noise
-from protofed.models.norms import check_single_samples, group_norm
+from protofed.models.layers import check_single_samples, group_norm, key_noise, reduce_convolutions
 from protofed.models.preparation import Normalisation, Preparation
 from protofed.models.splitting import split
 

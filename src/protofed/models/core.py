@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.models.noise import KeyedUniform, noise_keys
+from protofed.models.layers import KeyedUniform, noise_keys
 from protofed.models.preparation import Preparation
 
 MAPS = ("pool", "linear")
@@ -83,7 +83,7 @@ class SplitModel(nn.Module):
         self.extras[name] = KeyedUniform()
 
     def noise_keys(self) -> dict[str, Tensor]:
-        """Return the keys of all dropout layers (see :mod:`protofed.models.noise`) by buffer name."""
+        """Return the keys of all dropout layers (see :mod:`protofed.models.layers`) by buffer name."""
         return noise_keys(self)
 
     def forward(self, x: Tensor) -> Output:

@@ -24,7 +24,7 @@ from protofed.errors import ConfigError
 
 if TYPE_CHECKING:
     from protofed.sites.looking import Survey
-    from protofed.sites.notice import Notice
+    from protofed.sites.recipe import Notice
     from protofed.sites.results import TryResult
 
 SITES = 12

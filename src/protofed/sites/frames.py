@@ -11,8 +11,7 @@ from protofed.config.schema import Tree
 from protofed.data.frames import WHERE, keep
 from protofed.errors import DataError, unknown_name
 from protofed.sites.looking import Survey, survey
-from protofed.sites.notice import Notice
-from protofed.sites.recipe import format_notice
+from protofed.sites.recipe import Notice, format_notice
 from protofed.sites.scan import ONE_TABLE, DataFolder
 from protofed.untrusted.reading import parse_toml
 
@@ -82,7 +81,7 @@ def federation(
             index = " (it is the index: use frame.reset_index())" if name in frame.index.names else ""
             raise DataError(f"{WHERE}: {unknown_name(f'{role} column', name, names[:40])}{index}")
     source = {"data.source": "frame", "data.data_dir": str(path.parent), "data.options.frame": path.stem}
-    folder = DataFolder(Path(WHERE), "tables", {ONE_TABLE: path}, source, first=0)
+    folder = DataFolder(Path(WHERE), "tables", {ONE_TABLE: path}, source)
     look = survey(folder, label, site, overrides)
     tree = {**parse_toml(look.recipe(look.notices)), "recipe": GUESSED}
     return FrameRecipe(look, tree)

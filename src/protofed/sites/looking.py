@@ -9,13 +9,12 @@ from typing import Any
 
 from protofed.config.schema import apply_overrides, resolve
 from protofed.data import DataOptions
-from protofed.data.delimited import in_utf8
+from protofed.data.tabular import in_utf8
 from protofed.errors import DataError
 from protofed.experiments.loading import load_data
 from protofed.options import build_options
 from protofed.sites import others, tables
-from protofed.sites.notice import Notice, combine
-from protofed.sites.recipe import format_notice, text_of
+from protofed.sites.recipe import Notice, combine, format_notice, text_of
 from protofed.sites.scan import ONE_TABLE, DataFolder, SiteTable, divide, files_of, look, sheets
 from protofed.text import few
 from protofed.untrusted.reading import parse_toml

@@ -13,14 +13,13 @@ from protofed.config.schema import apply_overrides
 from protofed.data import DataOptions
 from protofed.data.apart import read_headers, read_schema
 from protofed.data.arrow import choose
-from protofed.data.columns import Columns
-from protofed.data.folders import hidden
-from protofed.data.images import SUFFIXES
+from protofed.data.images import SUFFIXES, hidden
 from protofed.data.npz import read_npz
+from protofed.data.options import Columns
 from protofed.data.pool import Listing, open_dataset
 from protofed.errors import DataError
 from protofed.options import build_options
-from protofed.sites.notice import Notice, combine
+from protofed.sites.recipe import Notice, combine
 from protofed.sites.scan import NESTED, DataFolder, files_of
 from protofed.sites.tables import TEST_FRACTION, ask, format_classes, of_classes, spelt, with_names
 from protofed.text import sides

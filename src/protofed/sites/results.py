@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.sites.notice import Notice
+from protofed.sites.recipe import Notice
 from protofed.text import size
 from protofed.trained.curves import FAR, Curves
 from protofed.trained.folds import SHARES

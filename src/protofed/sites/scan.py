@@ -13,16 +13,15 @@ import numpy as np
 
 from protofed.data import DataOptions, datasets
 from protofed.data.arrow import INDEX
-from protofed.data.columns import Columns
-from protofed.data.copies import one_data_set
 from protofed.data.dates import day, format_value
-from protofed.data.delimited import SUFFIXES as DELIMITED
-from protofed.data.delimited import read_texts, with_nothing
 from protofed.data.federation import FORMS
-from protofed.data.folders import visible
 from protofed.data.images import SUFFIXES as IMAGES
-from protofed.data.parquet import parse_parquet
-from protofed.data.tables import category, is_number
+from protofed.data.images import visible
+from protofed.data.local import one_data_set
+from protofed.data.options import Columns
+from protofed.data.tables import category, is_number, number_row
+from protofed.data.tabular import SUFFIXES as DELIMITED
+from protofed.data.tabular import parse_parquet, read_texts, with_nothing
 from protofed.errors import DataError
 from protofed.untrusted.limits import Budget
 
@@ -122,7 +121,6 @@ class DataFolder:
     Attributes:
         kind: ``tables``; ``images`` or ``arrays`` in files of their own; ``samples`` in columns of one data set.
         sites: Path of each site, a file or folder; one, ``ONE_TABLE``, where the sites are in a column.
-        first: Row of the first sample: in a spreadsheet, the header counts.
     """
 
     path: Path
@@ -130,7 +128,6 @@ class DataFolder:
     sites: Mapping[str, Path]
     options: Mapping[str, Any]
     unread: tuple[str, ...] = ()
-    first: int = 2
 
 
 def look(path: Path) -> DataFolder:
@@ -192,6 +189,7 @@ def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list
         if not files:
             wrong.append((site, f"{path}: holds no table {NESTED}"))
         parts: dict[str, list[str | None]] = {}
+        places: list[int] = []
         rows, tested = 0, None
         for file in files:
             try:
@@ -203,12 +201,12 @@ def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list
                 parts.setdefault(name, [None] * rows).extend(values)
             added = max(map(len, table.values()), default=0)
             rows += added
+            places += range(number_row(str(file), 0), number_row(str(file), added))
             if len(files) > 1 and file.stem == "test" and site != ONE_TABLE:
                 tested = added
             for values in parts.values():
                 values += [None] * (rows - len(values))
         if parts:
-            places = range(folder.first, folder.first + rows)
             columns = {name: ColumnScan(v, places) for name, v in parts.items() if not INDEX.fullmatch(name)}
             found.append(SiteTable(site, files[0], columns, tested))
     return found, wrong

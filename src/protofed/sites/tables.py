@@ -18,7 +18,7 @@ from protofed.data.options import DataOptions
 from protofed.data.tables import another_unit, category
 from protofed.data.typed import identifies
 from protofed.errors import unknown_name
-from protofed.sites.notice import Notice, combine
+from protofed.sites.recipe import Notice, combine
 from protofed.sites.scan import ColumnScan, SiteTable
 from protofed.text import few
 from protofed.untrusted import limits

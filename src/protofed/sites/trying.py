@@ -27,8 +27,8 @@ from protofed.models.encoders import EncoderOptions, width_of
 from protofed.runs.run import Run
 from protofed.samples import FederatedData
 from protofed.sites.looking import Survey, inspect_folder
-from protofed.sites.notice import Notice
 from protofed.sites.page import write_page
+from protofed.sites.recipe import Notice
 from protofed.sites.results import FEW, Arm, Evidence, Hits, SiteAnswer, TryResult, difference
 from protofed.storage.files import write_json, write_text
 from protofed.trained.curves import Curves, curves, extrapolation_error, solve_multiple

@@ -23,8 +23,8 @@ from protofed import methods
 from protofed.config.schema import Experiment, Tree, apply_overrides, resolve
 from protofed.data import DataOptions
 from protofed.data.arrow import from_arrow
-from protofed.data.columns import Columns
 from protofed.data.frames import WHERE, as_arrow
+from protofed.data.options import Columns
 from protofed.data.partition import names
 from protofed.data.pool import Listing
 from protofed.data.preparing import prepare, raw_parts

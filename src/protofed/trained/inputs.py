@@ -15,18 +15,15 @@ import torch
 from torch import Tensor
 
 from protofed.data.arrow import INDEX, LABEL_NAMES, choose, from_arrow
-from protofed.data.columns import Columns
 from protofed.data.dates import convert_dates
-from protofed.data.delimited import SUFFIXES as DELIMITED
-from protofed.data.delimited import parse_csv, with_nothing
-from protofed.data.folders import read_image, visible
 from protofed.data.frames import as_arrow
-from protofed.data.images import SUFFIXES, decode
+from protofed.data.images import SUFFIXES, decode, read_image, visible
 from protofed.data.npz import read_npz
-from protofed.data.options import DataOptions
-from protofed.data.parquet import parse_parquet
+from protofed.data.options import Columns, DataOptions
 from protofed.data.pool import Listing
-from protofed.data.tables import Column, Table
+from protofed.data.tables import Column, Table, at_row
+from protofed.data.tabular import SUFFIXES as DELIMITED
+from protofed.data.tabular import parse_csv, parse_parquet, with_nothing
 from protofed.errors import DataError
 from protofed.models import Classifier
 from protofed.text import few
@@ -120,7 +117,7 @@ def _complete(raw: Tensor, table: Table, trained: TrainedClient, where: str) -> 
     bad = ~raw.isfinite() if trained.data.missing == "refuse" else raw.isinf()
     if bad.any():
         row, column = bad.nonzero()[0, :2].tolist()
-        raise DataError(f"{where}: row {row}: column {table.columns[column].name!r} has no finite value")
+        raise DataError(f"{at_row(where, table.columns[column].name, row)} has no finite value")
     for name, (middle, mean) in table.units(raw).items():
         told = f"{where}: column {name}: median {middle:.4g}, but a mean of {mean:.4g} in training: another unit?"
         warnings.warn(told, stacklevel=2)
@@ -221,10 +218,8 @@ def _convert_dates(columns: Mapping[str, Sequence[Any]], data: DataOptions, wher
     for name in data.dates:
         if name not in columns:
             raise DataError(f"{where}: lacks the column {name!r}; it has {', '.join(map(str, columns))}")
-    at = partial("{}: column {!r}, row {}".format, where)
-    return {
-        name: values.tolist() for name, values in convert_dates(columns, data.dates, at, data.month_first).items()
-    }
+    dates = convert_dates(columns, data.dates, partial(at_row, where), data.month_first)
+    return {name: values.tolist() for name, values in dates.items()}
 
 
 def _warn_of_others(trained: TrainedClient, columns: Iterable[str], where: str) -> None:

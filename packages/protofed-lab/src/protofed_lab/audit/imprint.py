@@ -18,7 +18,7 @@ from protofed.compute.seeding import generator
 from protofed.engine import FederatedData, Federation, Roster, Sequential
 from protofed.methods import Tensors
 from protofed.models import SplitModel
-from protofed.models.noise import KeyedDropout
+from protofed.models.layers import KeyedDropout
 from protofed.visits.batches import normalise
 from protofed_lab.audit.findings import Finding
 from protofed_lab.audit.seen import told

@@ -1,4 +1,4 @@
-"""Practical heterogeneity: each client's share of each class is drawn from a Dirichlet distribution."""
+"""Skewed and plain shares: identically distributed clients, different sizes, Dirichlet draws of each class."""
 
 from __future__ import annotations
 
@@ -12,8 +12,56 @@ import torch
 
 from protofed.compute.seeding import derive, generator
 from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
+from protofed.data.splits import apportion
 from protofed.errors import ConfigError, require
-from protofed.options import Options, option
+from protofed.options import NoOptions, Options, option
+
+
+def iid(request: Request, options: NoOptions) -> list[Share]:
+    """Return random shares of equal size (sizes differ by at most one)."""
+    require_clients(request)
+    order = torch.randperm(len(request.y), generator=generator(request.seed, "partition", "order"))
+    parts = order.tensor_split(request.clients)
+    return [Share(name, part.sort().values) for name, part in zip(names(request.clients), parts, strict=True)]
+
+
+partitions.register("iid")(Partition("equally large random shares", iid))
+
+
+@dataclass(frozen=True)
+class QuantityOptions(Options):
+    """Random shares whose sizes are drawn."""
+
+    alpha: float = option(
+        0.5, "concentration of Dir(alpha); small = a few clients have nearly all", above=0, most=10**6
+    )
+    min_size: int = option(10, "samples that every client gets before the others are shared", least=0)
+
+
+def quantity(request: Request, options: QuantityOptions) -> list[Share]:
+    """Return random shares of different sizes."""
+    require_clients(request)
+    n, M, least = len(request.y), request.clients, options.min_size
+    require(
+        M * least <= n,
+        f"partition.min_size = {least} for {M} clients needs {M * least} samples, but there are {n}: lower "
+        "partition.min_size or data.clients",
+    )
+    rng = np.random.default_rng(derive(request.seed, "partition"))
+    weights = rng.dirichlet(np.full(M, options.alpha))
+    rest = n - M * least
+    quotas = torch.from_numpy(rest * weights / weights.sum())
+    source = generator(request.seed, "partition", "order")
+    sizes = least + apportion(quotas, rest, torch.full((M,), rest), source)
+    sizes[sizes.argmax()] += n - int(sizes.sum())  # of rounding
+    parts = torch.randperm(n, generator=source).split(sizes.tolist())
+    return [Share(name, part.sort().values) for name, part in zip(names(M), parts, strict=True)]
+
+
+partitions.register("quantity")(
+    Partition("quantity skew alone: random shares of different sizes", quantity, QuantityOptions)
+)
+
 
 log = logging.getLogger("protofed")
 
