@@ -34,11 +34,9 @@ CORE = (
 )
 ALLOWED = {"torch", "numpy", "safetensors", "msgspec"}
 # These files of the core import more, inside a function or as a module that only functions import, for those who
-# choose wire.compression=zstd, a model of timm or Hugging Face, or privacy.mode.
+# choose wire.compression=zstd, or privacy.mode.
 LAZY = {
     "wire/compression.py": {"zstandard"},
-    "models/hugging.py": {"transformers"},
-    "models/vision.py": {"timm"},
     "stages/privacy/accounting.py": {"dp_accounting", "scipy"},
 }
 

@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -407,7 +405,3 @@ def test_validation_may_not_leave_a_client_without_training_data(federation, tmp
     assert "\n" not in str(told.value)
     with pytest.raises(DataError, match="leave none for training"):
         load_client(clients / "b", DataOptions(), 0)
-    shares = tmp_path / "shares.json"
-    shares.write_text(json.dumps({"a": [0, 1, 2], "b": {"train": [], "test": [3], "validation": [4, 5]}}))
-    with pytest.raises(DataError, match=r"^b: its 2 samples for validation leave none for training"):
-        load(DataOptions(source="digits"), "file", {"path": str(shares)}, 0)

@@ -1,4 +1,3 @@
-import json
 import re
 from contextlib import suppress
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from protofed.compute.seeding import derive, generator
 from protofed.data import DataOptions, Request, load, partitions, resolve_options
 from protofed.data.classes import Deck
-from protofed.errors import ConfigError, DataError
+from protofed.errors import ConfigError
 from support import few
 
 
@@ -166,7 +165,6 @@ def test_pathological_covers_many_classes_with_few_clients():
         ("nway_kshot", {"k_std": -1}, 4, "at least 0"),
         ("nway_kshot", {"k": 39}, 4, "lower partition.k"),
         ("natural", {}, 4, "no natural ids"),
-        ("file", {}, 4, "partition.path is not set"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(name, options, clients, expected):
@@ -348,50 +346,6 @@ def test_natural_takes_some_or_all_ids():
         assign("natural", y, 3, ids=ids)
 
 
-def test_a_file_says_who_has_what(tmp_path):
-    path = tmp_path / "shares.json"
-    path.write_text(json.dumps({"b": [4, 2], "a": {"train": [0], "test": [3], "validation": [1]}}))
-    first, second = assign("file", torch.zeros(6, dtype=torch.int64), 20, path=str(path))
-    assert (first.name, first.train.tolist(), first.test.tolist()) == ("a", [0], [3])
-    assert first.validation.tolist() == [1]
-    assert (second.name, second.train.tolist(), second.test) == ("b", [2, 4], None)
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ('{"a": [0, 6]}', "a: position 6 is outside 0..5"),
-        ('{"a": [-1]}', "position -1"),
-        ('{"a": [1, 1]}', "position 1 is used 2 times"),
-        ('{"a": [1], "b": [2, 1]}', "b: position 1 is already used by a"),
-        ('{"a": {"train": [1], "test": [1]}}', "position 1 is already used by a"),
-        ('{"a": {"train": [1]}}', "'train' and 'test'"),
-        ('{"a": {"train": [1], "test": [2], "vaildation": []}}', "did you mean 'validation'"),
-        ('{"a": [1.5]}', "whole numbers"),
-        ('{"a": [true]}', "whole numbers"),
-        ('{"a": 3}', "list of positions"),
-        ('{"a": [1], "a": [2]}', "'a' occurs 2 times"),
-        ('{"a": [1], "A": [2]}', "are the same"),
-        ('{"a/b": [1]}', "client name 'a/b'"),
-        ('{"..": [1]}', "client name"),
-        ("{}", "expected an object"),
-        ("[1", "not a readable JSON file"),
-    ],
-)
-def test_a_bad_file_is_told_in_one_line(tmp_path, content, expected):
-    path = tmp_path / "shares.json"
-    path.write_text(content)
-    with pytest.raises(DataError, match=expected) as caught:
-        assign("file", torch.zeros(6, dtype=torch.int64), 20, path=str(path))
-    assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"none\.json"):
-        assign("file", torch.zeros(6, dtype=torch.int64), 20, path=str(tmp_path / "none.json"))
-
-
 @pytest.mark.parametrize(("count", "last"), [(5, "client-04"), (99, "client-98"), (100, "client-099")])
 def test_client_names_have_one_width(count, last):
     shares = assign("iid", balanced(), count)
@@ -462,7 +416,6 @@ def test_held_out_parts_of_the_partition_within_are_kept():
     [
         (2, {}, r"3 domains for 2 clients: raise data.clients, or use partition=natural"),
         (4, {"domains": 5}, r"5 domains for 4 clients: raise data.clients, or lower partition.domains"),
-        (6, {"within": "file"}, r"partition.within=file: its positions refer to all samples"),
         (6, {"within": "natural"}, r"domain Uni Köln: partition 'natural': these data have no natural ids"),
         (6, {"within": "iid", "options": {"alpha": 1}}, r"alpha"),
         (6, {"within": "even"}, r"even"),

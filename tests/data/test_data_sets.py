@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 
@@ -140,12 +139,11 @@ def test_spiral_depends_on_the_seed():
         (options("spiral", options={"winding": "left"}), "'equal' or 'printed'"),
         (options("spiral", options=3), "expected a mapping"),
         (options("path"), "data.path is not set"),
-        (options("digits", samples=100), "whose positions refer"),
     ],
 )
 def test_bad_options_are_told_in_one_line(data, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
-        load(data, "file", None, 0)
+        load(data, "iid", None, 0)
     assert "\n" not in str(caught.value)
 
 
@@ -322,11 +320,10 @@ def test_npz_shapes(tmp_path, x, shape, dtype):
 
 
 def test_only_chosen_images_are_decoded(tmp_path):
-    images = [png(1), b"broken", png(3)]
-    path = write_parquet(tmp_path / "a.parquet", [0, 1, 0], images)
-    shares = tmp_path / "shares.json"
-    shares.write_text(json.dumps({"me": [0, 2]}))
-    client = load(own(path, test_fraction=0.0), "file", {"path": str(shares)}, 0).clients[0]
+    names = {"image": [png(1), b"broken", png(3)], "who": ["me", "other", "me"]}
+    path = write_parquet(tmp_path / "a.parquet", [0, 1, 0], names["image"], who=names["who"])
+    data = own(path, test_fraction=0.0, clients=0, options={"id_column": "who"})
+    client = load(data, "natural", {"min_samples": 2}, 0).clients[0]
     assert client.train.x[:, 0, 0, 0].tolist() == [1, 3]
 
 

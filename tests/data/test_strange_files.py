@@ -207,7 +207,7 @@ def test_rows_without_a_label_are_left_out(tmp_path):
     table = rows(40)
     whole = loaded_of(tmp_path / "whole", table[2:])
     table[0][2] = table[1][2] = ""
-    with pytest.raises(DataError, match="column 'label', row 0 has no value"):
+    with pytest.raises(DataError, match="column 'label', row 2 has no value"):
         loaded_of(tmp_path / "gaps", table)
     rest = loaded_of(tmp_path / "gaps", table, unlabelled="drop")
     assert torch.equal(rest.clients[0].train.x, whole.clients[0].train.x)

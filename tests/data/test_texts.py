@@ -181,7 +181,7 @@ def test_free_text_that_is_not_declared(tmp_path):
     with pytest.raises(DataError, match=r"column 'note': its texts hardly repeat: .*data.text=note"):
         fed(write_notes(tmp_path), text=())
     site(tmp_path, f"30,{'long text of a note ' * 10},bone", "40,fine,skin")
-    with pytest.raises(DataError, match=r"row 0: not a category .*data.text=note"):
+    with pytest.raises(DataError, match=r"row 2: not a category .*data.text=note"):
         fed(tmp_path, text=())
 
 

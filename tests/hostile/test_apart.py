@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 import zipfile
@@ -119,17 +118,6 @@ def test_images_that_take_more_memory_than_the_process_has(monkeypatch):
     assert re.fullmatch(r"image 0: takes more than .* GB of memory.*: save them anew, with fewer pixels", message)
     monkeypatch.undo()
     assert decoded([black(4)]).shape == (1, 1, 4, 4)
-
-
-def test_headers(tmp_path):
-    paths = [tmp_path / "a.png", tmp_path / "b.tiff", tmp_path / "c.png"]
-    paths[0].write_bytes(black(4))
-    entry = struct.pack("<HHII", 1, 1, 2**31, 26)  # a field of two gigabytes, in a sparse file
-    paths[1].write_bytes(b"II*\0" + struct.pack("<IHH", 8, 1, 0)[:6] + entry + bytes(4))
-    os.truncate(paths[1], 2**33)
-    os.mkfifo(paths[2])
-    with bounded(10, 100):
-        assert apart.read_headers([*paths, *paths[:1] * 300]) == [(4, 4, "L"), None, None, *[(4, 4, "L")] * 300]
 
 
 def test_an_archive_expands_to_what_it_announces(tmp_path):

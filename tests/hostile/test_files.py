@@ -229,45 +229,6 @@ def test_overrides_without_end():
     assert isinstance(parse_overrides(["seed=" + "1" * 5000])["seed"], str)
 
 
-JSON = {
-    "nested deeply": ('{"a": ' + "[" * 10**5, "nested too deeply"),
-    "nested": ('{"a": ' + "[" * 100 + "]" * 100 + "}", "nested more than 64 deep"),
-    "long number": ('{"a": [' + "1" * 10**5 + "]}", "too large a number"),
-    "infinite": ('{"a": [1e999]}', "too large a number"),
-    "no number": ('{"a": [NaN]}', "not a JSON number"),
-    "half a pair": ('{"\\ud800": [1]}', "not a readable JSON file"),
-    "nothing": ("", "not a readable JSON file"),
-    "no UTF-8": (b'{"\xff": [0]}', "not a readable JSON file"),
-    "two lines": ('{"a\\nb": [0]}', "client name"),
-    "upwards": ('{"../a": [0]}', "client name"),
-    "twice": ('{"a": [0], "a": [1]}', "occurs 2 times"),
-    "below 0": ('{"a": [-1]}', "position -1 is outside"),
-    "beyond": ('{"a": [4611686018427387904]}', "position 4611686018427387904 is outside"),
-    "true": ('{"a": [true]}', "list of whole numbers"),
-}
-
-
-@pytest.mark.parametrize("name", JSON)
-def test_positions(tmp_path, name):
-    content, said = JSON[name]
-    path = tmp_path / "shares.json"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    message = refused(lambda: load(DataOptions(), "file", {"path": str(path)}, 0), DataError)
-    assert "shares.json" in message
-    assert said in message
-
-
-def test_positions_without_end(tmp_path):
-    with (tmp_path / "shares.json").open("wb") as file:
-        file.truncate(2**40)
-    message = refused(lambda: load(DataOptions(), "file", {"path": str(tmp_path / "shares.json")}, 0), DataError)
-    assert "more than 268435456" in message
-    (tmp_path / "shares.json").unlink()
-    os.mkfifo(tmp_path / "shares.json")
-    message = refused(lambda: load(DataOptions(), "file", {"path": str(tmp_path / "shares.json")}, 0), DataError)
-    assert "not an ordinary file" in message
-
-
 def test_the_budget_is_shared_by_all_clients(tmp_path):
     for name in ("a", "b", "c"):
         for split in ("train", "test"):

@@ -3,7 +3,6 @@
 import ast
 import copy
 import pickle
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,22 +21,20 @@ from support import few
 
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 64, 64)]
 OWN_MAP = {"mlp", "cnn2", "fedproto_cnn", "fedproto_femnist_cnn"}
-VISION = ["resnet18", "mobilenet_v2", "shufflenet_v2_x1_0", "shufflenet_v2_x0_5", "efficientnet_b0", "googlenet"]
-needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="the package timm is missing: protofed[timm]")
+VISION = ["resnet18", "mobilenet_v2", "shufflenet_v2_x1_0", "shufflenet_v2_x0_5", "efficientnet_b0"]
 SERIES = {"cnn1d", "fcn1d"}
 IMAGES = [
     name
     for name in architectures
     if name not in SERIES and not issubclass(architectures.get(name).Options, TextOptions)
 ]
-NAMES = [pytest.param(name, marks=needs_timm) if name == "timm" else name for name in IMAGES]
 
 
 def one(name, shape=(3, 32, 32), d=64, K=10, **kwargs):
     return build(name, input_shape=shape, num_classes=K, d=d, **kwargs)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMAGES)
 @few("shape", SHAPES, 1, ids=str)
 def test_shapes_for_every_architecture_and_image(name, shape):
     model = one(name, shape, d=48, K=7).train()
@@ -61,7 +58,7 @@ def test_stem_takes_any_number_of_channels(name, channels):
     assert out.logits.isfinite().all()
 
 
-@few("name", NAMES, 6)
+@few("name", IMAGES, 6)
 def test_weights_depend_on_the_seed_alone(name):
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -93,7 +90,7 @@ def test_existing_names_and_seeds_keep_their_weights():
         torch.testing.assert_close(numbers, first)
 
 
-@few("name", NAMES, 6)
+@few("name", IMAGES, 6)
 def test_names_are_stable_and_state_dicts_load(name):
     model, twin = one(name, seed=0).eval(), one(name, seed=1).eval()
     parts = {"head"} if name == "identity" else {"extractor", "head"}
@@ -110,7 +107,7 @@ def test_names_are_stable_and_state_dicts_load(name):
     assert torch.equal(pickle.loads(pickle.dumps(model))(x).logits, twin(x).logits)
 
 
-@few("name", NAMES, 5)
+@few("name", IMAGES, 5)
 def test_functional_call_and_vmap_match_the_module(name):
     pair = [key_noise(one(name, seed=s, d=40)).eval() for s in (0, 1)]
     params, buffers = stack_module_state(pair)
@@ -178,7 +175,6 @@ COUNTS = [
     # TinyProto, Fig. 1: about 1.36 million with 1,000 classes
     ("shufflenet_v2_x0_5", (3, 32, 32), 1024, 1000, {}, 1_366_792),
     ("efficientnet_b0", (3, 32, 32), 512, 10, {}, 5_288_548 - 1_281_000 + 5_130),
-    ("googlenet", (3, 32, 32), 512, 10, {}, 6_624_904 - 1_025_000 + 5_130),
 ]
 
 
@@ -191,9 +187,8 @@ def test_parameter_counts(name, shape, d, K, options, count):
 def test_backbone_computes_what_torchvision_computes(name):
     import torchvision
 
-    kwargs = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
-    reference = getattr(torchvision.models, name)(**kwargs).eval()
-    for final in ("fc", "classifier", "dropout"):
+    reference = getattr(torchvision.models, name)().eval()
+    for final in ("fc", "classifier"):
         if hasattr(reference, final):
             setattr(reference, final, nn.Identity())
     backbone = one(name).extractor.backbone.eval()
@@ -264,7 +259,7 @@ def test_pool_averages_neighbours(width, d):
     torch.testing.assert_close(make_map("pool", width, d)(x), torch.stack(bins, 1))
 
 
-@few("name", [n for n in IMAGES if n not in {*OWN_MAP, "timm"}], 4)
+@few("name", [n for n in IMAGES if n not in OWN_MAP], 4)
 def test_maps(name):
     width = one(name).extractor.backbone(torch.randn(2, 3, 32, 32)).shape[1]
     assert isinstance(one(name, d=width).extractor.map, nn.Identity)
@@ -299,7 +294,6 @@ def test_mlp_takes_vectors_and_images():
         ),
         (lambda: one("cnn4", (1, 7, 7)), ModelError, "cnn4 cannot take samples of shape 1×7×7"),
         (lambda: one("cnn2", (64,)), ModelError, "cnn2 takes images .*shape 64: use mlp"),
-        (lambda: one("googlenet", (3, 2, 2)), ModelError, "googlenet cannot take samples of shape 3×2×2"),
         (lambda: one("mlp", (0,)), ModelError, "input_shape .* must be positive integers"),
         (lambda: one("mlp", ()), ModelError, "input_shape .* must be positive integers"),
         (lambda: one("restnet8"), ConfigError, "unknown architecture 'restnet8': did you mean 'resnet8'"),

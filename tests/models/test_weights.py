@@ -15,16 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torchvision.transforms.v2 import functional as tv
 
 from protofed import models
 from protofed.errors import ConfigError, ModelError, ProtofedError
 from protofed.experiments.assemble import assemble
-from protofed.models.preparation import HALVES, IMAGENET
+from protofed.models.preparation import IMAGENET
 from protofed.models.weights import read_weights
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.storage.snapshots import flatten
-from protofed.visits.batches import normalise
 from support import experiment, few
 
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET.mean, IMAGENET.std))
@@ -86,17 +84,6 @@ def test_other_networks_leave_their_classifier_behind(tmp_path, name):
     x = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(model.extractor.backbone(x), network.eval()(x))
     assert model.extractor.preparation.normalisation == IMAGENET
-
-
-@pytest.mark.slow
-def test_googlenet_sees_what_torchvisions_own_makes_of_its_input(tmp_path):
-    """With weights, torchvision's turns ImageNet's normalisation into that to [-1, 1] (``transform_input``)."""
-    network = published("googlenet", aux_logits=True, init_weights=False, transform_input=True)
-    model = one("googlenet", write(network.state_dict(), tmp_path / "g.pth"), d=1024).eval()
-    assert model.extractor.preparation.normalisation == HALVES
-    network.fc = nn.Identity()
-    x = torch.rand(2, 3, 32, 32)
-    torch.testing.assert_close(model(x).features, network.eval()((x - MEAN) / STD), rtol=1e-3, atol=1e-4)
 
 
 def test_stem_of_other_channels_stays_random_and_the_rest_is_the_files(tmp_path):
@@ -446,82 +433,3 @@ def test_a_folder_of_ones_own_holds_the_files_of_a_recipe(small, tmp_path):
     found = models.build("cnn2", **shape, options=options, weights_dir=str(elsewhere))
     assert torch.equal(found.extractor.backbone.conv1.bias, read_weights(elsewhere / small.name)["conv1.bias"])
     models.build("cnn2", **shape, options=options, pretrained=False)
-
-
-# timm.
-
-
-@pytest.fixture
-def timm():
-    return pytest.importorskip("timm", reason="the package timm is missing: pip install 'protofed[timm]'")
-
-
-@pytest.mark.slow
-@few("name", ["resnet18", "mobilenetv3_small_050"], 1)
-@few("suffix", [".safetensors", ".pth"], 1)
-def test_timms_loader_reads_what_timm_wrote(timm, tmp_path, name, suffix):
-    torch.manual_seed(3)
-    whole = timm.create_model(name, num_classes=1000).eval()
-    path = write(whole.state_dict(), tmp_path / f"w{suffix}")
-    model = one("timm", path, d=32, model=name).eval()
-    x = torch.rand(2, 3, 32, 32)
-    cfg = whole.pretrained_cfg
-    seen = (x - torch.tensor(cfg["mean"]).view(3, 1, 1)) / torch.tensor(cfg["std"]).view(3, 1, 1)
-    expected = whole.forward_head(whole.forward_features(seen), pre_logits=True)
-    found = model.extractor.backbone(seen)
-    torch.testing.assert_close(found, expected)
-    assert found.shape[1] == whole.head_hidden_size
-    torch.testing.assert_close(model(x).features, model.extractor.map(expected))
-
-
-@pytest.mark.slow
-def test_timms_loader_adapts_the_stem_and_insists_on_the_rest(timm, tmp_path):
-    whole = timm.create_model("resnet18", num_classes=1000)
-    tensors = whole.state_dict()
-    grey = one("timm", write(tensors, tmp_path / "w.pth"), channels=1, model="resnet18")
-    torch.testing.assert_close(grey.extractor.backbone.conv1.weight, whole.conv1.weight.sum(1, keepdim=True))
-    for changed, message in (
-        ({n: t for n, t in tensors.items() if n != "layer1.0.conv1.weight"}, r"layer1\.0\.conv1\.weight"),
-        (tensors | {"layer9.weight": torch.ones(1)}, r"layer9\.weight"),
-        (
-            tensors | {"layer1.0.conv1.weight": torch.ones(64, 64, 1, 1)},
-            r"size mismatch for layer1\.0\.conv1\.weight",
-        ),
-    ):
-        with pytest.raises(ModelError, match=message) as caught:
-            one("timm", write(changed, tmp_path / "w.pth"), model="resnet18")
-        assert "\n" not in str(caught.value)
-
-
-def test_a_file_of_very_many_tensors(tmp_path):
-    save_file({f"{number}": torch.zeros(0) for number in range(2**14 + 1)}, tmp_path / "a.safetensors")
-    with pytest.raises(ModelError, match="it has 16385 tensors, more than 16384"):
-        read_weights(tmp_path / "a.safetensors")
-
-
-def test_timms_names_reach_no_hub(timm):
-    for name in ("resnet81", "hf-hub:someone/model", "local-dir:/tmp", "resnet18.hf-hub:someone/model"):
-        with pytest.raises(ConfigError, match="unknown model of timm") as caught:
-            models.build("timm", input_shape=(3, 32, 32), num_classes=3, d=4, options={"model": name})
-        assert "\n" not in str(caught.value)
-
-
-def test_images_of_eight_bits_are_normalised_as_torchvision_does_it(tmp_path):
-    """From a client's uint8 images to the backbone's input, through the experiment."""
-    file = tmp_path / "weights.safetensors"
-    save_file(
-        models.build("cnn2", input_shape=(3, 16, 16), num_classes=4, d=8).extractor.backbone.state_dict(), file
-    )
-    y = torch.arange(4).repeat(5)
-    x = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    ann = ClientData("ann", Samples(x, y), Samples(x, y))
-    options = {"weights": str(file), "mean": list(IMAGENET.mean), "std": list(IMAGENET.std)}
-    chosen = experiment("local", model__name="cnn2", model__d=8, model__options=options)
-    data = FederatedData((ann,), 4, tuple("abcd"), (3, 16, 16))
-    model = assemble(chosen, data)[0].executor.clients.model("ann")
-    shown = model.extractor.preparation(normalise(x, torch.float32))
-    expected = tv.normalize(tv.to_dtype(x, torch.float32, scale=True), IMAGENET.mean, IMAGENET.std)
-    torch.testing.assert_close(shown, expected, rtol=1e-5, atol=2e-6)
-    twice = experiment("local", model__name="cnn2", model__options=options, transforms__mean=[0.5])
-    with pytest.raises(ConfigError, match=r"ann: cnn2.* normalises its images itself.*leave out transforms\.mean"):
-        assemble(twice, data)

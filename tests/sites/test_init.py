@@ -239,7 +239,7 @@ def test_class_folders_get_the_proposals_that_tables_get(tmp_path, monkeypatch):
     _class_folders(tmp_path / "sites", {"a": ("One", "two"), "b": ("one", "two"), "c": ("one", "Two")})
     look = inspect_folder(tmp_path / "sites")
     assert combine(look.notices)["data.labels"] == {"One": "one", "Two": "two"}
-    assert "2 classes: two (36), one (36)" in {notice.found for notice in look.notices}
+    assert "2 classes: one (36), two (36)" in {notice.found for notice in look.notices}
     monkeypatch.chdir(tmp_path)
     assert "Written" in run("init", "sites", "--yes")
     assert len(load_data(resolve(load_recipe("protofed.toml"))).class_names) == 2

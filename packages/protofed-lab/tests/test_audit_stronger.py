@@ -198,7 +198,7 @@ def weights_of(model):
 SHAPED = {"cnn1d": (2, 64), "fcn1d": (2, 64), "mlp": (20,), "tiny": (20,), "identity": (20,)}
 
 
-@pytest.mark.parametrize("name", sorted(set(protofed.models.architectures) - {"timm"}))
+@pytest.mark.parametrize("name", sorted(protofed.models.architectures))
 def test_no_architecture_is_refused_at_its_start_nor_trained_and_averaged(name):
     """Two clients with a class each and strong weight decay, which makes rows parallel."""
     random = torch.Generator().manual_seed(0)

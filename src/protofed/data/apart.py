@@ -24,8 +24,6 @@ from protofed.errors import DataError
 from protofed.untrusted import limits
 from protofed.untrusted.limits import Budget
 
-_HEADERS = 256
-"""Headers of images that are read in one go."""
 _ADVICE = {
     "parquet": "write fewer rows per file",
     "Excel": "delete empty rows and columns, or save it as CSV",
@@ -124,29 +122,6 @@ def read_images(
         told = f"takes {error}" if len(payloads) == 1 else f"and {len(payloads) - 1} further images take {error}"
         raise DataError(f"{where(0)}: {told}: save them anew, with fewer pixels") from None
     return about["images"], about["grey"]
-
-
-def read_headers(paths: Sequence[Path]) -> list[tuple[int, int, str] | None]:
-    """Return width, height and Pillow's mode of image files; None for a file that is none."""
-    found: list[tuple[int, int, str] | None] = []
-
-    def receive(kind: bytes, length: int, answers: IO[bytes]) -> None:
-        found.extend(header and tuple(header) for header in json.loads(answers.read(length)))
-
-    def ask(some: Sequence[Path]) -> None:
-        asked = {"form": "headers", "paths": [os.path.abspath(path) for path in some]}
-        try:
-            _ask(asked, limits.READER_BYTES, limits.READER_SECONDS, receive)
-        except (TimeoutError, MemoryError, EOFError):
-            if len(some) == 1:
-                found.append(None)
-                return
-            for path in some:  # one of them takes too much
-                ask([path])
-
-    for start in range(0, len(paths), _HEADERS):
-        ask(paths[start : start + _HEADERS])
-    return found
 
 
 _Receive = Callable[[bytes, int, IO[bytes]], None]

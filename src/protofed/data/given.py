@@ -1,11 +1,9 @@
-"""Partitions that are given rather than drawn: by natural ids, by a file of positions, and by domain."""
+"""Partitions by the origin of samples: a client per natural id, and domains of several clients."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +12,8 @@ from torch import Tensor
 from protofed.compute.seeding import derive, generator
 from protofed.data import checks
 from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
-from protofed.errors import ConfigError, DataError, require, unknown_name
+from protofed.errors import ConfigError, require
 from protofed.options import Options, build_options, option
-from protofed.untrusted import limits
-from protofed.untrusted.reading import parse_json, read_text
-
-_SPLITS = ("train", "test", "validation")
 
 
 @dataclass(frozen=True)
@@ -28,13 +22,6 @@ class NaturalOptions(Options):
 
     min_samples: int = option(2, "minimum number of samples; natural ids with fewer are left out")
     names: bool = option(False, "name clients by their ids, with - for characters that names cannot have")
-
-
-@dataclass(frozen=True)
-class FileOptions(Options):
-    """A JSON file ``{"name": [positions]}`` or ``{"name": {"train": [...], "test": [...]}}``."""
-
-    path: str = option("", "the JSON file; positions count from 0 in the whole data set")
 
 
 def natural(request: Request, options: NaturalOptions) -> list[Share]:
@@ -71,63 +58,9 @@ def name_clients(ids: list[str]) -> list[str]:
     return checks.client_names(plain, "partition.names=true")
 
 
-def from_file(request: Request, options: FileOptions) -> list[Share]:
-    """Return the shares listed in a JSON file, with clients ordered by name."""
-    require(bool(options.path), "partition.path is not set: partition 'file' needs a JSON file")
-    path = Path(options.path).expanduser()
-    with checks.readable(path, "not a readable JSON file"):
-        content = parse_json(read_text(path, limits.JSON_BYTES), lambda pairs: _unique(pairs, path))
-    if not isinstance(content, dict) or not content:
-        raise DataError(f"{path}: expected an object that maps client names to positions")
-    content = dict(zip(checks.client_names(content, str(path)), content.values(), strict=True))
-    n = len(request.y)
-    shares = [_share(name, content[name], n, f"{path}: {name}") for name in sorted(content)]
-    owner = torch.full((n,), -1)
-    for number, share in enumerate(shares):
-        for part in share.positions():
-            if bool((owner[part] >= 0).any()):
-                twice = int(part[owner[part] >= 0][0])
-                first = shares[int(owner[twice])].name
-                raise DataError(f"{path}: {share.name}: position {twice} is already used by {first}")
-            owner[part] = number
-    return shares
-
-
-def _unique(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    for key, times in Counter(key for key, _ in pairs).items():
-        if times > 1:
-            raise DataError(f"{path}: the name {key!r} occurs {times} times")
-    return dict(pairs)
-
-
-def _share(name: str, entry: Any, n: int, where: str) -> Share:
-    if isinstance(entry, list):
-        return Share(name, _positions(entry, n, where))
-    if not isinstance(entry, dict) or "train" not in entry or "test" not in entry:
-        raise DataError(f"{where}: expected a list of positions, or an object with 'train' and 'test'")
-    for key in entry:
-        if key not in _SPLITS:
-            raise DataError(f"{where}: {unknown_name('split', key, _SPLITS)}")
-    found = {split: _positions(part, n, f"{where}: {split}") for split, part in entry.items()}
-    return Share(name, found["train"], found["test"], found.get("validation"))
-
-
-def _positions(entry: Any, n: int, where: str) -> Tensor:
-    if not isinstance(entry, list) or any(type(i) is not int for i in entry):
-        raise DataError(f"{where}: expected a list of whole numbers")
-    for i in entry:
-        if not 0 <= i < n:
-            raise DataError(f"{where}: position {i} is outside 0..{n - 1}")
-    for i, times in Counter(entry).items():
-        if times > 1:
-            raise DataError(f"{where}: position {i} is used {times} times")
-    return torch.tensor(sorted(entry), dtype=torch.int64)
-
-
 partitions.register("natural")(
     Partition("one client per natural id, e.g. FEMNIST's writers", natural, NaturalOptions)
 )
-partitions.register("file")(Partition("positions per client from a JSON file", from_file, FileOptions))
 
 
 @dataclass(frozen=True)
@@ -147,10 +80,6 @@ class DomainOptions(Options):
 def domain(request: Request, options: DomainOptions) -> list[Share]:
     """Return shares of one domain each; the numbers of clients per domain differ by at most one."""
     require_clients(request)
-    require(
-        options.within != "file",
-        "partition.within=file: its positions refer to all samples: use partition.name=file",
-    )
     inner = partitions.get(options.within)
     chosen: Any = build_options(inner.Options, options.options, "partition.options")
     natural, M = {} if options.domains else _natural(request), request.clients

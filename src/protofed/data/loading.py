@@ -54,10 +54,6 @@ def _divide(
     data: DataOptions, partition_name: str, partition_options: Any, seed: int
 ) -> tuple[FederatedData, tuple[RawColumn, ...] | None, dict[str, str]]:
     """Return the raw samples of all clients, the columns of a table, and the domain of each client."""
-    if data.samples and partition_name == "file":
-        raise ConfigError(
-            "data.samples cannot be combined with partition 'file', whose positions refer to all samples"
-        )
     listing, y, class_names = _listing(data, seed)
     rows = _subset(data, listing, y, seed)
     ids, id_names = listing.id_codes()

@@ -294,20 +294,6 @@ def _image(encoded: bytes, place: int, channels: int, resize: int) -> Any:
         raise UnusableError(f"not a readable image ({type(error).__name__})", place) from None
 
 
-def _headers(paths: list[str]) -> _Frames:
-    """Yield width, height and mode of image files, None for those that are none."""
-    from PIL import Image
-
-    found: list[tuple[int, int, str] | None] = []
-    for path in paths:
-        try:
-            with open_ordinary(Path(path)) as file, Image.open(file, formats=FORMATS) as image:
-                found.append((*image.size, image.mode))
-        except Exception:  # PIL raises many types for a damaged file
-            found.append(None)
-    yield b"H", json.dumps(found).encode()
-
-
 _TABLES: dict[str, Callable[..., Iterator[Any]]] = {
     "parquet": _parquet,
     "Excel": _excel,
@@ -343,8 +329,6 @@ def _limit(memory: int, seconds: int) -> None:
 def _find_frames(form: str, payloads: list[bytes], asked: dict[str, Any]) -> _Frames:
     if form == "image":
         yield from _images(payloads, **asked)
-    elif form == "headers":
-        yield from _headers(**asked)
     else:
         with open_ordinary(Path(asked.pop("path"))) as file:
             if form == ".npz":

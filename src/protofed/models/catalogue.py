@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from protofed.errors import ConfigError, ModelError, unknown_name
 from protofed.models.checking import show
@@ -78,7 +78,6 @@ class Backbone:
         map: Own ``(B, width) -> (B, d)``; None to use the map the caller chooses.
         stem: First convolution, whose number of input channels follows the data.
         removed: Modules of the published network that the backbone lacks, such as its classifier.
-        adapt: From the tensors of a file to those of the module; None if they have the same names.
     """
 
     module: nn.Module
@@ -87,7 +86,6 @@ class Backbone:
     stem: str = ""
     removed: tuple[str, ...] = ()
     normalisation: Normalisation | None = None
-    adapt: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
 
 
 Make = Callable[[tuple[int, ...], int, Any], Backbone]
@@ -155,7 +153,6 @@ groups.register("light4_as_coded")(
         tuple((name, {**own, "feature_dropout": 0.2} if name == "mobilenet_v2" else own) for name, own in _LIGHT),
     )
 )
-groups.register("light5")(Group("light4 and GoogLeNet", (*_LIGHT, ("googlenet", {}))))
 for _name, _network, _data in (
     ("fedproto_mh", "fedproto_cnn", "MNIST"),
     ("fedproto_femnist_mh", "fedproto_femnist_cnn", "FEMNIST"),

@@ -27,8 +27,6 @@ class Normalisation:
 
 IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Normalisation of ImageNet, as torchvision's weights require it."""
-HALVES = Normalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-"""Normalisation to [−1, 1]."""
 
 
 class Preparation(nn.Module):

@@ -1,18 +1,16 @@
-"""Architectures from torchvision and timm, with the stem adapted to the data and the classifier removed."""
+"""Architectures from torchvision, with the stem adapted to the data and the classifier removed."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from protofed.errors import ConfigError, unknown_name
 from protofed.models.catalogue import Backbone, ImageOptions, architecture
-from protofed.models.preparation import HALVES, IMAGENET, Normalisation
-from protofed.options import named, remote
+from protofed.models.preparation import IMAGENET
+from protofed.options import remote
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,6 @@ def _he(weight: Tensor) -> None:
     nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
 
 
-def _narrow(weight: Tensor) -> None:
-    nn.init.trunc_normal_(weight, std=0.01)
-
-
 def _fit_stem(model: nn.Module, path: str, channels: int, init: Callable[[Tensor], None] | None) -> None:
     """Replace the first convolution by one for ``channels``, initialised by ``init`` (None: torch's default)."""
     parent_path, _, name = path.rpartition(".")
@@ -77,17 +71,15 @@ def _torchvision(
     options: VisionOptions,
     stem: str,
     init: Callable[[Tensor], None] | None,
-    removed: tuple[str, ...] = ("fc",),
-    normalisation: Normalisation = IMAGENET,
-    **arguments: Any,
+    classifier: str = "fc",
 ) -> Backbone:
-    """Return a network of torchvision without its classifier, the first of ``removed``."""
+    """Return a network of torchvision without its classifier."""
     from torchvision.models import get_model
 
-    model = get_model(name, weights=None, **arguments)
+    model = get_model(name, weights=None)
     _fit_stem(model, stem, channels, init)
-    setattr(model, removed[0], nn.Identity())
-    return Backbone(model, None, options.dropout, stem, removed, normalisation)
+    setattr(model, classifier, nn.Identity())
+    return Backbone(model, None, options.dropout, stem, (classifier,), IMAGENET)
 
 
 @architecture("resnet18", "ResNet-18 (He et al. 2016), 512 wide", ResNet18Options)
@@ -102,7 +94,7 @@ def _resnet18(input_shape: tuple[int, ...], d: int, options: ResNet18Options) ->
 
 @architecture("mobilenet_v2", "MobileNet v2 (Sandler et al. 2018), 1280 wide", MobileNetOptions)
 def _mobilenet_v2(input_shape: tuple[int, ...], d: int, options: MobileNetOptions) -> Backbone:
-    backbone = _torchvision("mobilenet_v2", input_shape[0], options, "features.0.0", _he, ("classifier",))
+    backbone = _torchvision("mobilenet_v2", input_shape[0], options, "features.0.0", _he, "classifier")
     if options.feature_dropout:
         backbone.module.classifier = nn.Dropout(options.feature_dropout)
     return backbone
@@ -122,57 +114,4 @@ def _shufflenet_v2_half(input_shape: tuple[int, ...], d: int, options: VisionOpt
 
 @architecture("efficientnet_b0", "EfficientNet-B0 (Tan and Le 2019), 1280 wide", VisionOptions)
 def _efficientnet_b0(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
-    return _torchvision("efficientnet_b0", input_shape[0], options, "features.0.0", _he, ("classifier",))
-
-
-@architecture("googlenet", "GoogLeNet (Szegedy et al. 2015), no auxiliary heads, 1024 wide", VisionOptions)
-def _googlenet(input_shape: tuple[int, ...], d: int, options: VisionOptions) -> Backbone:
-    backbone = _torchvision(
-        "googlenet",
-        input_shape[0],
-        options,
-        "conv1.conv",
-        _narrow,
-        ("fc", "aux1", "aux2"),
-        HALVES,  # into which torchvision's own model, with weights, turns ImageNet's (transform_input)
-        aux_logits=False,
-        init_weights=True,  # the default does the same but warns
-    )
-    backbone.module.dropout = nn.Identity()
-    return backbone
-
-
-@dataclass(frozen=True)
-class TimmOptions(VisionOptions):
-    """Options of ``timm``."""
-
-    model: str = named("resnet18", "name of a model of timm, with its tag if weights belong to one", of="")
-
-
-@architecture("timm", "any image model of the package timm, head_hidden_size wide", TimmOptions)
-def _timm(input_shape: tuple[int, ...], d: int, options: TimmOptions) -> Backbone:
-    """A model with ``num_classes=0``; timm's own loader adapts weights to it and to the number of channels."""
-    try:
-        import timm
-    except ImportError:
-        raise ConfigError("timm: the package timm is missing: pip install 'protofed[timm]'") from None
-    known = timm.list_models()
-    name = options.model if ":" in options.model else options.model.partition(".")[0]
-    if name not in known:  # timm would look up names of another form on a hub
-        raise ConfigError(unknown_name("model of timm", name, difflib.get_close_matches(name, known, 10)))
-
-    def create(**loaded: Any) -> nn.Module:
-        module: nn.Module = timm.create_model(options.model, num_classes=0, in_chans=input_shape[0], **loaded)
-        return module
-
-    def adapt(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        # Without a classifier to drop, the loader insists on every tensor.
-        source = {"state_dict": tensors, "classifier": None, "source": "", "custom_load": False}
-        return create(pretrained=True, pretrained_cfg_overlay=source).state_dict()
-
-    module = create()
-    published: Any = module.pretrained_cfg
-    classifier = published.get("classifier") or ()
-    removed = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    normalisation = Normalisation(tuple(published["mean"]), tuple(published["std"]))
-    return Backbone(module, None, options.dropout, "", removed, normalisation, adapt)
+    return _torchvision("efficientnet_b0", input_shape[0], options, "features.0.0", _he, "classifier")

@@ -94,11 +94,6 @@ def load_weights(backbone: Backbone, path: Path, fresh: tuple[str, ...], name: s
             parts = dict.fromkeys(tensor.partition(".")[0] for tensor in own)
             raise ConfigError(f"{name}: fresh: {part!r} is not part of the backbone, which has {', '.join(parts)}")
     given = {n: t for n, t in read_weights(path).items() if not _within(n, backbone.removed)}
-    if backbone.adapt is not None:
-        try:
-            given = backbone.adapt(given)
-        except Exception as error:  # the library's own converters raise almost anything
-            raise ModelError(f"{path}: does not fit {name}: {' '.join(str(error).split())[:300]}") from None
     chosen = {}
     for tensor, value in own.items():
         if _within(tensor, fresh) or (tensor not in given and tensor.endswith(".num_batches_tracked")):

@@ -102,11 +102,8 @@ def _survey(folder: DataFolder, label: str, site: str, asked: DataOptions) -> Su
         raise DataError(f"{folder.path}: is no single table, so no column names its sites: leave out --site {site}")
     if folder.kind == "tables":
         return _of_tables(folder, unread, label, site, asked)
-    if folder.kind == "images":
-        (found, held), kind = others.images(folder, asked.labels), "image"
-    else:
-        found, held, dimensions = others.arrays(folder, asked)
-        kind = {1: "vector", 2: "series"}.get(dimensions, "image")
+    found, held, dimensions = others.in_files(folder, asked)
+    kind = "image" if folder.kind == "images" else {1: "vector", 2: "series"}.get(dimensions, "image")
     sizes = {name: counts.total() for name, counts in held.items()}
     if len(folder.sites) == 1:
         unread.append(_note_undivided(sum(sizes.values())))

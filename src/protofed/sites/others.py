@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any
 
 import torch
 
 from protofed.config.schema import apply_overrides
 from protofed.data import DataOptions
-from protofed.data.apart import read_headers, read_schema
+from protofed.data.apart import read_schema
 from protofed.data.arrow import choose
-from protofed.data.images import SUFFIXES, hidden
+from protofed.data.images import read_image_folder
 from protofed.data.npz import read_npz
 from protofed.data.options import Columns
 from protofed.data.pool import Listing, open_dataset
@@ -23,48 +22,13 @@ from protofed.sites.recipe import Notice, combine
 from protofed.sites.scan import NESTED, DataFolder, files_of
 from protofed.sites.tables import TEST_FRACTION, ask, format_classes, of_classes, spelt, with_names
 from protofed.text import sides
-from protofed.untrusted import limits
 
 Held = dict[str, Counter[str]]
 """Number of samples of each class, by site."""
-GREY = ("1", "L", "LA", "I;16")
-"""Modes of images without colour."""
 SIDE = 64
 """Longest side in pixels to which images are scaled where they differ."""
-RESIZED = {"data.options.resize": SIDE}
-LOOKED = 2000
-"""Samples of one data set that are read."""
-
-
-def images(folder: DataFolder, names: Mapping[str, str]) -> tuple[list[Notice], Held]:
-    """Return the notices for images in folders by class, by their headers alone, and the samples by class."""
-    found: list[Notice] = []
-    sizes: Counter[tuple[int, int]] = Counter()
-    grey: dict[str, set[bool]] = {}
-    held: Held = {}
-    for site, path in folder.sites.items():
-        files = [
-            file
-            for file in islice(path.rglob("*"), limits.FILES)
-            if file.suffix.lower() in SUFFIXES and not any(map(hidden, file.relative_to(path).parts))
-        ]
-        files = [file for file in files if file.is_file()]
-        for file, header in zip(files, read_headers(files), strict=True):
-            held.setdefault(site, Counter())[file.parent.name] += 1
-            if header is None:
-                found.append(Notice(site, "", f"{file.relative_to(path)} is no image", "replace it", open=True))
-                continue
-            sizes[header[:2]] += 1
-            grey.setdefault(site, set()).add(header[2] in GREY)
-    if len(sizes) > 1:
-        side = min(SIDE, *(min(size) for size in sizes))
-        few = ", ".join(f"{w}×{h} ({n:,})" for (w, h), n in sizes.most_common(3))
-        options = {"data.options.resize": side}
-        found.append(Notice("", "", f"{len(sizes)} sizes: {few}", f"scale them to {side} pixels", options))
-    if {True, False} <= set().union(*grey.values()):
-        few = ", ".join(site for site, modes in grey.items() if True in modes)
-        found.append(Notice(few, "", "grey images, where others are in colour", "protofed makes them colour"))
-    return [*_classes(held, names), *found], held
+LOOKED = 500
+"""Samples of a site, or of one data set, that are read."""
 
 
 def in_one_column(folder: DataFolder) -> bool:
@@ -94,38 +58,51 @@ def samples(listing: Listing, names: Mapping[str, str]) -> tuple[list[Notice], H
     try:
         listing.read(torch.arange(min(len(listing), LOOKED)))
     except DataError as error:
-        if not str(error).endswith("set data.options.resize"):
+        if not is_of_sizes(error):
             raise
-        found.append(Notice("", "", "images of several sizes", f"scale them to {SIDE} pixels", RESIZED))
+        options = {"data.options.resize": SIDE}
+        found.append(Notice("", "", "images of several sizes", f"scale them to {SIDE} pixels", options))
     kind = {1: "vector", 2: "series"}.get(first.dim() - 1, "image")
     return [*_classes(held, names), *found], held, "table" if listing.columns is not None else kind
 
 
-def arrays(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, int]:
-    """Return the notices for ``.npz`` files, the samples by class, and the number of dimensions of a sample."""
+def in_files(folder: DataFolder, data: DataOptions) -> tuple[list[Notice], Held, int]:
+    """Return the notices for ``.npz`` files or class folders, the samples by class, and a sample's dimensions."""
     found: list[Notice] = []
     shapes: dict[str, tuple[int, ...]] = {}
     held: Held = {}
-    budget = data.budget()
+    budget, images, several = data.budget(), folder.kind == "images", False
     for site, path in folder.sites.items():
-        files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+        files = [path] if images or path.is_file() else sorted(path.glob("*.npz"))
         if not files:
             raise DataError(f"{path}: holds no .npz file {NESTED}")
         for file in files:
             try:
-                listing = read_npz(file, budget)
+                listing = read_image_folder(file, budget) if images else read_npz(file, budget)
+                held.setdefault(site, Counter()).update(_names(listing))
+                if len(listing):
+                    shapes.setdefault(site, tuple(listing.read(torch.arange(1)).shape[1:]))
+                    listing.read(torch.arange(min(len(listing), LOOKED)))
             except DataError as error:
-                found.append(Notice(site, "", str(error).split(": ", 1)[-1], "correct the file", open=True))
-                continue
-            if len(listing):
-                shapes.setdefault(site, tuple(listing.read(torch.arange(1)).shape[1:]))
-            held.setdefault(site, Counter()).update(_names(listing))
+                if several := several or is_of_sizes(error):
+                    continue
+                told = str(error).removeprefix(f"{file}: ").removeprefix(f"{file}/")
+                found.append(Notice(site, "", told, "correct the file", open=True))
+    if images and (several or len({shape[1:] for shape in shapes.values()}) > 1):
+        side = min(SIDE, *(n for shape in shapes.values() for n in shape[1:]))
+        options = {"data.options.resize": side}
+        found.append(Notice("", "", "images of several sizes", f"scale them to {side} pixels", options))
     usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ()
     for site, shape in shapes.items():
-        if shape != usual:
+        if shape != usual and not images:
             told = f"samples of {sides(shape)}, elsewhere {sides(usual)}"
             found.append(Notice(site, "", told, "cut or pad them to one shape", open=True))
     return [*_classes(held, data.labels), *found], held, len(usual)
+
+
+def is_of_sizes(error: DataError) -> bool:
+    """Return whether images could not be read because they differ in size."""
+    return str(error).endswith("set data.options.resize")
 
 
 def _names(listing: Listing) -> list[str]:

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -68,11 +68,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tables
 
 
-def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
-
-    Args:
-        pairs: From the names and values of an object to the result; by default ``dict``.
 
     Raises:
         ValueError: If it is not JSON, is nested too deeply, or contains NaN, an infinity, a number beyond 64 bits,
@@ -83,9 +80,7 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     raw = text.encode("utf-8", "surrogatepass")
     real = _number if _may_overflow(raw) else None  # a function in Python takes longer than everything else
     try:
-        value = json.loads(
-            text, parse_constant=_not_json, parse_float=real, parse_int=_integer, object_pairs_hook=pairs
-        )
+        value = json.loads(text, parse_constant=_not_json, parse_float=real, parse_int=_integer)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if raw.count(b"[") + raw.count(b"{") > limits.DEPTH:

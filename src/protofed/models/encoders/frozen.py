@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,12 @@ from protofed.models.catalogue import Backbone, ImageOptions, architectures
 from protofed.models.checking import show
 from protofed.models.encoders.contract import EncoderOptions
 from protofed.models.preparation import Normalisation, Preparation, prepare
-from protofed.models.weights import find_weights, load_weights, read_weights
+from protofed.models.weights import find_weights, load_weights
 from protofed.options import build_options
 
 PACKAGE = "package:"
 """Beginning of ``encoder.weights`` for the weights in an installed package."""
 SUFFIXES = (".safetensors", ".pt", ".pth")
-
-LITE = "_conv_stem.weight"
-"""A tensor by which the published weights of EfficientNet-Lite are known."""
-_PARTS = ("_expand_conv", "_bn0", "_depthwise_conv", "_bn1", "_project_conv", "_bn2")
 
 
 class Frozen(nn.Module):
@@ -76,18 +70,12 @@ def frozen(
     entry = architectures.get(name)
     made: Any = build_options(entry.Options, options.options, "encoder.options")
     if not isinstance(made, ImageOptions):
-        raise ConfigError(
-            f"encoder.name={name}: its weights are not published: use resnet18, timm or code of your own"
-        )
+        raise ConfigError(f"encoder.name={name}: its weights are not published: use resnet18 or code of your own")
     shape = (3, *input_shape[1:]) if len(input_shape) == 3 and input_shape[0] == 1 else input_shape
     with seeded(options.seed, "encoder"):
         backbone = entry.make(shape, 1, made)
     if pretrained:
-        path = weights_file(name, options.weights, weights_dir)
-        if LITE in read_weights(path):
-            own = backbone.module.state_dict()
-            backbone = replace(backbone, adapt=lambda tensors: from_lite(tensors, own), removed=("_fc",))
-        load_weights(backbone, path, (), name)
+        load_weights(backbone, weights_file(name, options.weights, weights_dir), (), name)
     given = Normalisation(made.mean, made.std) if made.mean else backbone.normalisation
     return Frozen(name, backbone.module, input_shape, prepare(given, made.size, 3, name))
 
@@ -107,15 +95,3 @@ def weights_file(name: str, weights: str, weights_dir: str) -> Path:
     if len(found) != 1:
         raise ModelError(f"encoder.weights: the package {package!r} holds {len(found)} files of weights, not one")
     return found[0]
-
-
-def from_lite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of EfficientNet-Lite as published for PyTorch by the names of timm's models."""
-    blocks = list(dict.fromkeys(n.rsplit(".", 2)[0] for n in own if n.startswith("blocks.")))
-    names = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
-    for number, block in enumerate(blocks):
-        theirs = [part for part in _PARTS if f"_blocks.{number}.{part}.weight" in tensors]
-        ours = dict.fromkeys(n.removeprefix(f"{block}.").split(".")[0] for n in own if n.startswith(f"{block}."))
-        names |= {f"_blocks.{number}.{a}": f"{block}.{b}" for a, b in zip(theirs, ours, strict=True)}
-    split = {name: name.rpartition(".") for name in tensors}
-    return {f"{names[module]}.{last}": tensors[name] for name, (module, _, last) in split.items()}
