@@ -19,15 +19,16 @@ from protofed.data.pool import Dataset, Listing, Pool, datasets
 from protofed.data.tables import RawColumn
 from protofed.options import NoOptions, Options, option
 
+ARMS = 6
+"""Arms of the spiral, its classes."""
+
 
 @dataclass(frozen=True)
 class SpiralOptions(Options):
     """Shape of the spiral (ProtoNorm, Sec. 3.2 and supplement A)."""
 
-    arms: int = option(6, "number of arms = classes", least=1)
     points: int = option(5000, "points per class", least=1)
     noise: float = option(0.2, "standard deviation of the angle in radians (supplement A prints 1)", least=0)
-    turns: float = option(0.5, "how far an arm winds from its inner to its outer end, in turns")
     winding: Literal["equal", "printed"] = option(
         "equal", "equal: all arms wind alike | printed: arm k winds k/6 turns, as supplement A prints"
     )
@@ -36,19 +37,18 @@ class SpiralOptions(Options):
 def spiral(data: DataOptions, options: SpiralOptions, seed: int) -> Pool:
     """Return interleaved spiral arms in the plane with radii from 1 to 10: x ``(arms * points, 2)`` float32.
 
-    Arm ``k`` starts at the angle ``2πk / arms``; the supplement's formula gives the same start for six arms.
-    Its noise of one radian is wider than the gap between two arms and its arm 0 does not wind at all, so
-    by default the noise is smaller and the arms wind alike, as in the paper's figure of separable arms.
+    The supplement's noise of one radian is wider than the gap between two arms, and its arm 0 does not wind at all.
+    By default the noise is smaller and all arms wind half a turn, as in the paper's figure of separable arms.
     """
     along = torch.linspace(0, 1, options.points, dtype=torch.float64)
-    arm = torch.arange(options.arms, dtype=torch.float64)[:, None]
-    turns = arm / 6 if options.winding == "printed" else torch.full_like(arm, options.turns)
-    noise = torch.randn(options.arms, options.points, generator=generator(seed, "spiral"), dtype=torch.float64)
-    angle = 2 * math.pi * (arm / options.arms + turns * along) + options.noise * noise
+    arm = torch.arange(ARMS, dtype=torch.float64)[:, None]
+    turns = arm / 6 if options.winding == "printed" else torch.full_like(arm, 0.5)
+    noise = torch.randn(ARMS, options.points, generator=generator(seed, "spiral"), dtype=torch.float64)
+    angle = 2 * math.pi * (arm / ARMS + turns * along) + options.noise * noise
     radius = 1 + 9 * along
     x = torch.stack([radius * angle.sin(), radius * angle.cos()], dim=2).reshape(-1, 2)
-    y = torch.arange(options.arms).repeat_interleave(options.points)
-    return Pool(x.float(), y, tuple(f"arm {k}" for k in range(options.arms)))
+    y = torch.arange(ARMS).repeat_interleave(options.points)
+    return Pool(x.float(), y, tuple(f"arm {k}" for k in range(ARMS)))
 
 
 def digits(data: DataOptions, options: NoOptions, seed: int) -> Pool:
@@ -87,6 +87,8 @@ datasets.register("spiral")(
 
 
 ACTIVITIES = ("resting", "walking", "running", "stairs")
+STEPS, NOISE = 64, 0.15
+"""Steps of a series of motion, 20 per second, and the standard deviation of its noise, in units of gravity."""
 
 
 def breast_cancer(data: DataOptions, options: NoOptions, seed: int) -> Listing:
@@ -129,8 +131,6 @@ class MotionOptions(Options):
         24, "people who wear a sensor; each has a pace, a strength and a tilt of the sensor", least=1
     )
     series: int = option(40, "series per person, the activities in turn", least=1)
-    steps: int = option(64, "steps of a series, 20 per second", least=8)
-    noise: float = option(0.15, "standard deviation of the noise, in units of gravity", least=0)
 
 
 def motion(data: DataOptions, options: MotionOptions, seed: int) -> Pool:
@@ -144,7 +144,7 @@ def motion(data: DataOptions, options: MotionOptions, seed: int) -> Pool:
     def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
         return low + (high - low) * torch.rand(*shape, generator=source, dtype=torch.float64)
 
-    P, S, T = options.people, options.series, options.steps
+    P, S, T = options.people, options.series, STEPS
     y = torch.arange(S).remainder(len(ACTIVITIES)).expand(P, S)
     frequency = torch.tensor([0.2, 1.8, 2.8, 1.5], dtype=torch.float64)[y] * uniform(0.85, 1.15, P, 1)
     strength = torch.tensor([0.03, 0.35, 1.0, 0.35], dtype=torch.float64)[y] * uniform(0.7, 1.4, P, 1)
@@ -163,7 +163,7 @@ def motion(data: DataOptions, options: MotionOptions, seed: int) -> Pool:
     turn = torch.eye(3, dtype=torch.float64).repeat(P, 1, 1)
     turn[:, 0, 0], turn[:, 0, 2], turn[:, 2, 0], turn[:, 2, 2] = tilt.cos(), -tilt.sin(), tilt.sin(), tilt.cos()
     worn = torch.einsum("pij,psjt->psit", turn, body)
-    x = worn + options.noise * torch.randn(worn.shape, generator=source, dtype=torch.float64)
+    x = worn + NOISE * torch.randn(worn.shape, generator=source, dtype=torch.float64)
     ids = torch.arange(P).repeat_interleave(S)
     return Pool(x.flatten(0, 1).float(), y.flatten(), ACTIVITIES, ids)
 

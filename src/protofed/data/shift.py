@@ -22,7 +22,7 @@ from protofed.options import Options, option
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.text import few
 
-_IMAGES = ("rotation", "blur", "tint", "invert")
+_IMAGES = ("rotation", "blur", "invert")
 """Options for images alone."""
 _SHOWN = 8
 """Domains that a note names."""
@@ -34,7 +34,6 @@ class ShiftOptions(Options):
 
     rotation: float = option(0.0, "images: a domain's angle in degrees, uniform in ±rotation", least=0, most=180)
     blur: float = option(0.0, "images: σ of a Gaussian blur in pixels, uniform in 0 … blur", least=0, most=32)
-    tint: float = option(0.0, "images in colour: factor of each channel, uniform in 1 - tint … 1", least=0, most=1)
     invert: float = option(0.0, "images: share of the domains whose images are negatives", least=0, most=1)
     gain: float = option(
         0.0,
@@ -74,10 +73,6 @@ class ShiftOptions(Options):
                 raise ConfigError(
                     f"shift.{name} is for images of channels, rows and columns, and samples have the shape "
                     f"{shape}: use shift.gain, shift.offset or shift.noise"
-                )
-            if name == "tint" and shape[0] == 1:
-                raise ConfigError(
-                    "shift.tint is for images in colour, and these are grey: use shift.gain or shift.invert"
                 )
             if name != "swap" and not (x.dtype == torch.uint8 or x.is_floating_point()):
                 raise ConfigError(f"shift.{name} is for images, series and numbers, and samples are neither")
@@ -196,9 +191,6 @@ class _Draws:
             value = rotate(value, angle.expand(len(x)), "bilinear")
         if options.blur:
             value = blur(value, options.blur * float(self._uniform("blur", domain).abs()))
-        if options.tint:
-            factors = 1 - options.tint * self._uniform("tint", domain, x.shape[1]).abs()
-            value = value * factors.to(value.dtype)[:, None, None]
         if domain in self.inverted:
             value = self.scale.ends - value
         if options.gain:

@@ -75,7 +75,6 @@ class RandomOptions(Options):
     """Options of ``random``."""
 
     filters: int = remote(200, "random 6 × 6 filters of images", least=1, most=65536)
-    threshold: float = remote(0.25, "what a filter's response must exceed to count, to either side", least=0)
     waves: int = remote(1000, "random Fourier features of vectors and tables", least=1, most=65536)
     kernels: int = remote(1000, "random convolutions of series", least=1, most=65536)
 

@@ -22,6 +22,8 @@ SIDE = 6
 """Rows and columns of a filter."""
 FLAT = 10 / 255**2
 """Added to the variance of a patch, so that noise in one without contrast is not raised (Coates and Ng, 2011)."""
+THRESHOLD = 0.25
+"""What a filter's response must exceed to count, to either side."""
 LENGTHS = (7, 9, 11)
 """Lengths of the kernels of series (Dempster, Petitjean and Webb, 2020)."""
 FACTOR = 0x9E3779B97F4A7C15 - 2**64
@@ -43,7 +45,6 @@ class Filters(nn.Module):
         drawn -= drawn.mean((1, 2, 3), keepdim=True)
         drawn /= drawn.flatten(1).norm(dim=1)[:, None, None, None]
         self.register_buffer("filters", drawn.float(), persistent=False)
-        self.threshold = options.threshold
         rows, columns = (min(3 if C == 1 else 4, n - SIDE + 1) for n in input_shape[1:])
         self.grid = (rows, columns)
         self.width = 2 * options.filters * self.grid[0] * self.grid[1]
@@ -53,7 +54,7 @@ class Filters(nn.Module):
         mean, square = (F.avg_pool2d(v.mean(1, keepdim=True), SIDE, stride=1) for v in (x, x * x))
         deviation = ((square - mean * mean).clamp(min=0) + FLAT).sqrt()
         response = F.conv2d(x, self.filters) / deviation
-        sides = [F.relu(sign * response - self.threshold) for sign in (1, -1)]
+        sides = [F.relu(sign * response - THRESHOLD) for sign in (1, -1)]
         return torch.cat([F.adaptive_avg_pool2d(side, self.grid).flatten(1) for side in sides], dim=1)
 
 
