@@ -305,9 +305,7 @@ _At = Callable[[str], Callable[[int], str]]
 """Names the place of a value, given its column and its number among those read."""
 
 
-def _values(
-    column: Any, name: str, at: Callable[[str], Callable[[int], str]], where: str, budget: Budget
-) -> np.ndarray:
+def _values(column: Any, name: str, at: _At, where: str, budget: Budget) -> np.ndarray:
     import pyarrow as pa
 
     if column.null_count:
