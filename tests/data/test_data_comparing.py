@@ -13,7 +13,6 @@ from protofed.data.comparing import Mismatch, Site, compare
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError
 from protofed.options import build_options
-from support import few
 
 # By the command, as a user types it.
 
@@ -103,23 +102,6 @@ def test_everything_is_refused_at_once_and_what_is_proposed_works(tmp_path, comm
     assert "patient_id, age, cells, sex" in seen
 
 
-@few(("spelled", "suffix"), [("Benign ", "parquet"), ("BENIGN", "csv"), ("Benign", "parquet")], 1)
-def test_spellings_are_refused_and_outer_spaces_do_not_count(spelled, suffix, tmp_path, command):
-    write(
-        tmp_path / "data",
-        ann=(("benign", "malignant"), "fm", "csv"),
-        bob=((" malignant", spelled), "fm", suffix),
-    )
-    code, _, told = command("inspect", "data.drop=patient_id")
-    assert code == 2
-    word = spelled.strip()
-    assert f"bob/train.{suffix} and 1 more: has the classes {word!r} beside 'benign': set data.labels={{" in told
-    code, out, told = command("inspect", "data.drop=patient_id", f'data.labels={{{word} = "benign"}}')
-    assert code == 0, told
-    assert out.count("malignant") == 1
-    assert word not in out
-
-
 def test_image_folders_and_one_table_are_compared_too(tmp_path, command):
     from PIL import Image
 
@@ -140,18 +122,6 @@ def test_image_folders_and_one_table_are_compared_too(tmp_path, command):
     proposed = str(caught.value).partition(": set ")[2]
     assert proposed == 'data.categories.sex at birth={f = "Female", m = "Male"}'
     assert command("inspect", proposed, f"data.path={tmp_path / 't.csv'}", "data.clients=2")[0] == 0
-
-
-def test_series_are_compared_by_their_classes(tmp_path, command):
-    for site, labels in (("ann", ("walking", "resting")), ("bob", ("Walking ", "resting"))):
-        for split in ("train", "test"):
-            file = tmp_path / "data" / "clients" / site / f"{split}.npz"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(file, x=np.ones((6, 2, 20), np.float32), y=np.array(labels * 3))
-    code, _, told = command("inspect", "model.name=cnn1d")
-    assert code == 2
-    assert "has the classes 'Walking' beside 'walking': set data.labels={Walking = \"walking\"}" in told
-    assert command("inspect", "model.name=cnn1d", "data.labels.Walking=walking")[0] == 0
 
 
 def test_stored_names_of_classes_are_renamed_too(tmp_path, command):

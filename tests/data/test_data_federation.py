@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from data.files import png, write_images, write_npz, write_parquet
-from protofed.data import DataOptions, load, load_pool
+from protofed.data import DataOptions, load
 from protofed.data.federation import load_client
 from protofed.errors import ConfigError, DataError
 from support import few
@@ -61,15 +61,6 @@ def test_image_folders_share_the_union_of_class_names(tmp_path):
         fed(tmp_path)
 
 
-def test_numeric_features(tmp_path):
-    for name in ("a", "b"):
-        write_npz(tmp_path / "clients" / name / "train.npz", np.ones((3, 5)), [0, 1, 1])
-        write_npz(tmp_path / "clients" / name / "test.npz", np.ones((1, 5)), [0])
-    data = fed(tmp_path)
-    assert data.input_shape == (5,)
-    assert data.clients[0].train.x.dtype == torch.float32
-
-
 def test_class_names_from_toml_option_or_metadata(federation):
     assert fed(federation, classes=5).class_names == ("0", "1", "2", "3", "4")
     (federation / "federation.toml").write_text('classes = ["a", "b", "c", "d"]')
@@ -90,14 +81,6 @@ def test_odd_but_legitimate_clients(federation):
     assert data.clients[0].train.x.shape == (0, 1, 4, 4)
     assert data.clients[1].train.y.tolist() == [2]
     assert len(data.clients[1].validation) == 0
-
-
-def test_validation_is_taken_from_training(federation):
-    write_parquet(federation / "clients" / "south" / "train.parquet", [0] * 8 + [1] * 8)
-    south = fed(federation, validation_fraction=0.25).clients[1]
-    assert torch.bincount(south.train.y).tolist() == [6, 6]
-    assert torch.bincount(south.validation.y).tolist() == [2, 2]
-    assert torch.equal(south.validation.x[:, 0, 0, 0], (10 * south.validation.y).to(torch.uint8))
 
 
 def test_test_samples_that_are_set_aside_are_known_as_the_same(tmp_path):
@@ -166,28 +149,19 @@ def test_client_settings(federation):
         ("bach_size = 8", "did you mean 'batch_size'"),
         ("epochs = 0", "epochs: must be from 1 to 1000, not 0"),
         ("epochs = 1.5", "epochs: expected a whole number, not 1.5"),
-        ("epochs = 1001", "from 1 to 1000"),
-        ("epochs = true", "expected a whole number, not True"),
         ("d = 65537", "d: must be from 1 to 65536"),
-        ("d = -3", "d: must be from 1 to 65536"),
         ("batch_size = 1_000_001", "batch_size: must be from 1 to 1000000"),
-        ("lr = -0.1", "lr: must be above 0 and at most 10"),
-        ("lr = 0", "lr: must be above 0"),
-        ("lr = 10.5", "at most 10"),
+        ("lr = 0", "lr: must be above 0 and at most 10"),
         ("lr = nan", "not nan"),
-        ("lr = inf", "not inf"),
-        ("lr = true", "lr: expected a number, not True"),
         ("model = 3", "expected the name of an architecture"),
-        ("model = ''", "expected the name of an architecture"),
         ("model = '../cnn'", "expected the name of an architecture"),
         ("model = 'os:'", "expected the name of an architecture"),
-        ("model = 'a b:c'", "expected the name of an architecture"),
         ("counts = 'few'", "counts: must be exact, coarse or none, not 'few'"),
         ("model = ", "not valid TOML"),
         ("d = " + "[" * 5000, "nested too deeply"),
         ("d = " + "9" * 5000, "not valid TOML"),
     ],
-    22,
+    14,
 )
 def test_bad_client_settings(federation, content, expected):
     path = federation / "clients" / "north" / "client.toml"
@@ -232,14 +206,6 @@ def test_label_out_of_range(federation, label):
     refused(federation, "north/test.parquet", rf"column 'label', row 1: label {label} is outside 0..2", classes=3)
 
 
-def test_not_finite(tmp_path):
-    x = np.ones((3, 2))
-    x[2, 1] = np.inf
-    write_npz(tmp_path / "clients" / "a" / "train.npz", x, [0, 0, 1])
-    write_npz(tmp_path / "clients" / "a" / "test.npz", np.ones((1, 2)), [0])
-    refused(tmp_path, "a/train.npz", "sample 2 are NaN or infinite")
-
-
 def test_grey_images_of_one_client_become_colour_with_a_note(federation):
     grey = fed(federation).clients[0].train.x
     for split in ("train", "test"):
@@ -269,48 +235,6 @@ def test_grey_images_in_a_file_with_colour_ones_are_named_in_a_note(federation):
 def test_sizes_differ_between_clients(federation):
     write_parquet(north(federation, "test.parquet"), [0], [png(size=(5, 4))])
     refused(federation, "north/test.parquet", r"\(1, 4, 5\).*: set data.options.resize")
-
-
-def test_unreadable_files(federation):
-    north(federation, "train.parquet").write_bytes(b"PAR1 not really")
-    refused(federation, "north/train.parquet", "not a readable parquet file")
-    north(federation, "train.parquet").unlink()
-    north(federation, "train.npz").write_bytes(b"zip?")
-    refused(federation, "north/train.npz", "not a readable .npz file")
-
-
-@pytest.mark.parametrize(
-    ("arrays", "expected"),
-    [
-        ({"y": [0]}, "no array 'x'; it holds y"),
-        ({"x": np.ones((2, 3)), "y": [0]}, r"x has shape \(2, 3\), but y has 1"),
-        ({"x": np.ones(2), "y": [0, 1]}, r"expected numbers of shape"),
-        ({"x": np.array([["a"]]), "y": [0]}, "expected numbers"),
-        ({"x": np.ones((1, 3)), "y": [0.5]}, "expected whole numbers or names"),
-        ({"x": np.ones((1, 3)), "y": [[0]]}, "one per sample"),
-        ({"x": np.array([{}]), "y": [0]}, "not a readable .npz"),
-    ],
-)
-def test_bad_npz(tmp_path, arrays, expected):
-    (tmp_path / "clients" / "a").mkdir(parents=True)
-    np.savez(tmp_path / "clients" / "a" / "train.npz", **arrays)
-    write_npz(tmp_path / "clients" / "a" / "test.npz", np.ones((1, 3)), [0])
-    refused(tmp_path, "a/train.npz", expected)
-
-
-@pytest.mark.parametrize(
-    ("image", "expected"),
-    [
-        (b"no image", "row 1: not a readable image"),
-        (png()[:40], "row 1: not a readable image"),
-        (None, "row 1: no image bytes"),
-        (png(300, mode="I;16"), "more than 8 bits"),
-        (png(size=(3, 4)), "image of 4×3 pixels"),
-    ],
-)
-def test_bad_images(federation, image, expected):
-    write_parquet(north(federation, "train.parquet"), [0, 1], [png(), image])
-    refused(federation, "north/train.parquet", expected)
 
 
 def test_bad_columns(federation):
@@ -386,11 +310,6 @@ def test_clients_outside_their_folder_are_not_pooled_or_taken_for_images(tmp_pat
         (tmp_path / client).mkdir()
         (tmp_path / client / file).write_bytes(b"x")
     refused(tmp_path, f"Köln/{file}", f"move the clients to {tmp_path / 'clients'}")
-
-
-def test_a_federation_is_not_a_pool(federation):
-    with pytest.raises(ConfigError, match="cannot be loaded as one pool"):
-        load_pool(DataOptions(source="path", path=str(federation)), 0)
 
 
 def test_validation_may_not_leave_a_client_without_training_data(federation, tmp_path):

@@ -1,14 +1,10 @@
-import subprocess
-import sys
-
 import huggingface_hub
 import numpy as np
 import pytest
 import torch
 
 from data.files import png, write_images, write_npz, write_parquet
-from protofed.data import DataOptions, Pool, datasets, load, load_pool, partitions
-from protofed.data.builtin import SpiralOptions
+from protofed.data import DataOptions, load, load_pool
 from protofed.errors import ConfigError, DataError
 from protofed.experiments import resolve
 
@@ -17,14 +13,6 @@ pytestmark = pytest.mark.fast
 
 def options(source, **more):
     return DataOptions(source=source, **more)
-
-
-@pytest.mark.slow
-def test_importing_the_package_is_light():
-    heavy = ("datasets", "flwr_datasets", "sklearn", "pyarrow", "PIL")
-    code = f"import protofed.data, sys; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_limit_of_training_samples_leaves_out_these_alone():
@@ -44,14 +32,6 @@ def test_a_limit_of_training_samples_leaves_out_these_alone():
         assert torch.equal(a.train.x, c.train.x)
     with pytest.raises(ConfigError, match=r"data.train_samples must be at least 0"):
         resolve({"method": {"name": "local"}, "data": {"train_samples": -1}})
-
-
-@pytest.mark.parametrize("registry", [datasets, partitions])
-def test_every_entry_describes_itself(registry):
-    for _, entry in registry.items():
-        assert entry.summary
-        assert "\n" not in entry.summary
-        entry.Options()
 
 
 def test_digits_are_bytes_from_0_to_255():
@@ -123,12 +103,6 @@ def test_spiral_as_the_supplement_prints_it():
     torch.testing.assert_close(pool.x[k * 11 + 7], expected)
 
 
-def test_spiral_depends_on_the_seed():
-    small = SpiralOptions(points=20)
-    one, other = (load_pool(options("spiral", options=small), seed).x for seed in (0, 1))
-    assert not torch.equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -145,20 +119,6 @@ def test_bad_options_are_told_in_one_line(data, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
         load(data, "iid", None, 0)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"clients": -1}, "clients must be at least 0, not -1"),
-        ({"samples": -1}, "samples must be at least 0, not -1"),
-        ({"test_fraction": 1.0}, r"test_fraction must be at least 0 and below 1, not 1"),
-        ({"validation_fraction": float("nan")}, r"validation_fraction must be at least 0 and below 1, not nan"),
-    ],
-)
-def test_numbers_out_of_range_are_refused_at_once(values, expected):
-    with pytest.raises(ConfigError, match=expected):
-        options("digits", **values)
 
 
 def test_classes_beyond_the_data_get_numbers_for_names():
@@ -262,13 +222,6 @@ def test_image_folder_with_and_without_splits(tmp_path):
     assert load_pool(own(tmp_path / "split"), 0).y.tolist() == [0, 1, 1]
 
 
-def test_grey_among_colour_becomes_colour(tmp_path):
-    write_parquet(tmp_path / "a.parquet", [0, 1, 0], [png(9), png(8, mode="RGB"), png(7)])
-    pool = load_pool(own(tmp_path / "a.parquet"), 0)
-    assert pool.x.shape == (3, 3, 4, 4)
-    assert pool.x[:, :, 0, 0].tolist() == [[9] * 3, [8] * 3, [7] * 3]
-
-
 def test_large_images_decode_alike_in_threads(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (300, 96, 96), dtype=np.uint8)
     from PIL import Image
@@ -325,17 +278,6 @@ def test_only_chosen_images_are_decoded(tmp_path):
     data = own(path, test_fraction=0.0, clients=0, options={"id_column": "who"})
     client = load(data, "natural", {"min_samples": 2}, 0).clients[0]
     assert client.train.x[:, 0, 0, 0].tolist() == [1, 3]
-
-
-def test_a_data_set_can_be_registered():
-    from protofed.data import Dataset
-    from protofed.registry import Registry
-
-    mine = Registry("data set")
-    mine.register("mine")(
-        Dataset("one sample", lambda data, opts, seed: Pool(torch.ones(1, 2), torch.zeros(1).long(), ("a",)))
-    )
-    assert mine.get("mine").open(DataOptions(), None, 0).x.shape[1:] == (2,)
 
 
 def beside_digits(tmp_path, x, y, **several):

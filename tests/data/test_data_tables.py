@@ -15,7 +15,6 @@ from pyarrow import csv
 from data.files import write_npz
 from protofed.data import DataOptions, Table, load, load_pool
 from protofed.data.comparing import Site, check, compare, merge_columns
-from protofed.data.federation import load_client
 from protofed.data.tables import Moments, RawColumn, fit, moments, own, pool_moments
 from protofed.errors import ConfigError, DataError, ProtofedError
 from protofed.options import build_options
@@ -369,12 +368,6 @@ def test_agreement_names_who_differs():
     unknown = sites_of(north=RawColumn("a", "unknown"), south=RawColumn("a", "category", ("x",)))
     assert compare(unknown, options) == []
     assert merge_columns(unknown, options) == (RawColumn("a", "category", ("x",)),)
-
-
-def test_a_client_alone_has_its_own_columns(sites):
-    federated, named = load_client(sites / "clients" / "Köln", DataOptions(), 0)
-    assert not named
-    assert torch.equal(federated.clients[0].train.x, fed(sites).clients[0].train.x)
 
 
 @pytest.mark.parametrize("encoding", ["xyz", "rot13", "undefined", "a\0b"])

@@ -13,7 +13,7 @@ import torch
 
 from protofed.data import DataOptions, load
 from protofed.data.tables import RawColumn, Table, TableInputs, fit, moments
-from protofed.errors import ConfigError, DataError
+from protofed.errors import DataError
 from support import BASE, command
 
 
@@ -74,11 +74,6 @@ def test_a_column_with_a_range_is_no_identifier(tmp_path):
     with pytest.raises(DataError, match="looks like an identifier"):
         loaded(folder(tmp_path / "a", *rows))
     assert len(loaded(folder(tmp_path / "b", *rows), ranges={"age": [0, 60]}).table.columns) == 2
-
-
-def test_a_column_that_is_missing_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.ranges\.weight: .* has no such column"):
-        loaded(folder(tmp_path, *ROWS), ranges={"weight": [0, 1]})
 
 
 def test_a_channel_that_is_missing_is_named(monkeypatch, capsys):

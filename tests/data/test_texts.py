@@ -18,7 +18,6 @@ pytest.importorskip("tokenizers", reason="wordllama is not installed: pip instal
 from notes import NO_TEXTS, write_notes
 from protofed.data import DataOptions, embed_texts, load, text
 from protofed.data.comparing import Site, compare, describe
-from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError
 from protofed.untrusted import limits
 
@@ -185,12 +184,6 @@ def test_free_text_that_is_not_declared(tmp_path):
         fed(tmp_path, text=())
 
 
-def test_declared_ranges_are_of_numbers(tmp_path):
-    data = fed(write_notes(tmp_path), ranges={"*": [0, 100]})
-    assert data.clients[0].train.x[:, 0].abs().max() <= 1
-    assert [c.bounded for c in data.table.columns[:2]] == [True, False]
-
-
 # What clients compare.
 
 
@@ -202,16 +195,6 @@ def test_other_tables_are_refused_by_name(monkeypatch):
     (finding,) = compare(sites, DataOptions(text=("note",)))
     assert finding.site == "c"
     assert "install the version of wordllama that the others have" in describe([finding])
-
-
-def test_a_site_that_calls_its_numbers_texts():
-    sites = [
-        Site(name, columns=(RawColumn("age", kind),))
-        for name, kind in zip("abc", ("number", "number", "text"), strict=True)
-    ]
-    (finding,) = compare(sites, DataOptions())
-    assert finding.site == "c"
-    assert "holds texts, but numbers at a" in finding.problem
 
 
 def test_without_the_package(monkeypatch):

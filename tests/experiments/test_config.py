@@ -60,30 +60,21 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
     [
         ({"rouns": 3}, "unknown option 'rouns': did you mean 'rounds'?"),
         ({"rounds": 0}, "rounds must be an integer from 1 to 1000000, not 0"),
-        ({"rounds": "many"}, "rounds must be an integer"),
-        ({"seed": 1.5}, "seed must be an integer from 0 to 9223372036854775807, not 1.5"),
         ({"seed": 2**63}, "from 0 to 9223372036854775807, not 9223372036854775808"),
-        ({"rounds": 10**6 + 1}, "rounds must be an integer from 1 to 1000000, not 1000001"),
         ({"method.name": "fedprot"}, "unknown method or variant 'fedprot': did you mean 'fedproto'?"),
         ({"robust.rule": "krum"}, "robust.rule=krum is gone: use multi_krum, which compares uploads alike and"),
         ({"method.lamda": 1}, "'lamda': did you mean 'lambda'?"),
         ({"method.lambda": "big"}, "method.lambda must be a number, not 'big'"),
-        ({"method.lambda": -1}, "method.lambda must be at least 0, not -1"),
         ({"method.gamma": float("nan")}, "method.gamma must be at least 0, not nan"),
         (
             {"method.aggregation": "median"},
             "method.aggregation must be 'mean' or 'weighted' or 'paper', not 'median'",
         ),
         ({"partition.name": "dirichlett"}, "unknown partition 'dirichlett': did you mean 'dirichlet'?"),
-        ({"partition.alfa": 1}, "'alfa': did you mean 'alpha'?"),
-        ({"model.dd": 3}, "unknown option of model"),
         ({"model.d": 0}, "model.d must be from 1 to 65536, not 0"),
         ({"training.optimizer": "SDG"}, "unknown optimizer 'SDG': did you mean 'SGD'?"),
         ({"training.options": {"nesterow": True}}, "did you mean 'nesterov'?"),
-        ({"training.lr": -1.0}, "training.lr must be at least 0, not -1"),
-        ({"training.lr": math.nan}, "training.lr must be at least 0, not nan"),
         ({"training.lr": math.inf}, "optimizer SGD: lr must be a finite number, not inf"),
-        ({"training.epochs": 0}, "training.epochs must be at least 1, not 0"),
         ({"participation.fraction": 1.5}, "participation.fraction must be above 0 and at most 1, not 1.5"),
         ({"evaluation.at": "noon"}, "evaluation.at must be 'broadcast' or 'trained', not 'noon'"),
         (
@@ -97,7 +88,6 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
         ({"seed.x": 1}, "'seed' is not a table"),
         ({"methods.fedprot.lambda": 1}, "unknown method 'fedprot'"),
         ({"methods.fedproto.lamda": 1}, "did you mean 'lambda'?"),
-        ({"data.test_fraction": 1.0}, "data.test_fraction must be at least 0 and below 1, not 1"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(overrides, message):
@@ -112,17 +102,13 @@ def test_what_is_wrong_is_told_in_one_line(overrides, message):
     ("text", "message"),
     [
         ("method = 3", "method must be a table of options, e.g. method.name=…, not 3"),
-        ("method = true", "method must be a table of options, e.g. method.name=…, not True"),
         ("method = {name = ':'}", "method ':' cannot be imported: '' names no module"),
         ("model = {d = 9223372036854775807}", "model.d must be from 1 to 65536"),
         (f"model = {{name = 'mlp', options = {{hidden = [{2**63 - 1}]}}}}", "mlp cannot be built with {'hidden'"),
-        ("method = {name = 3}", "method.name must be text, not 3"),
-        ("method = {name = true}", "method.name must be text, not True"),
         ("method = {name = {a = 1}}", "method.name must be text, not {'a': 1}"),
         ("partition = {name = [1]}", "partition.name must be text, not [1]"),
         ("recipe = {a = 1}", "recipe must be a name that folders can have, not {'a': 1}"),
         ('recipe = "../../elsewhere"', "recipe must be a name that folders can have, not '../../elsewhere'"),
-        (f"training = {{lr = 1{'0' * 400}}}", "mine.toml: 10000000000000000000 is too large a number"),
         (f"training = {{epochs = 1{'0' * 30}}}", "mine.toml: 10000000000000000000 is too large a number"),
         (f"model = {{options = {{hidden = [1{'0' * 30}]}}}}", "10000000000000000000 is too large a number"),
         ("training = {batch_size = 1e300}", "training.batch_size: an integer must have at most 64 bits"),
@@ -272,12 +258,6 @@ def test_an_option_that_no_compared_method_has_is_refused():
     assert resolve(tree, method="local").method == "local"
     with pytest.raises(ConfigError, match="did you mean 'lambda'"):
         comparison({**tree, "method": {"lamda": 2}})
-
-
-def test_a_misspelt_variant_is_compared_with_variants_too():
-    tree = {"variants": {"local-tuned": {"method": {"name": "local"}}}}
-    with pytest.raises(ConfigError, match="unknown method or variant 'local-tunde': did you mean 'local-tuned'"):
-        resolve(tree, method="local-tunde")
 
 
 @pytest.mark.parametrize(

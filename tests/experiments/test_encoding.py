@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from network import FakeGrid, forget, locally, nodes_of, numbers, over, wanted, write_folders
+from network import FakeGrid, forget, nodes_of, over, wanted, write_folders
 from protofed.errors import DataError
 from protofed.experiments import encoding
 from protofed.experiments.encoding import encode
@@ -174,24 +174,6 @@ def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, 
         assert status == 0, errors
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["random", "identity"])
-def test_export_takes_raw_images(name, tmp_path, monkeypatch, capsys):
-    """The exported file is compared with the client's predictions before it is written."""
-    runtime = pytest.importorskip("onnxruntime")
-    out = tmp_path / "out"
-    typed = ("run", "quickstart", f"encoder.name={name}", "encoder.dim=32", *ARGUMENTS, "--out", out)
-    assert command(monkeypatch, capsys, *typed)[0] == 0
-    directory = next(out.rglob("federation.json")).parent
-    status, told, errors = command(
-        monkeypatch, capsys, "export", directory, "client-00", "--out", tmp_path / "m.onnx"
-    )
-    assert status == 0, errors
-    assert "equal to predict" in " ".join(told.split())
-    session = runtime.InferenceSession(tmp_path / "m.onnx")
-    assert session.get_inputs()[0].shape[1:] == [1, 8, 8]
-
-
 def test_features_are_computed_once_for_all_methods_and_seeds(cache, monkeypatch, tmp_path, capsys):
     computed = []
     original = encoding.Encoder.batches
@@ -234,17 +216,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch, c
     monkeypatch.setenv("PROTOFED_CACHE", str(tmp_path / "file"))
     assert encode(two(), EncoderOptions(name="random")).input_shape == (3600,)
     assert "features are not kept on disk" in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoder", [{"encoder__name": "random"}, {"encoder__name": "identity", "encoder__dim": 2}])
-def test_a_network_gives_the_numbers_of_one_machine(tmp_path, encoder):
-    forget()
-    root = write_folders(tmp_path / "data", ordinary())
-    chosen = wanted("fedproto", root, model__name="mlp", **encoder)
-    expected = locally(chosen, tmp_path / "local")
-    found = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "network")
-    assert numbers(found) == numbers(expected)
 
 
 OWN = """

@@ -14,7 +14,7 @@ import torch
 import protofed
 from notes import write_notes
 from protofed.config.schema import load_recipe
-from protofed.data import DataOptions, load, tokenize_texts
+from protofed.data import DataOptions, load
 from protofed.errors import ConfigError
 from support import command, few
 
@@ -166,26 +166,6 @@ def test_a_folder_of_texts_becomes_a_recipe_that_runs(tmp_path, monkeypatch, cap
     )
     assert status == 0, errors
     assert np.mean(protofed.load_run("out/fedlda-fixed-seed0").rounds[-1].accuracy.clients["head"]) > 0.8
-
-
-def test_frames_with_texts(tmp_path):
-    frame = pd.read_csv(write_notes(tmp_path, sites=1, n=60) / "clients/site0/train.csv")
-    frame["ward"] = ["a", "b"] * 30
-    found = protofed.federation(frame, site="ward", label="label")
-    run = protofed.run(
-        found,
-        {
-            "data.text": ["note"],
-            "data.text_as": "tokens",
-            "method.name": "local",
-            "model.name": "text_bag",
-            "rounds": 1,
-        },
-        out=tmp_path / "run",
-    )
-    answer = run.predict("a", frame[["age", "note"]][:3], rule="head")
-    assert len(answer.classes) == 3
-    assert tokenize_texts(["knee fall"], 2).shape == (1, 2)
 
 
 @pytest.mark.slow

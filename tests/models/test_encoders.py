@@ -53,20 +53,6 @@ def test_scattering_for_other_programs_is_the_same():
     torch.testing.assert_close(dft_modulus(dft(x)), x.abs(), rtol=1e-4, atol=1e-5)
 
 
-@few(("shape", "width"), [((1, 28, 28), 1296), ((3, 32, 32), 3888), ((1, 8, 8), 324)], 1)
-def test_the_width_of_scattering(shape, width):
-    assert made("scattering", shape).width == width
-    assert made("scattering", shape, dim=64).width == 64
-
-
-def test_scattering_hardly_changes_when_an_image_is_moved():
-    x = torch.zeros(1, 1, 32, 32)
-    x[:, :, 10:20, 12:19] = torch.rand(10, 7, generator=torch.Generator().manual_seed(1))
-    encoder, moved = made("scattering", (1, 32, 32)), x.roll((1, 1), (2, 3))
-    change = (encoder(moved) - encoder(x)).norm() / encoder(x).norm()
-    assert change < 0.5 * (moved - x).norm() / x.norm()
-
-
 @few("shape", IMAGES, 1)
 @few("name", ["scattering", "random", "identity", "auto"], 2)
 def test_equal_samples_have_equal_features_whatever_is_beside_them(name, shape):

@@ -118,11 +118,6 @@ def test_another_width_gets_a_map_and_a_fresh_head(map_, d):
     assert torch.equal(model.extractor.backbone.fc1.weight, net.fc1.weight)
 
 
-def test_the_same_width_needs_no_map():
-    net = Net()
-    assert torch.equal(split(net, input_shape=(1, 8, 8), d=12).head.weight, net.fc2.weight)
-
-
 def test_sequential_dtype_and_missing_bias():
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3, bias=False)).double()
     for d in (None, 2):
@@ -139,17 +134,6 @@ def test_a_single_linear_layer_is_all_head():
     x = torch.randn(3, 7)
     assert torch.equal(model(x).features, x)
     assert torch.equal(model(x).logits, layer(x))
-
-
-def test_torchvision_model():
-    import torchvision
-
-    net = torchvision.models.mnasnet0_5(num_classes=6).eval()
-    model = split(net, input_shape=(3, 32, 32), num_classes=6)
-    x = torch.randn(2, 3, 32, 32)
-    assert torch.equal(model.eval()(x).logits, net(x))
-    assert model.dropout.p == 0.2
-    assert model.feature_dim == 1280
 
 
 def test_input_that_gives_nan_on_constant_samples():

@@ -111,8 +111,3 @@ def test_errors_are_one_line(shape, options, error, message):
 )
 def test_the_length_of_its_features(shape, channels, hidden, width):
     assert tiny_width(shape, channels, hidden) == width
-
-
-def test_features_of_the_width_are_the_networks_own():
-    network = build("tiny", input_shape=(1, 8, 8), num_classes=3, d=256)
-    assert isinstance(network.extractor.map, torch.nn.Identity)

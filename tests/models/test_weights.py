@@ -22,7 +22,6 @@ from protofed.experiments.assemble import assemble
 from protofed.models.preparation import IMAGENET
 from protofed.models.weights import read_weights
 from protofed.samples import ClientData, FederatedData, Samples
-from protofed.storage.snapshots import flatten
 from support import experiment, few
 
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET.mean, IMAGENET.std))
@@ -358,45 +357,10 @@ def images() -> FederatedData:
     return FederatedData(tuple(clients), 3, tuple("abc"), (1, 8, 8))
 
 
-def outcome(executor: str, method: str, weights: Path, **overrides) -> dict[str, Tensor]:
-    options = {"channels": [3, 4], "weights": str(weights), "mean": [0.4], "std": [0.3], "size": 10}
-    chosen = experiment(
-        method,
-        model__name="cnn2",
-        model__options=options,
-        execution__executor=executor,
-        execution__precision="fp64",
-        wire__codec="float64",
-        execution__threads=1,
-        execution__workers=2,
-        **overrides,
-    )
-    federation, _ = assemble(chosen, images())
-    with closing(federation.executor):
-        for _ in federation.run():
-            pass
-        return {
-            f"{name}.{n}": t
-            for name in federation.names
-            for n, t in flatten(federation.executor.clients.snapshot(name)).items()
-        }
-
-
 @pytest.fixture
 def small(tmp_path):
     source = models.build("cnn2", input_shape=(1, 10, 10), num_classes=3, d=5, options={"channels": [3, 4]}, seed=7)
     return write(source.extractor.backbone.state_dict(), tmp_path / "small.safetensors")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "executor"), [("fedproto", "fused"), ("fedavg", "fused"), ("fedproto", "workers")]
-)
-def test_every_executor_starts_from_the_file_and_ends_alike(small, method, executor):
-    expected, found = (outcome(chosen, method, small) for chosen in ("sequential", executor))
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_what_does_not_fit_ends_a_run_before_it_begins(small):

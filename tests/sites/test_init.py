@@ -157,12 +157,6 @@ def test_files_that_systems_leave_among_images_are_not_read(tmp_path, monkeypatc
     assert "Written: protofed.toml" in run("init", "pictures", "--yes")
 
 
-def test_two_columns_of_one_name_are_told_in_a_line(tmp_path):
-    (tmp_path / "a.csv").write_text("a,a,label\n1,2,x\n3,4,y\n")
-    with pytest.raises(DataError, match=r"a\.csv: several columns have the same name, 'a'$"):
-        inspect_folder(tmp_path)
-
-
 def test_everything_is_told_at_once(tmp_path, monkeypatch):
     FOLDERS["hospitals"](tmp_path / "sites")
     (tmp_path / "sites" / "README.txt").write_text("ask Anna")
@@ -173,15 +167,6 @@ def test_everything_is_told_at_once(tmp_path, monkeypatch):
     for part in ("patient_id", "admitted", "README.txt", "diagnosis", "Nothing is written: add --yes"):
         assert part in shown
     assert not (tmp_path / "protofed.toml").exists()
-
-
-def test_a_recipe_says_what_was_found(tmp_path, monkeypatch):
-    FOLDERS["hospitals"](tmp_path / "sites")
-    monkeypatch.chdir(tmp_path)
-    run("init", "sites", "--yes", "--out", "mine.toml")
-    written = Path("mine.toml").read_text()
-    assert "# patient_id: hardly repeats, like a name → leave it out" in written
-    assert 'admitted = "day"' in written
 
 
 def test_a_folder_without_a_label_asks_for_one(tmp_path):
@@ -392,20 +377,6 @@ def test_a_recipe_that_is_there_stays(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=error):
             init(Path("labs"), yes=True, **({"out": Path(arguments[1])} if arguments else {}))
     assert Path("protofed.toml").read_text() == "mine"
-
-
-def test_options_of_findings_come_together():
-    found = [
-        Notice("", "a", "", options={"data.drop": ["a"], "data.categories": {"sex": {"f": "female"}}}),
-        Notice(
-            "",
-            "b",
-            "",
-            options={"data.drop": ["b", "a"], "data.categories": {"sex": {"m": "male"}, "k": {"x": "y"}}},
-        ),
-    ]
-    together = {"sex": {"f": "female", "m": "male"}, "k": {"x": "y"}}
-    assert combine(found) == {"data.drop": ["a", "b"], "data.categories": together}
 
 
 def test_a_proposal_that_is_refused_is_a_comment(tmp_path):
