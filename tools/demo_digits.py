@@ -16,7 +16,7 @@ from protofed.compute.seeding import generator
 from protofed.data import DataOptions
 from protofed.data.local import data_dirs
 from protofed.data.options import Columns
-from protofed.data.splits import choose
+from protofed.data.partition import choose
 from protofed.data.tabular import read_parquet
 from protofed.untrusted.limits import Budget
 

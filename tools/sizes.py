@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 50_360,
-    "all sources": 72_253,
-    "tests": 54_332,
+    "src": 49_024,
+    "all sources": 71_182,
+    "tests": 53_225,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_340,
@@ -31,7 +31,7 @@ BUDGET = {
     "methods/gfpl.py": 255,
     "methods/tinyproto.py": 230,
     "hooks of the contract": 21,
-    "words of docs by hand": 34_650,
+    "words of docs by hand": 34_158,
 }
 """Most of each: lines, unless the name says otherwise."""
 

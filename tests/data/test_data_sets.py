@@ -276,7 +276,7 @@ def test_only_chosen_images_are_decoded(tmp_path):
     names = {"image": [png(1), b"broken", png(3)], "who": ["me", "other", "me"]}
     path = write_parquet(tmp_path / "a.parquet", [0, 1, 0], names["image"], who=names["who"])
     data = own(path, test_fraction=0.0, clients=0, options={"id_column": "who"})
-    client = load(data, "natural", {"min_samples": 2}, 0).clients[0]
+    client = load(data, "natural", None, 0).clients[0]
     assert client.train.x[:, 0, 0, 0].tolist() == [1, 3]
 
 
@@ -300,10 +300,10 @@ def test_several_data_sets_are_one_with_their_names_as_origins(tmp_path):
         colours = client.train.x.double().mean((0, 2, 3))
         red = client.name.startswith("path")
         assert torch.equal(colours, torch.tensor([200.0, 0, 0])) if red else len(colours.unique()) == 1
-    wide = load_pool(beside_digits(tmp_path, x, np.arange(40) % 10, side=12), 0)
-    assert wide.x.shape == (1797 + 40, 3, 12, 12)
+    wide = load_pool(beside_digits(tmp_path, x, np.arange(40) % 10), 0)
+    assert wide.x.shape == (1797 + 40, 3, 8, 8)
     own = load_pool(options("digits"), 0)
-    assert torch.equal(load_pool(beside_digits(tmp_path, x[:, :1], np.arange(40) % 10, side=8), 0).x[:1797], own.x)
+    assert torch.equal(load_pool(beside_digits(tmp_path, x[:, :1], np.arange(40) % 10), 0).x[:1797], own.x)
     assert torch.equal(wide.y[:1797], own.y)
     assert wide.ids.bincount().tolist() == [1797, 40]
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from protofed.compute.seeding import generator
 from protofed.data import DataOptions
-from protofed.data.splits import apportion, choose, hold_out, limit_training, subset
+from protofed.data.partition import apportion, choose, hold_out, limit_training, subset
 
 pytestmark = pytest.mark.fast
 

@@ -111,7 +111,7 @@ def test_functional_call_and_vmap_match_the_module(name):
 
 
 def test_needs_two_samples_follows_options_and_extras():
-    model = one("cnn4", options={"batch_norm": False})
+    model = one("cnn2")
     assert not model.needs_two_samples
     model.extras["projection"] = nn.BatchNorm1d(64)
     assert model.needs_two_samples

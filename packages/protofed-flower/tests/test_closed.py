@@ -137,9 +137,9 @@ def test_what_else_no_plan_may_hold(plan):
 
 def test_names_of_a_node_s_own_file_are_taken():
     def permits(kind, name):
-        return (kind, name) in {("models", CODE), ("stages", "mine.py:Stage"), ("weights", "package:x")}
+        return (kind, name) in {("models", CODE), ("stages", "mine.py:Stage")}
 
-    plan = {"model": {"name": CODE}, "stages": ["mine.py:Stage"], "encoder": {"weights": "package:x"}}
+    plan = {"model": {"name": CODE}, "stages": ["mine.py:Stage"]}
     check_plan(plan, permits)
     refused({"model": {"name": "mine.py:Stage"}}, permits)
     refused({"encoder": {"name": CODE}}, permits)

@@ -4,4 +4,7 @@ What a paper prints and claims is data (``papers/``), and so are results (``resu
 table is laid out as in its paper; a verdict follows from values of seeds by a fixed rule (``verdicts.py``).
 """
 
-from protofed_papers import authors, keel  # noqa: F401  (register a partition and a data set)
+
+def register() -> None:
+    """Register the papers' partition and data set, which protofed does when it looks for recipes."""
+    from protofed_papers import authors, keel  # noqa: F401

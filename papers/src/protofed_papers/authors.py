@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from protofed.compute.seeding import generator
-from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
-from protofed.data.splits import subset
+from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients, subset
 from protofed.errors import ConfigError, require
 from protofed.options import Options, option
 

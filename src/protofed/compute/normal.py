@@ -39,12 +39,12 @@ def draw_rounded_normal(n: int, deviation: float) -> torch.Tensor:
     while missing > 0:
         pairs = min(AT_ONCE, 0.65 * missing + 16)  # π/4 of all pairs are in the disc
         words = np.frombuffer(os.urandom(16 * int(pairs)), dtype="<u8").reshape(2, -1)
-        found.append(of_pairs(words, deviation)[:missing])
+        found.append(transform_pairs(words, deviation)[:missing])
         missing -= len(found[-1])
     return torch.from_numpy(np.concatenate(found))
 
 
-def of_pairs(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]:
+def transform_pairs(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]:
     """Return two numbers for each pair of 64 random bits, of shape ``(2, P)``, whose point is in the disc."""
     sizes = ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-DIGITS
     s = (sizes * sizes).sum(0)
@@ -59,7 +59,7 @@ def of_pairs(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]:
     sure = clear & ((over > margin) & (over < 1 - margin)).all(0)
     inside = np.ones(len(s), dtype=bool)
     for place in np.flatnonzero(~sure):
-        pair = exactly([int(word) >> 1 for word in words[:, place]], deviation)
+        pair = compute_exactly([int(word) >> 1 for word in words[:, place]], deviation)
         inside[place] = pair is not None
         numbers[:, place] = pair or 0
     numbers[(words & np.uint64(1)).astype(bool)] *= -1
@@ -67,7 +67,7 @@ def of_pairs(words: NDArray[np.uint64], deviation: float) -> NDArray[np.int64]:
     return found
 
 
-def exactly(digits: list[int], deviation: float) -> list[int] | None:
+def compute_exactly(digits: list[int], deviation: float) -> list[int] | None:
     """Return the two numbers, without signs, of a point whose first digits are given; None outside the disc.
 
     Both coordinates are known to lie in intervals. Where these leave a result open, more digits are drawn.
@@ -82,18 +82,13 @@ def exactly(digits: list[int], deviation: float) -> list[int] | None:
             if least >= 1:
                 return None
             if least > 0 and most <= 1:
-                factors = [_factor(s, deviation) for s in (most, least)]
+                factors = [decimal.Decimal(deviation) * (-2 * s.ln() / s).sqrt() for s in (most, least)]
                 lows = [_round_half_even(x * factors[0] * (1 - tiny)) for x in low]
                 if lows == [_round_half_even(x * factors[1] * (1 + tiny)) for x in high]:
                     return lows
         more = int.from_bytes(os.urandom(2 * DIGITS), "little")  # 2·8·DIGITS bits, of which 2·DIGITS are used
         digits = [digits[0] << DIGITS | more % 2**DIGITS, digits[1] << DIGITS | (more >> DIGITS) % 2**DIGITS]
         known += DIGITS
-
-
-def _factor(s: decimal.Decimal, deviation: float) -> decimal.Decimal:
-    """Return ``σ·√(−2 ln s/s)``."""
-    return decimal.Decimal(deviation) * (-2 * s.ln() / s).sqrt()
 
 
 def _round_half_even(x: decimal.Decimal) -> int:

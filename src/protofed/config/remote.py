@@ -191,7 +191,7 @@ def _with_names(value: Any, name: str = "") -> Any:
 def _texts(value: object) -> Iterator[str]:
     """Yield all texts in a recipe, names of options included."""
     if isinstance(value, Mapping):
-        value = [*value, *(own for name, own in value.items() if name != "weights")]  # package:NAME is a file
+        value = [*value, *value.values()]
     if isinstance(value, str):
         yield value
     elif isinstance(value, Sequence):

@@ -343,8 +343,13 @@ _WITHOUT_EFFECT = {"data": ("data_dir", "max_gb"), "evaluation": ("metrics",)}
 
 @cache
 def _collections() -> tuple[Path, ...]:
-    """Return the folders with ``recipes/`` and ``variants.toml`` of all installed distributions."""
-    others = (entry.load() for entry in entry_points(group="protofed.recipes"))
+    """Return the folders with ``recipes/`` and ``variants.toml`` of all installed distributions.
+
+    Partitions and data sets of their own are registered by a package's function ``register``.
+    """
+    others = [entry.load() for entry in entry_points(group="protofed.recipes")]
+    for package in others:
+        getattr(package, "register", lambda: None)()
     return tuple(Path(str(resources.files(package))) for package in ("protofed.config", *others))
 
 

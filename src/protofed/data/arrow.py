@@ -78,7 +78,11 @@ def choose(schema: Any, columns: Columns, where: str) -> ChosenColumns:
             _has(list(features), name, role, where)
     listed = bool(image) and _is_list(schema.field(image).type)
     if listed:
-        _check_numeric(image, schema.field(image).type, where)
+        inner = schema.field(image).type
+        for _ in range(limits.DIMENSIONS):
+            inner = inner.value_type if _is_list(inner) else inner
+        if not _is_number(inner):
+            raise _no_numbers(image, schema.field(image).type, where)
     classes = hub.get(label, {}).get("names")
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise DataError(f"{where}: class names in the metadata of {label!r} are not a list of names")
@@ -202,7 +206,8 @@ def _label_column(names: list[str], columns: Columns, hub: dict[str, Any], where
     for candidates in (marked, named):
         if len(candidates) == 1:
             return candidates[0]
-    raise DataError(f"{where}: cannot identify the label column among {_list(names)}: set data.label_column")
+    shown = few([name[: limits.CLASS_NAME] for name in names], _SHOWN) or "none"
+    raise DataError(f"{where}: cannot identify the label column among {shown}: set data.label_column")
 
 
 def _image_column(schema: Any, rest: list[str], where: str) -> str:
@@ -238,14 +243,6 @@ def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _check_numeric(name: str, kind: Any, where: str) -> None:
-    inner, depth = kind, 0
-    while _is_list(inner) and depth < limits.DIMENSIONS:
-        inner, depth = inner.value_type, depth + 1
-    if not _is_number(inner):
-        raise _no_numbers(name, kind, where)
 
 
 def _no_numbers(name: str, kind: Any, where: str) -> DataError:
@@ -335,7 +332,3 @@ def _has(names: list[str], name: str, role: str, where: str) -> None:
 
 _SHOWN = 40
 """Maximum number of names listed in an error message."""
-
-
-def _list(names: list[str]) -> str:
-    return few([name[: limits.CLASS_NAME] for name in names], _SHOWN) or "none"

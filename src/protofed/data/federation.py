@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.data import checks
-from protofed.data.images import check_inside, read_class_folders, visible
+from protofed.data.images import check_inside, read_class_folders, read_npz, visible
 from protofed.data.local import PathOptions, data_path
-from protofed.data.npz import read_npz
 from protofed.data.options import Columns, DataOptions, resolve_options
+from protofed.data.partition import apportion, hold_out, limit_training, subset
 from protofed.data.pool import Listing
 from protofed.data.preparing import Agreed, prepare_alone, raw_parts
-from protofed.data.splits import apportion, hold_out, limit_training, subset
 from protofed.data.tables import RawColumn
 from protofed.data.tabular import SUFFIXES, read_csv, read_parquet
 from protofed.errors import ConfigError, DataError, unknown_name
@@ -62,7 +60,10 @@ def read_federation(data: DataOptions, seed: int) -> tuple[FederatedData, tuple[
     found = {name: _open(path, data, options, budget) for name, path in sites.items()}
     parts = [_Part(name, split, item) for name, splits in found.items() for split, item in splits]
     listings = [p.listing for p in parts]
-    _check_dropped(listings, data)
+    names = dict.fromkeys(name for item in listings for name in item.names)
+    for name in data.drop:
+        if names and name not in names:
+            raise DataError(f"{listings[0].where}: {unknown_name('dropped column', name, list(names)[:40])}")
     labels, class_names = checks.encode(listings, data, _class_names(root))
     checks.check_classes(listings, labels)
     chosen = _choose(parts, labels, data.samples, seed)
@@ -164,14 +165,6 @@ def _site_paths(root: Path) -> dict[str, Path]:
 def _options(data: DataOptions) -> PathOptions:
     """Return the options of ``data.source=path``; the defaults for another source."""
     return resolve_options(PathOptions, data.options if data.source == "path" else None, "data.options")
-
-
-def _check_dropped(listings: Sequence[Listing], data: DataOptions) -> None:
-    """Refuse columns to drop that no site has."""
-    names = dict.fromkeys(name for item in listings for name in item.names)
-    for name in data.drop:
-        if names and name not in names:
-            raise DataError(f"{listings[0].where}: {unknown_name('dropped column', name, list(names)[:40])}")
 
 
 def _open(folder: Path, data: DataOptions, options: PathOptions, budget: Budget) -> list[tuple[str, Listing]]:

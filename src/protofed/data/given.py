@@ -18,9 +18,8 @@ from protofed.options import Options, build_options, option
 
 @dataclass(frozen=True)
 class NaturalOptions(Options):
-    """One client per natural id, e.g. per writer."""
+    """One client per natural id with two samples or more, e.g. per writer."""
 
-    min_samples: int = option(2, "minimum number of samples; natural ids with fewer are left out")
     names: bool = option(False, "name clients by their ids, with - for characters that names cannot have")
 
 
@@ -33,12 +32,12 @@ def natural(request: Request, options: NaturalOptions) -> list[Share]:
     )
     assert request.ids is not None
     ids, member, count = request.ids.unique(return_inverse=True, return_counts=True)
-    eligible = (count >= options.min_samples).nonzero().flatten()
+    eligible = (count > 1).nonzero().flatten()
     wanted = request.clients or len(eligible)
     require(
         1 <= wanted <= len(eligible),
         f"partition 'natural': {wanted} clients wanted, but {len(eligible)} of {len(ids)} natural ids have "
-        f"{options.min_samples} samples or more: lower data.clients or partition.min_samples",
+        "two samples or more: lower data.clients",
     )
     pick = torch.randperm(len(eligible), generator=generator(request.seed, "partition"))[:wanted]
     chosen = eligible[pick.sort().values]

@@ -1,7 +1,8 @@
-"""Images: decoding to uint8 tensors in a process with limits, and folders with one sub-folder per class."""
+"""Images in folders and files, and arrays of ``.npz`` files, as listings."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protofed.data import apart
-from protofed.data.checks import as_labels, readable
+from protofed.data.checks import as_labels, check_names, check_sample, readable
 from protofed.data.pool import Listing
 from protofed.errors import DataError
 from protofed.untrusted import limits
@@ -172,3 +173,48 @@ def _listing(files: list[Path], where: str, budget: Budget, resize: int) -> List
     converted: list[str] = []
     labels = as_labels(np.array([f.parent.name for f in files], dtype=object), where, budget)
     return Listing(labels, read, where, converted=converted)
+
+
+ARRAYS = ("x", "y", "ids", "class_names")
+"""Arrays that are read; any others in the file are ignored."""
+
+
+def read_npz(path: Path, budget: Budget) -> Listing:
+    """Return an ``.npz`` file with ``x`` and ``y`` (and optionally ``ids``, ``class_names``) as a listing.
+
+    uint8 arrays ``(n, H, W)``, ``(n, C, H, W)`` or ``(n, H, W, C)`` are images; other features become float32.
+    """
+    arrays = apart.read_arrays(path, budget, ARRAYS, ("x", "y"))
+    x, ids, names = arrays["x"], arrays.get("ids"), arrays.get("class_names")
+    labels = as_labels(arrays["y"], str(path), budget)
+    if len(labels) > limits.SAMPLES:
+        raise DataError(f"{path}: has {len(labels)} samples, more than {limits.SAMPLES}")
+    for name, array in (("x", x), ("ids", ids)):
+        if array is not None and (array.ndim == 0 or len(array) != len(labels)):
+            raise DataError(f"{path}: {name} has shape {array.shape}, but y has {len(labels)} entries")
+    if ids is not None and (ids.ndim != 1 or ids.dtype.kind not in "iubfUS"):
+        raise DataError(f"{path}: ids are {ids.dtype} of shape {ids.shape}: expected one number or name per sample")
+    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
+        raise DataError(f"{path}: class_names are {names.dtype} of shape {names.shape}: expected a list of names")
+    known = None if names is None else check_names(map(str, names), str(path))
+    tensor = _features(x, str(path), budget)
+    return Listing(labels, lambda rows: tensor[rows], str(path), known, ids)
+
+
+def _features(x: np.ndarray, where: str, budget: Budget) -> Tensor:
+    if x.dtype.kind not in "fiub" or x.ndim < 2:
+        raise DataError(f"{where}: x is {x.dtype} of shape {x.shape}: expected numbers of shape (n, ...)")
+    check_sample(math.prod(x.shape[1:]), where)
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        if x.ndim == 3:
+            x = x[:, None]
+        elif x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+            x = x.transpose(0, 3, 1, 2)
+        return torch.from_numpy(np.ascontiguousarray(x))
+    if x.dtype == np.float32 and x.flags.c_contiguous:
+        return torch.from_numpy(x)
+    budget.take(4 * x.size, where)
+    with np.errstate(over="ignore"):  # overflow gives infinity, which is reported later with its row
+        tensor = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    budget.give_back(x.nbytes)
+    return tensor

@@ -13,11 +13,10 @@ from protofed.compute.seeding import generator
 from protofed.data import checks
 from protofed.data.federation import is_federation, read_federation
 from protofed.data.options import DataOptions, resolve_options
-from protofed.data.partition import Request, Share, partitions
+from protofed.data.partition import Request, Share, hold_out, limit_training, partitions, subset
 from protofed.data.pool import Listing, Pool, open_dataset
 from protofed.data.preparing import prepare, raw_parts
 from protofed.data.shift import ShiftOptions, shift_domains
-from protofed.data.splits import hold_out, limit_training, subset
 from protofed.data.tables import RawColumn, fit, moments, own
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.samples import ClientData, FederatedData, Samples

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from protofed.data.images import read_image_folder, visible
-from protofed.data.npz import read_npz
+from protofed.data.images import read_image_folder, read_npz, visible
 from protofed.data.options import Columns, DataOptions
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.data.tabular import SUFFIXES, read_csv, read_parquet
@@ -115,7 +114,10 @@ def open_path(data: DataOptions, options: PathOptions, seed: int) -> Listing:
     path = data_path(data)
     budget = data.budget()
     _check_clients(path)
-    files = _tables(path) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = sorted(islice(path.rglob("*.parquet"), limits.FILES))
+        files = files or [p for p in visible(path) if p.suffix.lower() in SUFFIXES and p.is_file()]
     if path.suffix == ".npz" and path.is_file():
         if options.resize:
             raise ConfigError(f"data.options.resize applies to encoded images, and {path} is an .npz file")
@@ -141,12 +143,6 @@ def _check_clients(path: Path) -> None:
             f"{found[0]}: a client's file outside a folder clients: move the clients to {path / 'clients'} "
             f"({path / 'clients' / found[0].parent.name / found[0].name})"
         )
-
-
-def _tables(folder: Path) -> list[Path]:
-    """Return the parquet files below a folder, in the order of their names, or else its CSV and Excel files."""
-    found = sorted(islice(folder.rglob("*.parquet"), limits.FILES))
-    return found or [path for path in visible(folder) if path.suffix.lower() in SUFFIXES and path.is_file()]
 
 
 datasets.register("path")(

@@ -13,18 +13,17 @@ from torch import Tensor
 from protofed.compute.seeding import generator
 from protofed.data import checks
 from protofed.data.options import DataOptions
+from protofed.data.partition import subset
 from protofed.data.pool import Dataset, Listing, datasets, open_dataset
-from protofed.data.splits import subset
 from protofed.errors import ConfigError
 from protofed.options import Options, option
 
 
 @dataclass(frozen=True)
 class SeveralOptions(Options):
-    """Data sets, which become the natural ids of their samples, and the size of their images."""
+    """Data sets, which become the natural ids of their samples; images get the size of the first one's."""
 
     names: tuple[str, ...] = option((), "data sets whose classes have the same names, e.g. mnist,digits")
-    side: int = option(0, "side in pixels to which images are resized (0 = size of the first data set's)", least=0)
     samples: int = option(0, "most samples of each data set, chosen per class (0 = all)", least=0)
 
 
@@ -44,18 +43,12 @@ def several(data: DataOptions, options: SeveralOptions, seed: int) -> Listing:
         subset(y, min(options.samples or len(y), len(y)), generator(seed, "subset", name))
         for name, y in zip(options.names, codes, strict=True)
     ]
-    size = (options.side, options.side) if options.side else _size(listings[0])
-
+    first = listings[0].read(torch.tensor([0]))
+    size = tuple(first.shape[2:]) if first.dim() == 4 else ()
     counts = [len(r) for r in rows]
     y = np.concatenate([names[r.numpy()] for names, r in zip(labels, rows, strict=True)])
     where, ids = " and ".join(options.names), np.repeat(options.names, counts)
     return Listing(y, lambda wanted: _join(listings, rows, wanted, size), where, ids=ids)
-
-
-def _size(listing: Listing) -> tuple[int, ...]:
-    """Return rows and columns of images; () of other samples."""
-    x = listing.read(torch.tensor([0]))
-    return tuple(x.shape[2:]) if x.dim() == 4 else ()
 
 
 def _join(listings: Sequence[Listing], rows: Sequence[Tensor], wanted: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -103,7 +103,9 @@ def shift_domains(
     for client in clients:
         members.setdefault(domains.get(client.name) or client.name, []).append(client)
     draws = _Draws(options, seed, sorted(members), _Scale.of(clients, columns))
-    labels = {name: draws.labels(name, _find_held(own, federated.num_classes)) for name, own in members.items()}
+    K = federated.num_classes
+    held = {name: torch.stack([c.train.counts(K) for c in own]).sum(0) > 0 for name, own in members.items()}
+    labels = {name: draws.labels(name, classes) for name, classes in held.items()}
     found = {
         client.name: _shift_client(client, draws, name, labels[name])
         for name, own in members.items()
@@ -230,14 +232,6 @@ def _smoother(side: int, deviation: float) -> Tensor:
     return torch.zeros(side, side, dtype=torch.float64).scatter_add_(
         1, place, (weights / weights.sum()).expand(side, -1)
     )
-
-
-def _find_held(clients: Sequence[ClientData], num_classes: int) -> Tensor:
-    """Return the classes that occur in some client's training samples, ``(K,)`` bool."""
-    counts: Tensor = sum(
-        (c.train.counts(num_classes) for c in clients), torch.zeros(num_classes, dtype=torch.int64)
-    )
-    return counts > 0
 
 
 def _shift_client(client: ClientData, draws: _Draws, domain: str, labels: Tensor) -> ClientData:

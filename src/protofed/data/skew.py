@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from protofed.compute.seeding import derive, generator
-from protofed.data.partition import Partition, Request, Share, names, partitions, require_clients
-from protofed.data.splits import apportion
+from protofed.data.partition import Partition, Request, Share, apportion, names, partitions, require_clients
 from protofed.errors import ConfigError, require
 from protofed.options import NoOptions, Options, option
 

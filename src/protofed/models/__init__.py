@@ -18,8 +18,7 @@ from protofed.models.catalogue import (
     groups,
     members,
 )
-from protofed.models.classifier import Classifier
-from protofed.models.core import Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
+from protofed.models.core import Classifier, Output, SplitModel, multiply_adds, parameter_bytes, parameter_count
 from protofed.models.layers import check_single_samples, group_norm, key_noise, reduce_convolutions
 from protofed.models.preparation import Normalisation, Preparation
 from protofed.models.splitting import split

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from protofed.models.catalogue import Backbone, ImageOptions, architecture
-from protofed.models.checking import flat_width
+from protofed.models.preparation import flat_width
 from protofed.options import Options, remote
 
 # Smallest image side for two unpadded 5×5 convolutions, each followed by 2×2 pooling.
@@ -144,7 +144,6 @@ class Cnn4Options(ImageOptions):
     channels: tuple[int, int, int, int] = remote(
         (64, 128, 256, 512), "output channels; the last is the width", least=1
     )
-    batch_norm: bool = remote(True, "BatchNorm after each convolution")
 
 
 @architecture(
@@ -156,9 +155,8 @@ def _cnn4(input_shape: tuple[int, ...], d: int, options: Cnn4Options) -> Backbon
     width = input_shape[0]
     for i, channels in enumerate(options.channels, start=1):
         # BatchNorm subtracts the mean, so a bias before it would have no effect.
-        layers[f"conv{i}"] = nn.Conv2d(width, channels, 3, padding=1, bias=not options.batch_norm)
-        if options.batch_norm:
-            layers[f"norm{i}"] = nn.BatchNorm2d(channels)
+        layers[f"conv{i}"] = nn.Conv2d(width, channels, 3, padding=1, bias=False)
+        layers[f"norm{i}"] = nn.BatchNorm2d(channels)
         if i < len(options.channels):
             layers[f"pool{i}"] = nn.MaxPool2d(2)
         layers[f"relu{i}"] = nn.ReLU()

@@ -13,9 +13,8 @@ from protofed.compute.imports import user_module
 from protofed.compute.seeding import seeded
 from protofed.errors import ConfigError, ModelError, require, unknown_name
 from protofed.models.catalogue import ImageOptions, architectures
-from protofed.models.checking import check_shape, flat_width
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
-from protofed.models.preparation import Normalisation, prepare, scale_shape
+from protofed.models.preparation import Normalisation, check_shape, flat_width, prepare, scale_shape
 from protofed.models.splitting import split
 from protofed.models.weights import check_published, find_weights, load_weights
 from protofed.options import build_options

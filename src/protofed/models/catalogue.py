@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from protofed.errors import ConfigError, ModelError, unknown_name
-from protofed.models.checking import show
-from protofed.models.preparation import Normalisation
+from protofed.models.preparation import Normalisation, show
 from protofed.options import Options, named, remote
 from protofed.registry import Registry
 

@@ -11,7 +11,7 @@ from torch import nn
 from protofed.errors import ModelError
 from protofed.models.basic import dense
 from protofed.models.catalogue import Backbone, architecture
-from protofed.models.checking import show
+from protofed.models.preparation import show
 from protofed.options import Options, remote
 
 _CELLS = 8

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from protofed.errors import ConfigError, ModelError, require, unknown_name
-from protofed.models.checking import check_shape, probe, show
 from protofed.models.core import MAPS, SplitModel, extractor, make_map
+from protofed.models.preparation import check_shape, probe, show
 
 
 def split(
@@ -46,7 +45,11 @@ def split(
     shape, what = check_shape(input_shape), type(module).__name__
     module = _copy(module, what)
     if isinstance(module, SplitModel):
-        return _check_split(module, shape, d, num_classes, what)
+        if d not in (None, module.feature_dim) or num_classes not in (None, module.num_classes):
+            have = f"d = {module.feature_dim} and K = {module.num_classes}"
+            raise ModelError(f"{what} is already split, with {have}: build it with d = {d} and K = {num_classes}")
+        probe(module, shape, what)
+        return module
     trace = _trace(module, shape, what)
     layer, name = trace.layer, _path(module, trace.layer)
     _check_final(module, trace, shape, what, name, num_classes)
@@ -57,7 +60,8 @@ def split(
         head_dropout = trace.dropout.p
         _replace(module, trace.dropout)
     features = probe(backbone, shape, f"{what} without its final layer {name!r}")
-    if not _same(features, trace.features):
+    same = isinstance(features, Tensor) and features.shape == trace.features.shape
+    if not same or not torch.allclose(features, trace.features, equal_nan=True):  # zero samples may give NaN
         raise ModelError(f"{what}: the input of its final layer {name!r} changes once the layer is removed")
     d = d or layer.in_features
     if d == layer.in_features:
@@ -65,13 +69,6 @@ def split(
     head = nn.Linear(d, layer.out_features, bias=layer.bias is not None).to(layer.weight)
     map_ = make_map(mapping, layer.in_features, d).to(layer.weight)
     return SplitModel(extractor(backbone, map_), head, head_dropout=head_dropout)
-
-
-def _same(features: Any, expected: Tensor) -> bool:
-    # Zero samples may give NaN, e.g. if a module standardises its input.
-    if not isinstance(features, Tensor) or features.shape != expected.shape:
-        return False
-    return torch.allclose(features, expected, equal_nan=True)
 
 
 @dataclass
@@ -153,14 +150,6 @@ def _check_final(
         raise ModelError(f"{what}: final layer {name!r} is not the output: {advice}")
     if K is not None and layer.out_features != K:
         raise ModelError(f"{what}: final layer {name!r} has {layer.out_features} outputs for {K} classes")
-
-
-def _check_split(model: SplitModel, shape: tuple[int, ...], d: int | None, K: int | None, what: str) -> SplitModel:
-    if d not in (None, model.feature_dim) or K not in (None, model.num_classes):
-        have = f"d = {model.feature_dim} and K = {model.num_classes}"
-        raise ModelError(f"{what} is already split, with {have}: build it with d = {d} and K = {K}")
-    probe(model, shape, what)
-    return model
 
 
 def _copy(module: nn.Module, what: str) -> nn.Module:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from protofed.errors import ModelError, require
 from protofed.models.basic import dense
 from protofed.models.catalogue import Backbone, TextOptions, architecture
-from protofed.models.checking import show
+from protofed.models.preparation import show
 from protofed.options import remote
 
 PAIR = 1_000_003

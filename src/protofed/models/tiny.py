@@ -10,7 +10,7 @@ from torch import nn
 
 from protofed.errors import ModelError
 from protofed.models.catalogue import Backbone, architecture, pairs
-from protofed.models.checking import show
+from protofed.models.preparation import show
 from protofed.models.text import Bag, TextBackbone, Texts
 from protofed.options import Options, remote
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protofed.errors import ConfigError, ModelError, ProtofedError
 from protofed.models.catalogue import Backbone
-from protofed.models.checking import show
+from protofed.models.preparation import show
 from protofed.storage.files import open_tensors, read_tensors
 from protofed.untrusted import limits
 from protofed.untrusted.reading import open_ordinary, reason

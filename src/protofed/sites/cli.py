@@ -89,17 +89,17 @@ def attempt(
 ) -> None:
     """Answer whether federating helps these sites, with scikit-learn alone and pooled beside it."""
     from protofed.sites.page import arms_table
-    from protofed.sites.trying import opened, tried
+    from protofed.sites.trying import read_source, run_trial
 
     def answered(trial: TryResult) -> None:
         for sentence in trial.sentences[:2] * (not quiet):
             console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
-    look, tree = opened(source, label, site, overrides_of(overrides or [], device, data_dir))
+    look, tree = read_source(source, label, site, overrides_of(overrides or [], device, data_dir))
     if look and not quiet:
         show(look)
     with report_progress(quiet=quiet or not console.is_terminal, resume=False) as progress:
-        trial = tried(
+        trial = run_trial(
             tree,
             look,
             seeds_of(seeds),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from protofed.experiments.loading import load_data
 from protofed.options import build_options
 from protofed.sites import others, tables
 from protofed.sites.recipe import Notice, combine, format_notice, text_of
-from protofed.sites.scan import ONE_TABLE, DataFolder, SiteTable, divide, files_of, look, sheets
+from protofed.sites.scan import ONE_TABLE, DataFolder, SiteTable, divide, files_of, look, read_sheets
 from protofed.text import few
 from protofed.untrusted.reading import parse_toml
 
@@ -114,7 +114,7 @@ def _of_samples(folder: DataFolder, label: str, site: str, asked: DataOptions) -
     """Look at images, series or vectors in a column of one data set."""
     named: dict[str, Any] = {"data.label_column": label} if label else {}
     listing = others.open_listing({**folder.options, **named})
-    column = site or next((name for name in listing.names if tables.names_site(name)), "")
+    column = site or next((name for name in listing.names if tables.is_site_column(name)), "")
     told = _note_undivided(len(listing))
     if column:
         named |= {**NATURAL, "data.options.id_column": column}
@@ -126,10 +126,16 @@ def _of_samples(folder: DataFolder, label: str, site: str, asked: DataOptions) -
 
 
 def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str, asked: DataOptions) -> Survey:
-    coded = [*_find_encodings(folder)]
-    coded = [] if asked.encoding else coded
+    coded = [
+        Notice(
+            *(site, "", "is not text in UTF-8", f"read it as {ENCODING}, as Excel writes it"),
+            {"data.encoding": ENCODING},
+        )
+        for site, path in folder.sites.items()
+        if not asked.encoding and any(f.suffix.lower() in TEXTS and not in_utf8(f) for f in files_of(path))
+    ]
     data = DataOptions(encoding=ENCODING if coded else asked.encoding, na_values=asked.na_values)
-    held, wrong = sheets(folder, data)
+    held, wrong = read_sheets(folder, data)
     damaged = [Notice(name, "", why.split(": ", 1)[-1], "correct the file", open=True) for name, why in wrong]
     if not held:
         raise DataError(few([why for _, why in wrong], 1, "; "))
@@ -143,21 +149,13 @@ def _of_tables(folder: DataFolder, unread: list[Notice], label: str, site: str, 
     held, spelt = tables.rename_columns(held, asked)
     found, judged = _judge(held, label, asked)
     if odd := combine(judged).get("data.na_values"):  # what stands for a missing value changes what columns are
-        read, _ = sheets(folder, replace(data, na_values=(*asked.na_values, *odd)))
+        read, _ = read_sheets(folder, replace(data, na_values=(*asked.na_values, *odd)))
         if list(folder.sites) == [ONE_TABLE]:
             read = _divide(read[0], site)[0]
         _, again = _judge(tables.rename_columns(read, asked)[0], label, asked)
         judged = [f for f in judged if "data.na_values" in f.options] + again
     notices = sorted([*unread, *damaged, *coded, *spelt, found, *judged], key=lambda notice: not notice.asks)
     return Survey(folder, "table", {sheet.site: sheet.rows for sheet in held}, notices, source)
-
-
-def _find_encodings(folder: DataFolder) -> Iterator[Notice]:
-    """Yield the sites with CSV files in another encoding than UTF-8, which a spreadsheet's most probably is."""
-    for site, path in folder.sites.items():
-        if any(file.suffix.lower() in TEXTS and not in_utf8(file) for file in files_of(path)):
-            told = {"data.encoding": ENCODING}
-            yield Notice(site, "", "is not text in UTF-8", f"read it as {ENCODING}, as Excel writes it", told)
 
 
 def _note_undivided(samples: int) -> Notice:
@@ -168,7 +166,7 @@ def _note_undivided(samples: int) -> Notice:
 
 
 def _judge(held: Sequence[SiteTable], label: str, asked: DataOptions) -> tuple[Notice, list[Notice]]:
-    name, found = tables.label_of(held, label, asked.labels)
+    name, found = tables.find_label(held, label, asked.labels)
     return found, tables.judge(held, name, asked)
 
 
@@ -176,7 +174,7 @@ def _divide(sheet: SiteTable, site: str) -> tuple[list[SiteTable], dict[str, Any
     """Return the sites of a single table, and the options and notices that go with them."""
     if site and site not in sheet.columns:
         raise DataError(f"{sheet.file}: has no column {site!r}; its columns are {', '.join(sheet.columns)}")
-    column = site or tables.name_of_site(sheet)
+    column = site or tables.find_site_column(sheet)
     if not column:
         return [sheet], {}, [_note_undivided(sheet.rows)]
     parts = divide(sheet, column)

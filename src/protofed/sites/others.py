@@ -12,15 +12,21 @@ from protofed.config.schema import apply_overrides
 from protofed.data import DataOptions
 from protofed.data.apart import read_schema
 from protofed.data.arrow import choose
-from protofed.data.images import read_image_folder
-from protofed.data.npz import read_npz
+from protofed.data.images import read_image_folder, read_npz
 from protofed.data.options import Columns
 from protofed.data.pool import Listing, open_dataset
 from protofed.errors import DataError
 from protofed.options import build_options
 from protofed.sites.recipe import Notice, combine
 from protofed.sites.scan import NESTED, DataFolder, files_of
-from protofed.sites.tables import TEST_FRACTION, ask, format_classes, of_classes, spelt, with_names
+from protofed.sites.tables import (
+    TEST_FRACTION,
+    ask_renamed,
+    find_spellings,
+    format_classes,
+    note_classes,
+    rename_counts,
+)
 from protofed.text import sides
 
 Held = dict[str, Counter[str]]
@@ -116,10 +122,10 @@ def _classes(held: Held, names: Mapping[str, str]) -> list[Notice]:
     Args:
         names: Names in place of others, which somebody has given.
     """
-    given = {site: with_names(counts, names) for site, counts in held.items()}
-    found = [*ask(given, "", "data.labels", names), *spelt(given, "", "data.labels")]
-    meant = {site: with_names(counts, combine(found).get("data.labels", {})) for site, counts in given.items()}
+    given = {site: rename_counts(counts, names) for site, counts in held.items()}
+    found = [*ask_renamed(given, "", "data.labels", names), *find_spellings(given, "", "data.labels")]
+    meant = {site: rename_counts(counts, combine(found).get("data.labels", {})) for site, counts in given.items()}
     found.append(Notice("", "", format_classes(sum(meant.values(), Counter()))))
     for site, counts in meant.items():
-        found += of_classes(meant, site, round(TEST_FRACTION * counts.total()))
+        found += note_classes(meant, site, round(TEST_FRACTION * counts.total()))
     return found

@@ -147,7 +147,11 @@ class SiteAnswer:
         """A recommendation in one sentence."""
         few = ", ".join(self.lacks[:NAMED]) + (", …" if len(self.lacks) > NAMED else "")
         if self.gain.sign > 0:
-            worth = "" if np.isnan(self.times) else f", for which you would need {times(self.times)} samples alone"
+            worth = (
+                ""
+                if np.isnan(self.times)
+                else f", for which you would need {format_times(self.times)} samples alone"
+            )
             return f"Join: {self.gain.mean:+.1f} points on your own classes{worth}."
         if self.gain.sign < 0:
             loss = f"joining costs {-self.gain.mean:.1f} points on your own classes"
@@ -264,8 +268,9 @@ class TryResult:
         if np.isnan(self.times):
             return ""
         return (
-            f"To be as accurate alone, sites would need {times(self.times)} samples, by a power law that misses "
-            f"the accuracy with all samples by {100 * self.missed:+.1f} points if it is fitted to half of them."
+            f"To be as accurate alone, sites would need {format_times(self.times)} samples, by a power law that "
+            f"misses the accuracy with all samples by {100 * self.missed:+.1f} points if it is fitted to half of "
+            "them."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -299,7 +304,7 @@ def _mean(arm: Arm) -> str:
     return f"{arm.accuracy().mean:.1f} %"
 
 
-def times(value: float) -> str:
+def format_times(value: float) -> str:
     """Return a multiple of samples in words."""
     return f"more than {FAR:.0f} times as many" if np.isinf(value) else f"perhaps {value:.2g} times as many"
 

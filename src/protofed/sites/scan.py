@@ -179,7 +179,7 @@ def _kind(path: Path, depth: int = 0) -> str:
     return "images" if found == "classes" else found
 
 
-def sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list[tuple[str, str]]]:
+def read_sheets(folder: DataFolder, data: DataOptions) -> tuple[list[SiteTable], list[tuple[str, str]]]:
     """Return the tables of all sites, and for each file that cannot be read its site and why."""
     found: list[SiteTable] = []
     wrong: list[tuple[str, str]] = []
@@ -239,10 +239,7 @@ def _texts(file: Path, data: DataOptions, budget: Budget) -> dict[str, list[str 
         return {name: table[name].to_pylist() for name in table.column_names}
     whole = Columns(labelled=False, anywhere=True)
     table = with_nothing(parse_parquet(file, whole, budget)[0], asked)
-    return {name: [_text(v) for v in table[name].to_pylist()] for name in table.column_names}
-
-
-def _text(value: Any) -> str | None:
-    if value is None or value != value:
-        return None
-    return format_value(value).strip() or None
+    return {
+        name: [None if v is None or v != v else format_value(v).strip() or None for v in table[name].to_pylist()]
+        for name in table.column_names
+    }

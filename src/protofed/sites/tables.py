@@ -52,13 +52,13 @@ Held = Mapping[str, Mapping[str, int]]
 _BIRTH = re.compile(r".*(birth|born|dob|geb).*", re.IGNORECASE)
 
 
-def name_of_site(sheet: SiteTable) -> str:
+def find_site_column(sheet: SiteTable) -> str:
     """Return the column of a single table that most probably names its sites; "" if none does."""
-    found = [n for n, c in sheet.columns.items() if names_site(n) and 2 <= len(c.distinct) <= 1000]
+    found = [n for n, c in sheet.columns.items() if is_site_column(n) and 2 <= len(c.distinct) <= 1000]
     return min(found, key=lambda name: len(sheet.columns[name].distinct), default="")
 
 
-def names_site(column: str) -> bool:
+def is_site_column(column: str) -> bool:
     """Return whether a column has the name of one that names sites."""
     return _SITE.fullmatch(_fold(column)) is not None
 
@@ -91,7 +91,7 @@ def _match_columns(sheet: SiteTable, asked: DataOptions) -> dict[str, ColumnScan
     return {n: column.rename(asked.renamed.get(n, {})) for n, column in kept.items()}
 
 
-def label_of(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str]) -> tuple[str, Notice]:
+def find_label(sheets: Sequence[SiteTable], wanted: str, names: Mapping[str, str]) -> tuple[str, Notice]:
     """Return the column that is most probably the label, or "", and what speaks for it.
 
     Args:
@@ -163,11 +163,11 @@ def _rate_label(name: str) -> float:
 
 
 def _classes(sheets: Sequence[SiteTable], name: str, names: Mapping[str, str]) -> str:
-    held = (with_names(sheet.columns[name].distinct, names) for sheet in sheets)
+    held = (rename_counts(sheet.columns[name].distinct, names) for sheet in sheets)
     return format_classes(sum(held, Counter()))
 
 
-def with_names(counts: Mapping[str, int], names: Mapping[str, str]) -> Counter[str]:
+def rename_counts(counts: Mapping[str, int], names: Mapping[str, str]) -> Counter[str]:
     """Return numbers of samples by class, with names in place of others."""
     found: Counter[str] = Counter()
     for value, number in counts.items():
@@ -208,7 +208,13 @@ def judge(sheets: Sequence[SiteTable], label: str, settled: DataOptions) -> list
         told = "no column of numbers looks as if it had another unit at one site"
         options = {"data.standardise": "federated"}
         found.append(Notice("", "", told, "standardise numbers over all sites together", options))
-    return [*found, *_sites(sheets, label, combine(found).get("data.labels", {}))] if label else found
+    if label:
+        settings = combine(found).get("data.labels", {})
+        held = {sheet.site: rename_counts(sheet.columns[label].distinct, settings) for sheet in sheets}
+        for sheet in sheets:
+            tested = round(TEST_FRACTION * sheet.rows) if sheet.tested is None else sheet.tested
+            found += note_classes(held, sheet.site, tested)
+    return found
 
 
 def _ask_renamed(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
@@ -228,7 +234,7 @@ def _ask_renamed(sheets: Sequence[SiteTable], name: str) -> Iterator[Notice]:
 
 def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str]) -> Iterator[Notice]:
     held = {sheet.site: sheet.columns[label].distinct for sheet in sheets}
-    yield from ask(held, label, "data.labels", settled)
+    yield from ask_renamed(held, label, "data.labels", settled)
     for sheet in sheets:
         column = sheet.columns[label]
         if column.missing:
@@ -236,14 +242,14 @@ def _labels(sheets: Sequence[SiteTable], label: str, settled: Mapping[str, str])
             yield Notice(sheet.site, label, told, "leave these rows out", {"data.unlabelled": "drop"})
     values = {value for sheet in sheets for value in sheet.columns[label].distinct}
     if not all(re.fullmatch(r"-?\d+", value) for value in values):
-        yield from spelt(held, label, "data.labels")
+        yield from find_spellings(held, label, "data.labels")
     elif {int(value) for value in values} != set(range(len(values))):
         names = {value: value for value in sorted(values, key=int)}
         told = f"is numbered {few(list(names))}"
         yield Notice("", label, told, "use the numbers as names", {"data.labels": names})
 
 
-def ask(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Iterator[Notice]:
+def ask_renamed(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Iterator[Notice]:
     """Yield what only one site says: words for a missing value, and names that may be those of all others.
 
     Args:
@@ -252,7 +258,7 @@ def ask(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Itera
         settled: What it already says; a name in place of itself is one of its own.
     """
     within = _within(held)
-    held = {site: with_names(counts, within) for site, counts in held.items()}
+    held = {site: rename_counts(counts, within) for site, counts in held.items()}
     for site, own in held.items():
         rest = [set(counts) for other, counts in held.items() if other != site and counts]
         alone = sorted(own.keys() - set().union(*rest) - settled.keys()) if rest else []
@@ -272,7 +278,7 @@ def ask(held: Held, name: str, option: str, settled: Mapping[str, str]) -> Itera
         yield Notice(site, name, f"{few(list(map(repr, names)))}, elsewhere {first}", told, open=only, asks=True)
 
 
-def spelt(held: Held, name: str, option: str, column: str = "") -> Iterator[Notice]:
+def find_spellings(held: Held, name: str, option: str, column: str = "") -> Iterator[Notice]:
     """Yield the names of categories or classes that are probably the same.
 
     Args:
@@ -371,8 +377,8 @@ def _words(name: str, columns: Mapping[str, ColumnScan], settled: Mapping[str, s
             yield Notice(few(odd), name, "numbers, where other sites have words", OUT, {"data.drop": [name]})
         else:
             held = {site: column.distinct for site, column in columns.items()}
-            yield from ask(held, name, f"data.categories.{name}", settled)
-            yield from spelt(held, name, "data.categories", name)
+            yield from ask_renamed(held, name, f"data.categories.{name}", settled)
+            yield from find_spellings(held, name, "data.categories", name)
     elif sum(text.count(" ") for text in texts) >= 3 * len(texts):
         known = find_spec("wordllama") is not None
         use = "use the mean of its words' vectors" if known else "learn from its first words"
@@ -417,15 +423,7 @@ def _missing(sheets: Sequence[SiteTable], names: Sequence[str]) -> Iterator[Noti
             yield Notice(few(list(lacking)), name, told, proposal, {"data.missing": "indicator"})
 
 
-def _sites(sheets: Sequence[SiteTable], label: str, names: Mapping[str, str]) -> Iterator[Notice]:
-    """Yield sites with a single class, without some classes, or with few test samples."""
-    held = {sheet.site: with_names(sheet.columns[label].distinct, names) for sheet in sheets}
-    for sheet in sheets:
-        tested = round(TEST_FRACTION * sheet.rows) if sheet.tested is None else sheet.tested
-        yield from of_classes(held, sheet.site, tested)
-
-
-def of_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) -> Iterator[Notice]:
+def note_classes(held: Mapping[str, Mapping[str, int]], site: str, tested: int) -> Iterator[Notice]:
     """Yield the notices for the classes and the number of test samples of one site."""
     own = held[site]
     lacks = sorted({name for counts in held.values() for name in counts} - own.keys())

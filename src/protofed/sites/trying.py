@@ -58,7 +58,7 @@ NEARLY = 3
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 
 
-def opened(
+def read_source(
     source: Recipe | Path, label: str = "", site: str = "", overrides: Mapping[str, Any] | None = None
 ) -> tuple[Survey | None, Tree]:
     """Return the survey of a folder and its recipe with every proposal taken; or a recipe.
@@ -104,7 +104,7 @@ def try_out(
     """Answer whether federating helps the sites of a folder or recipe.
 
     Args:
-        source: As :func:`opened` takes it.
+        source: As :func:`read_source` takes it.
         seeds: Of trained networks; by default one, which the answer says.
         overrides: Values by dotted name, as for :func:`protofed.run`.
         methods: What is trained beside the closed forms, also variants; by default :data:`NETWORKS`.
@@ -116,12 +116,12 @@ def try_out(
     Raises:
         ProtofedError: As :func:`protofed.compare`; DataError if there is nothing to compare.
     """
-    look, tree = opened(source, overrides=overrides)
+    look, tree = read_source(source, overrides=overrides)
     place = None if out is None else Path(out)
-    return tried(tree, look, seeds, place, progress, jobs, methods=methods, positive=positive)
+    return run_trial(tree, look, seeds, place, progress, jobs, methods=methods, positive=positive)
 
 
-def tried(
+def run_trial(
     tree: Tree,
     look: Survey | None,
     seeds: Sequence[int],
@@ -305,8 +305,8 @@ def _closed(
         for place, (name, own) in enumerate(zip((TOGETHER, ALONE), hits, strict=True))
     )
     every = [site.y[site.judged].numpy() for site in sites]
-    by_class = [_by_class(y, right.mean(0), K) for y, right in zip(every, anywhere, strict=True)]
-    right, judged = (np.sum(part, axis=0) for part in zip(*by_class, strict=True))
+    right = np.sum([np.bincount(y, own.mean(0), K) for y, own in zip(every, anywhere, strict=True)], axis=0)
+    judged = np.sum([np.bincount(y, minlength=K) for y in every], axis=0)
     answered = []
     for p in kept:
         site, name, lacks = sites[p], sites[p].name, (learnt[p] == 0) & (learnt.sum(0) > 0)
@@ -336,7 +336,7 @@ def _closed(
         positive=(positive, names[positive]),
         seeds=(),
         sent=4 * float((learnt > 0).sum(1).mean() * d + d * (own + 1) / 2),
-        revealed=revealed(learnt),
+        revealed=describe_revealed(learnt),
         directory=Path(),
     )
 
@@ -379,8 +379,8 @@ class _Rival(NamedTuple):
         for sites in numbers if self.pooled else numbers[:1]:
             fewer = [s._replace(folds=s.folds.where(s.folds < 0, s.folds % self.folds)) for s in sites]
             with threadpool_limits(1):
-                found.append(learnt(self.fit, fewer, self.pooled))
-        return max(found, key=_hit)
+                found.append(judge_classifier(self.fit, fewer, self.pooled))
+        return max(found, key=lambda hits: np.concatenate([own[0] for own in hits.values()]).mean())
 
 
 def _trained(task: RunTask) -> tuple[Run, dict[str, Answers]]:
@@ -399,16 +399,7 @@ def _with(trial: TryResult, rival: _Rival, hits: Hits) -> TryResult:
     return replace(trial, arms=(*trial.arms, arm))
 
 
-def _hit(hits: Hits) -> float:
-    return float(np.concatenate([own[0] for own in hits.values()]).mean())
-
-
-def _by_class(y: NDArray[np.int64], right: NDArray[np.float64], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the number of right answers, and that of samples, of each class."""
-    return np.bincount(y, right, classes), np.bincount(y, minlength=classes)
-
-
-def revealed(held: NDArray[np.int64]) -> str:
+def describe_revealed(held: NDArray[np.int64]) -> str:
     """Return in one sentence what a site's sums reveal, given ``(M, K)`` samples."""
     few = int(((held > 0) & (held <= NEARLY)).sum())
     near = f"; {few} of the means are of {NEARLY} samples or fewer, and nearly samples" if few else ""
@@ -492,7 +483,7 @@ def _logistic(x: NDArray[np.float64], y: NDArray[np.int64]) -> Any:
     return make_pipeline(StandardScaler(), *components, model).fit(x, y)
 
 
-def learnt(make: Fit, sites: Sequence[SiteSamples], pooled: bool) -> Hits:
+def judge_classifier(make: Fit, sites: Sequence[SiteSamples], pooled: bool) -> Hits:
     """Return the right answers of a classifier of scikit-learn in the first draw, of each site's samples or of all.
 
     Pooled, it is learned once for each fold, of the samples of all sites outside of it.

@@ -17,8 +17,7 @@ from torch import Tensor
 from protofed.data.arrow import INDEX, LABEL_NAMES, choose, from_arrow
 from protofed.data.dates import convert_dates
 from protofed.data.frames import as_arrow
-from protofed.data.images import SUFFIXES, decode, read_image, visible
-from protofed.data.npz import read_npz
+from protofed.data.images import SUFFIXES, decode, read_image, read_npz, visible
 from protofed.data.options import Columns, DataOptions
 from protofed.data.pool import Listing
 from protofed.data.tables import Column, Table, at_row

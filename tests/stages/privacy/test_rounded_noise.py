@@ -13,7 +13,7 @@ import torch
 from scipy.stats import chi2, norm
 
 from protofed.compute import normal
-from protofed.compute.normal import DIGITS, draw_rounded_normal, of_pairs
+from protofed.compute.normal import DIGITS, draw_rounded_normal, transform_pairs
 from protofed.errors import PayloadError
 from protofed.visits.private import FINE, Noise
 from support import few
@@ -39,7 +39,7 @@ def naive(words: np.ndarray, deviation: float) -> list[int]:
 @few("deviation", [0.3, 7.5, 1.3 * 2.0**20, 2.0**33], 2)
 def test_numbers_are_those_of_the_naive_sampler(deviation):
     words = WORDS[:, : 300 if deviation > 2**30 else None]
-    assert of_pairs(words, deviation).tolist() == naive(words, deviation)
+    assert transform_pairs(words, deviation).tolist() == naive(words, deviation)
 
 
 @few("where", ["middle", "edge", "all"], 1)
@@ -51,9 +51,9 @@ def test_float64_and_decimals_agree(where, monkeypatch):
         angle, near = np.linspace(0.1, 1.4, 300), np.tile([2.0**-15, 1 - 2.0**-15], 150)
         point = np.sqrt(near) * np.stack([np.cos(angle), np.sin(angle)])
         words = (point * 2.0**DIGITS).astype(np.uint64) << np.uint64(1)
-    by_floats = of_pairs(words, 1.7 * 2.0**20)
+    by_floats = transform_pairs(words, 1.7 * 2.0**20)
     monkeypatch.setattr(normal, "SLACK", 2.0)
-    assert np.array_equal(by_floats, of_pairs(words, 1.7 * 2.0**20))
+    assert np.array_equal(by_floats, transform_pairs(words, 1.7 * 2.0**20))
 
 
 def test_digits_are_drawn_until_the_number_is_known(monkeypatch):

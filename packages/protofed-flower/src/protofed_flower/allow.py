@@ -33,7 +33,6 @@ class Allowed:
         models: Architectures by name; a node's own, which its ``client.toml`` names, needs no permission.
         encoders: By name.
         codecs: By name.
-        weights: Weights in installed packages, as ``package:NAME``; files in the node's folder need no permission.
         stages: Code of stages, which clients are trained with.
         rounds: Largest number planned; None for any.
         bytes: Largest sum of a client's uploads in a run, before masks of secure aggregation; None for any.
@@ -44,7 +43,6 @@ class Allowed:
     models: Names = ()
     encoders: Names = ()
     codecs: Names = ("float32",)
-    weights: Names = ()
     stages: Names = ()
     rounds: Annotated[int, within(least=1, most=limits.ROUNDS)] | None = None
     bytes: Annotated[int, within(least=1, most=2**53)] | None = None

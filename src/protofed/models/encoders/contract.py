@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from protofed.errors import ConfigError
-from protofed.models.checking import show
+from protofed.models.preparation import show
 from protofed.options import NoOptions, Options, named, remote
 from protofed.registry import Registry
 from protofed.untrusted import limits
@@ -46,11 +46,7 @@ class EncoderOptions(Options):
     seed: int = remote(
         0, "seed of random features and of the map, public and independent of the run's", least=0, most=limits.SEED
     )
-    weights: str = named(
-        "",
-        "weights of a frozen network: a file, or package:NAME for the file in an installed package",
-        of="weights",
-    )
+    weights: str = named("", "file with the weights of a frozen network", of="weights")
     options: dict[str, Any] = named(
         {}, "options of the encoder, or of the frozen network's architecture", of="encoders"
     )

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from protofed.compute.seeding import derive, generator
 from protofed.errors import ConfigError
 from protofed.models.catalogue import TextOptions
-from protofed.models.checking import show
 from protofed.models.encoders.contract import KINDS, RandomOptions, check_kind, encoder
+from protofed.models.preparation import show
 from protofed.models.text import Texts, with_pairs
 from protofed.options import NoOptions, remote
 
