@@ -9,7 +9,7 @@ import pytest
 
 from protofed.cli import main as cli
 from protofed.data import DataOptions, load
-from protofed.data.comparing import Mismatch, Site, compare
+from protofed.data.comparing import Site, compare
 from protofed.data.tables import RawColumn
 from protofed.errors import ConfigError, DataError
 from protofed.options import build_options
@@ -224,16 +224,6 @@ def test_a_name_that_is_mapped_to_itself_is_meant():
                 build_options(DataOptions, options, "data")
 
 
-def test_a_finding_names_site_column_and_values():
-    (found,) = compare(
-        [Site("a", columns=(RawColumn("sex", "category", ("f", "m")),)),
-         Site("b", columns=(RawColumn("sex", "category", ("Male",)),))],
-        DataOptions(),
-    )  # fmt: skip
-    problem = "column 'sex' has 'Male' beside 'm'"
-    assert found == Mismatch("b", "sex", ("Male",), problem, renames={"Male": "m"})
-
-
 def test_text_of_sites_is_shown_in_one_short_line(tmp_path):
     """Names are not trusted, and many sites and findings do not make a long message."""
     from protofed.data.comparing import check
@@ -277,14 +267,11 @@ DRAW = np.random.default_rng(1)
     ("name", "values"),
     [
         ("patient_id", DRAW.integers(10**7, size=60)),
-        ("PatientID", DRAW.permutation(60)),
-        ("patient_nbr", DRAW.integers(10**8, size=60)),
         ("medical record number", DRAW.integers(10**7, size=60)),
         ("MRN", [*DRAW.integers(10**7, size=59), ""]),
         ("id", np.repeat(DRAW.integers(10**6, size=30), 2)),
         ("Fallnummer", DRAW.integers(10**6, size=60)),
         ("nr", range(60)),
-        ("whatever", range(1001, 1061)),
         ("code", DRAW.permutation(300)[:60] + 5000 * 0),
         ("patient", [f"P{i}" for i in range(15)] * 4),
         ("name", [f"Smith {i}" for i in range(60)]),

@@ -148,20 +148,15 @@ def test_client_settings(federation):
     [
         ("bach_size = 8", "did you mean 'batch_size'"),
         ("epochs = 0", "epochs: must be from 1 to 1000, not 0"),
-        ("epochs = 1.5", "epochs: expected a whole number, not 1.5"),
-        ("d = 65537", "d: must be from 1 to 65536"),
-        ("batch_size = 1_000_001", "batch_size: must be from 1 to 1000000"),
         ("lr = 0", "lr: must be above 0 and at most 10"),
         ("lr = nan", "not nan"),
         ("model = 3", "expected the name of an architecture"),
-        ("model = '../cnn'", "expected the name of an architecture"),
         ("model = 'os:'", "expected the name of an architecture"),
         ("counts = 'few'", "counts: must be exact, coarse or none, not 'few'"),
         ("model = ", "not valid TOML"),
         ("d = " + "[" * 5000, "nested too deeply"),
-        ("d = " + "9" * 5000, "not valid TOML"),
     ],
-    14,
+    9,
 )
 def test_bad_client_settings(federation, content, expected):
     path = federation / "clients" / "north" / "client.toml"

@@ -19,7 +19,7 @@ from protofed.data.shift import blur, shift_domains
 from protofed.data.tables import RawColumn
 from protofed.data.transforms import rotate
 from protofed.errors import ConfigError
-from protofed.experiments.loading import _load_data, load_data
+from protofed.experiments.loading import load_data
 from protofed.samples import ClientData, FederatedData, Samples
 from support import SMALL_RUN, few
 
@@ -244,28 +244,6 @@ def test_texts_alone_cannot_be_shifted():
     with pytest.raises(ConfigError, match=r"shift\.gain is for images, series and numbers"):
         moved(tokens, gain=1.0)
     assert moved(tokens, swap=1.0).clients[0].train.y.tolist() == [1, 0, 1, 0]
-
-
-@few(("executor", "rounding"), [("fused", 0.05), ("workers", 0)], 1)
-def test_a_run_gives_the_same_numbers_on_every_executor(executor, rounding, tmp_path):
-    shift = {"shift.rotation": 40.0, "shift.noise": 0.2, "shift.swap": 0.5, "evaluation.on": "union"}
-    options = {**SMALL_RUN, **shift, "method.name": "fedproto", "execution.workers": 2}
-    one, other = (
-        run("quickstart", {**options, "execution.executor": name}, out=tmp_path / name).outcome.accuracy
-        for name in ("sequential", executor)
-    )
-    assert one == other or rounding
-    for rule in one:
-        assert one[rule].final == pytest.approx(other[rule].final, abs=rounding)
-
-
-def test_a_run_goes_on_with_the_same_samples(tmp_path):
-    options = {**SMALL_RUN, "method.name": "fedproto", "shift.noise": 0.2, "shift.invert": 0.5}
-    whole = run("quickstart", options, out=tmp_path / "whole")
-    run("quickstart", {**options, "rounds": 1}, out=tmp_path / "half")
-    _load_data.cache_clear()
-    resumed = run("quickstart", options, out=tmp_path / "half", resume=True)
-    assert resumed.outcome.accuracy == whole.outcome.accuracy
 
 
 def test_loaded_data_of_two_shifts_are_two():

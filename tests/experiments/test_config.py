@@ -60,7 +60,6 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
     [
         ({"rouns": 3}, "unknown option 'rouns': did you mean 'rounds'?"),
         ({"rounds": 0}, "rounds must be an integer from 1 to 1000000, not 0"),
-        ({"seed": 2**63}, "from 0 to 9223372036854775807, not 9223372036854775808"),
         ({"method.name": "fedprot"}, "unknown method or variant 'fedprot': did you mean 'fedproto'?"),
         ({"robust.rule": "krum"}, "robust.rule=krum is gone: use multi_krum, which compares uploads alike and"),
         ({"method.lamda": 1}, "'lamda': did you mean 'lambda'?"),
@@ -70,19 +69,14 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
             {"method.aggregation": "median"},
             "method.aggregation must be 'mean' or 'weighted' or 'paper', not 'median'",
         ),
-        ({"partition.name": "dirichlett"}, "unknown partition 'dirichlett': did you mean 'dirichlet'?"),
         ({"model.d": 0}, "model.d must be from 1 to 65536, not 0"),
         ({"training.optimizer": "SDG"}, "unknown optimizer 'SDG': did you mean 'SGD'?"),
-        ({"training.options": {"nesterow": True}}, "did you mean 'nesterov'?"),
         ({"training.lr": math.inf}, "optimizer SGD: lr must be a finite number, not inf"),
-        ({"participation.fraction": 1.5}, "participation.fraction must be above 0 and at most 1, not 1.5"),
-        ({"evaluation.at": "noon"}, "evaluation.at must be 'broadcast' or 'trained', not 'noon'"),
         (
             {"method.name": "fedlda", "evaluation.at": "trained"},
             "evaluation.at=trained scores the one round of fedlda before its answer has reached the clients",
         ),
         ({"execution.device": "tpu"}, "execution.device must be auto, cpu, cuda, cuda:NUMBER or mps, not 'tpu'"),
-        ({"execution.device": "mps", "execution.precision": "fp64"}, "mps has no such numbers"),
         ({"method": "fedproto"}, "method must be a table of options"),
         ({"seed.x": 1}, "'seed' is not a table"),
         ({"methods.fedprot.lambda": 1}, "unknown method 'fedprot'"),
@@ -104,12 +98,8 @@ def test_what_is_wrong_is_told_in_one_line(overrides, message):
         ("method = {name = ':'}", "method ':' cannot be imported: '' names no module"),
         ("model = {d = 9223372036854775807}", "model.d must be from 1 to 65536"),
         (f"model = {{name = 'mlp', options = {{hidden = [{2**63 - 1}]}}}}", "mlp cannot be built with {'hidden'"),
-        ("method = {name = {a = 1}}", "method.name must be text, not {'a': 1}"),
-        ("partition = {name = [1]}", "partition.name must be text, not [1]"),
-        ("recipe = {a = 1}", "recipe must be a name that folders can have, not {'a': 1}"),
         ('recipe = "../../elsewhere"', "recipe must be a name that folders can have, not '../../elsewhere'"),
         (f"training = {{epochs = 1{'0' * 30}}}", "mine.toml: 10000000000000000000 is too large a number"),
-        (f"model = {{options = {{hidden = [1{'0' * 30}]}}}}", "10000000000000000000 is too large a number"),
         ("training = {batch_size = 1e300}", "training.batch_size: an integer must have at most 64 bits"),
     ],
     2,
@@ -134,19 +124,6 @@ def test_a_sweep_reads_methods_and_seeds_as_a_comparison_does():
     tree = {"compare": {"methods": "local", "seeds": 3}, "data": {"source": "digits"}, "partition": {"name": "iid"}}
     plan = sweep_plan(tree, {"rounds": {"1": {"rounds": 1}, "2": {"rounds": 2}}})
     assert [(cell.method, cell.seed) for cell in plan.experiments] == [("local", 3)] * 2
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"method.name": None}, "method.name must be text, not None"),
-        ({"training.lr": 10**400}, "training.lr: an integer must have at most 64 bits"),
-        ({"training.epochs": -(10**400)}, "training.epochs: an integer must have at most 64 bits"),
-    ],
-)
-def test_a_malformed_value_from_python_is_one_line(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        resolve(apply_overrides({}, overrides))
 
 
 def test_another_partition_or_model_leaves_the_recipes_options_behind():
@@ -201,13 +178,10 @@ def test_a_variant_is_a_partial_recipe_with_a_method():
     ("variants", "message"),
     [
         ({"a": {}}, "variants.a must name its method, as variants.a.method.name=…"),
-        ({"a": 3}, "variants.a must be a table"),
-        ({"a": {"method": "local"}}, "method must be a table"),
         ({"a": {"method": {"name": "locl"}}}, "unknown method 'locl': did you mean 'local'?"),
         ({"local": {"method": {"name": "local"}}}, "and have a name of its own"),
         ({"a": {"method": {"name": "b"}}, "b": {"method": {"name": "local"}}}, "variants.a must name its method"),
         ({"a": {"method": {"name": "local"}, "training": {"lrr": 1}}}, "did you mean 'lr'?"),
-        ({"a": {"method": {"name": "local"}, "trainig": {"lr": 1}}}, "did you mean 'training'?"),
     ],
 )
 def test_a_wrong_variant_is_told_in_one_line(variants, message):

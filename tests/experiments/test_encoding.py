@@ -16,8 +16,6 @@ from protofed.experiments.loading import _load_data
 from protofed.models.encoders import EncoderOptions, build_encoder
 from protofed.runs.loading import load_run
 from protofed.samples import ClientData, Samples
-from protofed.text import size
-from protofed.trained.metrics import answers
 from support import command, few, ordinary
 
 ARGUMENTS = (
@@ -109,42 +107,7 @@ def test_a_model_for_images_is_refused_in_one_line(tmp_path, monkeypatch, capsys
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*was trained on class")
-def test_arms_with_and_without_an_encoder_share_samples_and_the_line_of_the_gain(tmp_path, monkeypatch, capsys):
-    """As ``protofed run`` compares the closed form with networks; transforms are for the networks alone."""
-    typed = [argument for argument in ARGUMENTS if not argument.startswith("method")]
-    chosen = (
-        "--methods",
-        "local,local_lda-fixed,fedlda-fixed",
-        "transforms.crop=1",
-        "--full",
-        "--out",
-        tmp_path / "out",
-    )
-    status, told, errors = command(monkeypatch, capsys, "compare", "quickstart", *typed, "rounds=2", *chosen)
-    assert status == 0, errors
-    raw, alone, together = (
-        load_run(tmp_path / f"out/{name}-seed0") for name in ("local", "local_lda-fixed", "fedlda-fixed")
-    )
-    assert [len(run.rounds) for run in (raw, alone, together)] == [2, 1, 1]
-    for other in (alone, together):
-        assert any("64 fixed features" in note for note in other.notes)
-    splits = [[(c.name, c.train, c.test) for c in run.clients] for run in (raw, alone, together)]
-    assert splits[0] == splits[1] == splits[2]
-    labels = [{name: own.y.tolist() for name, own in answers(run, "head").items()} for run in (raw, together)]
-    assert labels[0] == labels[1]
-    told = " ".join(told.split())
-    sent = size(together.outcome.communication.sent)
-    assert (
-        f"points with fedlda-fixed ({100 * together.outcome.accuracy['head'].final:.1f} %, {sent} in 1 round)"
-        in told
-    )
-    assert "local_lda and fedlda: identity with 650 parameters on fixed features (encoder.name=auto)." in told
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*was trained on class")
 def test_predictions_of_raw_samples_are_those_of_the_run(tmp_path, monkeypatch, capsys):
-    from protofed.runs.loading import load_run
     from protofed.trained.metrics import data_of
     from protofed.trained.opening import open_client
 

@@ -25,9 +25,7 @@ from hostile.parquet import classes, table
 from protofed.config.schema import comparison as comparison_of
 from protofed.config.schema import load_recipe, recipes, resolve
 from protofed.data import DataOptions, load_pool
-from protofed.data.given import FileOptions, from_file
 from protofed.data.images import decode
-from protofed.data.partition import Request
 from protofed.errors import CheckpointError, ConfigError, PayloadError, ProtofedError
 from protofed.untrusted.limits import Budget
 
@@ -142,15 +140,6 @@ def image(rng: random.Random, _: Path) -> None:
     """An encoded image."""
     content = mutated(images(), rng)
     decode(lambda row: content, torch.arange(1), lambda row: "image", Budget(0.3), resize=rng.choice((0, 8)))
-
-
-def positions(rng: random.Random, folder: Path) -> None:
-    """A JSON file with a partition."""
-    seed = {"ann": [0, 1, 2], "bob": {"train": [3, 4], "test": [5], "validation": [6]}}
-    whole = as_json(changed(seed, rng)) if rng.random() < 0.7 else as_json(seed)
-    path = folder / "shares.json"
-    path.write_bytes(whole if rng.random() < 0.5 else mutated([whole], rng))
-    from_file(Request(torch.zeros(9, dtype=torch.int64), 1, None, 0, 0), FileOptions(str(path)))
 
 
 def recipe(rng: random.Random, folder: Path) -> None:
@@ -315,7 +304,6 @@ TARGETS: dict[str, Target] = {
     "npz": Target(data_file("npz")),
     "parquet": Target(data_file("parquet")),
     "image": Target(image),
-    "positions": Target(positions),
     "recipe": Target(recipe),
     "options": Target(options, ConfigError),
     "federation.toml": Target(federation_toml),

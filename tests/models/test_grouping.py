@@ -56,34 +56,16 @@ def test_every_option_is_documented(name):
     [
         ("cnn2", {"channel": [1, 2]}, "unknown option of cnn2 'channel': did you mean 'channels'"),
         ("cnn2", {"channels": [1, 2, 3]}, "cnn2.channels must be a list of 2 times an integer"),
-        ("cnn2", {"channels": 3}, "cnn2.channels must be a list"),
-        ("cnn2", {"channels": [1, 2.5]}, "channels must be"),
         ("cnn2", {"channels": [0, 2]}, "cnn2.channels must be at least 1, not 0"),
         ("cnn2", {"padding": "same"}, "padding must be an integer or none, not 'same'"),
-        ("cnn2", {"padding": -1}, "padding must be at least 0, not -1"),
         ("mlp", {"hidden": [8, True]}, "mlp.hidden must be a list of an integer"),
-        ("mlp", {"hidden": [-8]}, "hidden must be at least 1, not -8"),
         ("mlp", {"relu_features": 1}, "relu_features must be true or false, not 1"),
-        ("cnn4", {"channels": [1, 2, 3, 0]}, "must be at least 1, not 0"),
-        ("fedproto_cnn", {"channels": True}, "channels must be an integer, not True"),
-        ("fedproto_cnn", {"channels": 0}, "must be at least 1, not 0"),
-        ("fedproto_cnn", {"dropout": "half"}, "dropout must be a number"),
         ("fedproto_cnn", {"dropout": 1}, r"must be at least 0 and below 1, not"),
         ("resnet8", {"stem": "mnist"}, "stem must be 'imagenet' or 'cifar', not 'mnist'"),
-        ("resnet8", {"widths": [0, 1, 1]}, "must be at least 1, not 0"),
         ("resnet18", {"stem_stride": [1, 0]}, "must be at least 1, not 0"),
-        ("efficientnet_b0", {"dropout": -0.1}, r"must be at least 0 and below 1, not"),
     ],
 )
 def test_wrong_options_are_one_line(name, options, message):
     with pytest.raises(ConfigError, match=message) as caught:
         build_options(architectures.get(name).Options, options, name)
     assert "\n" not in str(caught.value)
-
-
-def test_options_from_toml_and_json_are_converted():
-    read = build_options(architectures.get("cnn2").Options, {"channels": [3, 4], "padding": None}, "cnn2")
-    assert read.channels == (3, 4)
-    assert read.padding is None
-    dropout = build_options(architectures.get("fedproto_cnn").Options, {"dropout": 0}, "fedproto_cnn").dropout
-    assert isinstance(dropout, float)

@@ -169,9 +169,6 @@ def after(function):
 FAILURES = [
     (nn.Sequential(nn.Conv1d(8, 4, 1)), (8, 1), "Sequential executes no nn.Linear layer"),
     (after(lambda z: z.softmax(1)), (8,), "final layer 'fc' is not the output: return its logits"),
-    (after(F.relu), (8,), "final layer 'fc' is not the output"),
-    (after(lambda z: z.clamp(-50, 50)), (8,), "final layer 'fc' is not the output"),
-    (after(lambda z: z / 2), (8,), "final layer 'fc' is not the output"),
     (after(lambda z: z[:, :3]), (8,), "final layer 'fc' is not the output"),
     (after(lambda z: (z, z)), (8,), r"must return logits \(B, K\), not a tuple"),
     (after(lambda z: z), (9,), r"Custom cannot take samples of shape 9: .*2x9 and 8x6"),
@@ -247,7 +244,6 @@ def test_import_path_is_built_with_seed_options_and_offers():
     ("path", "options", "error", "message"),
     [
         ("no_such_package.x:Net", {}, ConfigError, "cannot import model .*No module named"),
-        (":Net", {}, ConfigError, "cannot import model ':Net'"),
         (f"{HERE}:Nett", {}, ConfigError, "no 'Nett' in .*did you mean 'Net'"),
         (f"{HERE}:HERE", {}, ConfigError, "is a str, not a callable"),
         (f"{HERE}:Net", {"width": 3}, ConfigError, "does not accept the options .*'width'"),
