@@ -140,7 +140,11 @@ def test_metadata_agree():
 
 def test_the_conda_recipe_asks_for_what_the_package_asks_for():
     recipe = load(REPOSITORY / "conda/recipe.yaml")
-    other = {"torch": "pytorch", "matplotlib": "matplotlib-base"}  # their names there
+    other = {
+        "torch": "pytorch",
+        "matplotlib": "matplotlib-base",
+        "huggingface-hub": "huggingface_hub",
+    }  # their names there
     asked = [re.fullmatch(r"([\w-]+)(.*)", each).groups() for each in PROJECT["dependencies"]]
     wanted = [
         f"python {PROJECT['requires-python']}",

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-import protofed_papers  # noqa: F401  (registers the partition)
 from protofed.data import Request, partitions, resolve_options
 from protofed.errors import ConfigError
+from protofed_papers import authors  # noqa: F401  (registers the partition)
 from support import few
 
 PRINTED = np.loadtxt(Path(__file__).parent / "protonorm_data_dist.csv", delimiter=",", dtype=int)

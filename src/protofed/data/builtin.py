@@ -19,14 +19,12 @@ from protofed.data.pool import Dataset, Listing, Pool, datasets
 from protofed.data.tables import RawColumn
 from protofed.options import NoOptions, Options, option
 
-ARMS = 6
-"""Arms of the spiral, its classes."""
-
 
 @dataclass(frozen=True)
 class SpiralOptions(Options):
     """Shape of the spiral (ProtoNorm, Sec. 3.2 and supplement A)."""
 
+    arms: int = option(6, "number of arms = classes", least=1)
     points: int = option(5000, "points per class", least=1)
     noise: float = option(0.2, "standard deviation of the angle in radians (supplement A prints 1)", least=0)
     winding: Literal["equal", "printed"] = option(
@@ -41,14 +39,14 @@ def spiral(data: DataOptions, options: SpiralOptions, seed: int) -> Pool:
     By default the noise is smaller and all arms wind half a turn, as in the paper's figure of separable arms.
     """
     along = torch.linspace(0, 1, options.points, dtype=torch.float64)
-    arm = torch.arange(ARMS, dtype=torch.float64)[:, None]
+    arm = torch.arange(options.arms, dtype=torch.float64)[:, None]
     turns = arm / 6 if options.winding == "printed" else torch.full_like(arm, 0.5)
-    noise = torch.randn(ARMS, options.points, generator=generator(seed, "spiral"), dtype=torch.float64)
-    angle = 2 * math.pi * (arm / ARMS + turns * along) + options.noise * noise
+    noise = torch.randn(options.arms, options.points, generator=generator(seed, "spiral"), dtype=torch.float64)
+    angle = 2 * math.pi * (arm / options.arms + turns * along) + options.noise * noise
     radius = 1 + 9 * along
     x = torch.stack([radius * angle.sin(), radius * angle.cos()], dim=2).reshape(-1, 2)
-    y = torch.arange(ARMS).repeat_interleave(options.points)
-    return Pool(x.float(), y, tuple(f"arm {k}" for k in range(ARMS)))
+    y = torch.arange(options.arms).repeat_interleave(options.points)
+    return Pool(x.float(), y, tuple(f"arm {k}" for k in range(options.arms)))
 
 
 def digits(data: DataOptions, options: NoOptions, seed: int) -> Pool:
