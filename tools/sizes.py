@@ -18,7 +18,7 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 50_360,
+    "src": 50_373,
     "all sources": 72_253,
     "tests": 54_332,
     "recipes": 14,
