@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 50_373,
-    "all sources": 72_253,
-    "tests": 54_332,
+    "src": 50_381,
+    "all sources": 72_273,
+    "tests": 54_330,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_340,
