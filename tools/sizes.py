@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 49_024,
-    "all sources": 71_182,
-    "tests": 53_225,
+    "src": 49_044,
+    "all sources": 71_202,
+    "tests": 53_054,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_340,

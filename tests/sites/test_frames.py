@@ -126,7 +126,7 @@ def _loaded(options):
     try:
         found = load_data(resolve(tree))
     except DataError as error:
-        return str(error).split(": ", 1)[-1].split(": ")[0], None
+        return str(error).split(": ", 1)[-1].split(": ")[0].split(", row")[0], None  # a file has a header
     return found.table, torch.cat([found.clients[0].train.x, found.clients[0].test.x])
 
 

@@ -65,19 +65,19 @@ def test_digits_are_drawn_until_the_number_is_known(monkeypatch):
         return random.Random(len(drawn)).randbytes(n)
 
     monkeypatch.setattr(normal.os, "urandom", bits)
-    assert normal.exactly([2**62, 2**61], 2.0**20) is not None
+    assert normal.compute_exactly([2**62, 2**61], 2.0**20) is not None
     assert not drawn
-    assert normal.exactly([2**62, 2**61], 2.0**90) is not None  # more digits of the result than were given
+    assert normal.compute_exactly([2**62, 2**61], 2.0**90) is not None  # more digits of the result than were given
     assert len(drawn) == 1
-    far = normal.exactly([0, 0], 1.0)  # s < 2^-124: the far tail, of which float64 knows nothing
+    far = normal.compute_exactly([0, 0], 1.0)  # s < 2^-124: the far tail, of which float64 knows nothing
     assert far is not None
     assert max(far) > 10
     assert len(drawn) > 1
     before = len(drawn)
     border = math.isqrt(2**126 - (2**62) ** 2)  # on the circle, up to the last digit
-    assert normal.exactly([2**62, border], 1.0) in (None, [0, 0])
+    assert normal.compute_exactly([2**62, border], 1.0) in (None, [0, 0])
     assert len(drawn) > before
-    assert normal.exactly([2**63 - 1, 2**62], 1.0) is None
+    assert normal.compute_exactly([2**63 - 1, 2**62], 1.0) is None
 
 
 @few("deviation", [0.6, 2.5], 1)
