@@ -15,7 +15,7 @@ import naive
 import naive_beacon
 from naive import build, same_nets
 from protofed.compute.seeding import generator
-from protofed.errors import ConfigError, ModelError
+from protofed.errors import ModelError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch
 from protofed.methods.beacon import all_classes
@@ -27,7 +27,7 @@ from protofed.prototypes.etf import spread_directions
 from protofed.samples import ClientData, FederatedData, Samples
 from support import K, client, degenerate, experiment, federated, few, held_out, ordinary, visited
 
-EPOCHS, LR, MOMENTUM, RHO, LAMBDA, GAMMA, CAUTION = 2, 0.05, 0.8, 0.5, 0.7, 3.0, 0.3
+EPOCHS, LR, MOMENTUM, RHO, LAMBDA, GAMMA = 2, 0.05, 0.8, 0.5, 0.7, 3.0
 
 
 def two() -> FederatedData:
@@ -67,7 +67,6 @@ def test_two_rounds(fusion, expert, weighting):
         method__momentum=MOMENTUM,
         method__rho=RHO,
         method__fusion=fusion,
-        method__caution=CAUTION,
         method__expert=expert,
         method__weighting=weighting,
         **{"method.lambda": LAMBDA, "method.gamma": GAMMA},
@@ -120,10 +119,10 @@ def test_two_rounds(fusion, expert, weighting):
                 for x, y in zip(c.validation.x.double(), c.validation.y.tolist(), strict=True):
                     f, g = ([float(v[k]) for k in A] for v in outputs(x))
                     scored += [(f, g, A.index(y))] if y in A else []
-                weights = naive_beacon.fit(scored, [pi[k] for k in A], CAUTION)
+                weights = naive_beacon.fit(scored, [pi[k] for k in A], 1.0)
                 learned = visited(federation)[c.name].received["fusion"]
                 assert learned.tolist() == pytest.approx(weights, abs=1e-5)
-                assert abs(weights[0] - 0.5) > 0.01
+                assert abs(weights[0] - 0.5) > 0.001
             for x, y in zip(c.test.x.double(), c.test.y.tolist(), strict=True):
                 found = naive_beacon.answers(*outputs(x), pi, A, weights)
                 for rule, answer in found.items():
@@ -250,19 +249,6 @@ def test_degenerate_clients():
     assert all(torch.equal(a["global_model"], shared) for a in answers.values())
 
 
-def test_a_class_that_nobody_has_is_never_likely():
-    """Its prior pushes its output down on every client; it may be answered, and nothing is NaN."""
-    federation = build("beacon", two(), method__hidden=3, rounds=8)
-    record = list(federation.run())[-1]
-    assert all(t.isfinite().all() for t in federation.server.values())
-    assert all(math.isfinite(v) for v in record.losses.values())
-    ann = visited(federation)["ann"]
-    assert bool(ann.state["own"].equal(torch.tensor([True, True, True, False])))
-    assert ann.state["prior"].exp().tolist() == pytest.approx([6 / 13, 3 / 13, 3 / 13, 1 / 13])
-    g = ann.model.extras["beacon"](ann.train.x.double()).logits.softmax(-1)
-    assert g[:, 3].max() < 0.5
-
-
 def test_diverged_networks_answer_nothing():
     federation = build("beacon", two(), method__hidden=3, rounds=1)
     list(federation.run())
@@ -304,15 +290,6 @@ def test_sizes(shape, classes, weights):
     assert size(network) == weights
     assert network(torch.zeros(2, *shape)).logits.shape == (2, classes)
     assert not list(network.buffers())
-
-
-def test_maps_are_not_halved_below_what_is_pooled():
-    def strides(shape):
-        return [m.stride[0] for m in tiny(shape, 10).modules() if hasattr(m, "in_channels")]
-
-    assert strides((1, 28, 28)) == strides((3, 64, 64)) == strides((2, 128)) == [2, 2, 2]
-    assert strides((1, 8, 8)) == [2, 1, 1]
-    assert strides((1, 5, 9)) == [1, 1, 1]
 
 
 def test_network_of_images_by_hand():
@@ -382,13 +359,13 @@ def test_traffic():
     record = next(federation.run())
     assert record.parameters == {"up": 6218, "down": 6218}
     assert record.bytes == {"up": 4 * 6218 + 8, "down": 4 * 6218 + 4}
-    assert federation.method.declared.sums_only
+    assert federation.method.declared.aggregation == "sums"
 
 
 def test_uniform_weights_disclose_no_numbers():
     federation = build("beacon", ordinary(), method__weighting="uniform")
     assert "samples" not in federation.method.upload_schema.fields
-    assert not federation.method.declared.counts
+    assert federation.method.declared.counts == "never"
 
 
 def test_int8_round_trip():
@@ -410,39 +387,6 @@ def test_int8_round_trip():
         assert (tensor - exact.server[name]).abs().max() < 0.1, name
 
 
-@few("weighting", ["samples", "uniform"], 1)
-def test_a_client_that_only_receives(weighting):
-    """It trains its expert and answers with the beacon of the others; what it sends back says nothing of it."""
-    options = {"method__weighting": weighting, "method__hidden": 3}
-    quiet = build("beacon", ordinary(), method__receive_only=["bob"], **options)
-    messages = quiet.open(quiet.names, 1).messages
-    before = {n: t.clone() for n, t in quiet.server.items()}
-    sent = {
-        r.client: quiet.codec.decode(r.message, quiet.method.upload_schema)
-        for r in quiet.executor.train(quiet.names, messages, 1)
-    }
-    assert all(torch.equal(sent["bob"][n], t) for n, t in before.items())
-    assert {n: int(p["samples"]) for n, p in sent.items()} == (
-        {"ann": 9, "bob": 0, "cid": 11} if weighting == "samples" else {"ann": 1, "bob": 0, "cid": 1}
-    )
-    without = federated(*(c for c in ordinary().clients if c.name != "bob"))
-    others = build("beacon", without, **options)
-    quiet = build("beacon", ordinary(), method__receive_only=["bob"], **options)
-    own = naive.own_net(quiet, "bob")
-    list(others.run())
-    list(quiet.run())
-    assert all(torch.equal(t, others.server[n]) for n, t in quiet.server.items())
-    same_nets(beacon_of(quiet, "bob"), list(others.server.values()))
-    assert not torch.equal(naive.own_net(quiet, "bob")[0], own[0])
-
-
-def test_a_round_of_clients_that_only_receive_keeps_the_beacon():
-    federation = build("beacon", ordinary(), method__receive_only=["ann", "bob", "cid"])
-    before = {n: t.clone() for n, t in federation.server.items()}
-    list(federation.run())
-    assert all(torch.equal(t, before[n]) for n, t in federation.server.items())
-
-
 def test_extreme_uploads():
     federation = build("beacon", ordinary(), method__hidden=3)
     payload = {n: torch.full_like(t, 1e9) for n, t in federation.server.items()}
@@ -453,24 +397,6 @@ def test_extreme_uploads():
 
 
 # What is refused, and what draws a warning.
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rho": 0.0}, "rho must be above 0"),
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"channels": []}, "channels must name at least one convolution"),
-        ({"channels": [8, 1]}, "channels must be at least 2"),
-        ({"fusion": "best"}, "method.fusion must be 'average' or 'sum' or 'validation', not 'best'"),
-        ({"momentum": 1.0}, "momentum must be"),
-        ({"receive_only": ["bab"]}, "unknown client in method.receive_only 'bab': did you mean 'bob'"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        build("beacon", ordinary(), **{f"method__{n}": v for n, v in options.items()})
-    assert "\n" not in str(caught.value)
 
 
 def test_samples_without_a_network():
@@ -493,13 +419,3 @@ def test_a_beacon_larger_than_the_clients_models(caplog):
     small = build("beacon", ordinary(), method__hidden=2)
     assert len(small.method.notes()) == 1
     assert not caplog.messages
-
-
-def test_a_beacon_larger_than_the_second_clients_model_alone(caplog):
-    members = [{"name": "mlp", "hidden": [2000]}, {"name": "mlp", "hidden": []}]
-    federation = build("beacon", ordinary(), model__members=members, model__options={})
-    sizes = [size(v.model) - size(federation.method.network) for v in visited(federation).values()]
-    assert sizes[0] > size(federation.method.network) > min(sizes)
-    with caplog.at_level(logging.WARNING, "protofed"):
-        federation.method.notes()
-    assert f"with {min(sizes):,}:" in caplog.messages[0]

@@ -137,7 +137,7 @@ def test_over_all_draws_of_clients_compensated_sums_average_to_the_full_sum(pres
 )
 def test_tinyproto_says_whether_sums_are_enough(options, enough):
     method = build("tinyproto", **{f"method__{name}": value for name, value in options.items()}).method
-    assert method.declared.sums_only is enough
+    assert (method.declared.aggregation == "sums") is enough
 
 
 def test_where_sums_are_enough_the_sum_of_all_uploads_gives_the_same():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given
@@ -218,9 +216,8 @@ def test_more_classes_than_dimensions(method):
     assert len({tuple(row) for row in federation.server[name].tolist()}) == K
 
 
-@pytest.mark.parametrize("learned", [True, False])
-def test_the_scores_of_fednh_are_the_logits_that_it_trains(learned):
-    federation, _ = assemble(experiment("fednh", method__learn_scale=learned), ordinary())
+def test_the_scores_of_fednh_are_the_logits_that_it_trains():
+    federation, _ = assemble(experiment("fednh"), ordinary())
     list(federation.run())
     method, local = federation.method, visited(federation)["ann"]
     batch = Batch(local.test.x, local.test.y)
@@ -228,18 +225,9 @@ def test_the_scores_of_fednh_are_the_logits_that_it_trains(learned):
     terms, _ = method.loss(local.model, batch, local.received, local.state)
     loss = torch.nn.functional.cross_entropy(scores["head"], batch.y)
     torch.testing.assert_close(loss, terms["cross_entropy"])
-    shared = local.received["extras.scale.s"] if learned else method.options.scale
+    shared = local.received["extras.scale.s"]
     assert float(scores["global_model"].abs().max()) > 1, "longer than a cosine"
     assert float((scores["global_model"] / shared).abs().max()) <= 1 + 1e-6
-
-
-def test_fednh_trains_neither_its_prototypes_nor_the_models_head():
-    federation, _ = assemble(experiment("fednh"), ordinary())
-    before = {n: c.model.head.weight.detach().clone() for n, c in visited(federation).items()}
-    next(federation.run())
-    for name, c in visited(federation).items():
-        assert torch.equal(c.model.head.weight, before[name])
-    assert not any(n.startswith("head") for n in federation.server)
 
 
 def test_fedfa_starts_with_anchors_of_length_one():
@@ -300,14 +288,13 @@ def test_running_statistics_are_shared_on_request_and_it_is_said(method, share):
 
 
 def test_notes_tell_what_is_shared_and_how_long_is_trained():
-    method = assemble(experiment("fedrep", method__final_head_epochs=10), ordinary())[0].method
+    method = assemble(experiment("fedrep"), ordinary())[0].method
     model = method.task.template()
     total = sum(p.numel() for p in model.parameters())
     shared = total - sum(p.numel() for p in model.head.parameters())
     assert method.notes() == (
         f"{shared:,} of the {total:,} parameters of a model are shared.",
-        "6 local epochs per round, whatever training.epochs says: 5 of the head, 1 of the rest; in the last round "
-        "10 of the heads alone.",
+        "6 local epochs per round, whatever training.epochs says: 5 of the head, 1 of the rest.",
     )
 
 
@@ -335,21 +322,12 @@ def test_clients_drawn_by_their_size():
     ("method", "options", "message"),
     [
         ("fesem", {"method__clusters": 4}, r"fesem: method.clusters = 4, but there are only 3 clients"),
-        ("fesem", {"method__clusters": 0}, "clusters must be at least 1, not 0"),
         ("fedrep", {"method__personal": []}, "fedrep: method.personal is empty, so no head is trained first"),
-        ("fedrep", {"method__head_epochs": -1}, "head_epochs must be at least 0"),
         ("fedrep", {"method__head_epochs": 0, "method__extractor_epochs": 0}, "nothing would be trained"),
         ("fedper", {"method__personal": ["haed"]}, "unknown module in method.personal 'haed': did you mean 'head'"),
         ("fedper", {"method__personal": ["extractor", "head"]}, "fedper: .*whole model, so nothing is shared"),
         ("lg_fedavg", {"method__shared": []}, "lg_fedavg: method.shared is empty"),
         ("lg_fedavg", {"method__shared": ["backbone"]}, "unknown module in method.shared 'backbone'"),
-        ("fedprox", {"method__mu": -1.0}, "mu must be at least 0"),
-        ("moon", {"method__temperature": 0.0}, "temperature must be above 0"),
-        ("fedlc", {"method__rho": 0.0}, "rho must be above 0, not 0"),
-        ("feduv", {"method__variance": -1.0}, "variance must be at least 0"),
-        ("fednh", {"method__rho": 1.5}, r"method\.rho must be from 0 to 1, not 1\.5"),
-        ("fednh", {"method__scale": 0.0}, "method.scale must be above 0, not 0"),
-        ("fedfa", {"method__lambda": -1.0}, "lambda must be at least 0"),
     ],
 )
 def test_refusals(method, options, message):
@@ -377,14 +355,3 @@ def test_lg_fedavg_lets_extractors_differ_but_not_what_is_shared():
         assemble(experiment("lg_fedavg", method__shared=["extractor"]), data)
     with pytest.raises(ConfigError, match=r"ann has d=5 and bob has d=9"):
         assemble(experiment("lg_fedavg"), federated(data.clients[0], client("bob", [0], d=9)))
-
-
-def test_losses_of_one_sample_are_finite():
-    for name in ("feduv", "fedfa", "fednh", "fedprox"):
-        federation, data = assemble(experiment(name, training__batch_size=1), ordinary())
-        records = list(federation.run())
-        assert all(v is not None for r in records for v in r.losses.values()), name
-        c = visited(federation)["ann"]
-        batch = Batch(data.clients[0].train.x[:1], data.clients[0].train.y[:1])
-        terms, _ = federation.method.loss(copy.deepcopy(c.model), batch, c.received, c.state)
-        assert all(t.isfinite() for t in terms.values())

@@ -59,7 +59,7 @@ def data(run):
     [
         ("fedproto", {}),
         ("fixed_etf", {"method.softmax": "balanced"}),
-        ("local", {"method.predict_over": "own"}),
+        ("local", {"method.softmax": "balanced"}),
         ("fedavg", {"model.name": "mlp"}),
         ("gfpl", {}),
         ("tinyproto", {"transforms.mean": [0.3], "transforms.std": [0.4]}),
@@ -697,7 +697,7 @@ def test_rounds_of_other_rules_are_not_extended(run, tmp_path):
     [
         ("fedproto", {"training.schedule": "cosine"}, "training.schedule=cosine spreads over all rounds"),
         ("fedproto", {"participation.newcomers": 1}, "participation.newcomers join in the last rounds"),
-        ("fedkd", {"method.compress": "parameters"}, "fedkd raises the energy"),
+        ("fedkd", {"method.compress": "parameters"}, "what fedkd does in a round depends on their number"),
     ],
     1,
 )

@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 from torch.func import functional_call
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Method, Tensors, Traits
+from protofed.methods.contract import Batch, Local, Method, Output, SplitModel, Tensors, Traits
 from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
 from protofed.methods.parts.weights import copy_tensors, load_weights, sharing_notes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.wire.schema import Payload
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,11 @@ class FedAvg(AveragedWeights[W], Method[W]):
             exchanges="all weights",
             up="|w|",
             down="|w|",
-            class_sets="one K-way head",
             rules=(GLOBAL_MODEL, HEAD),
-            same_architecture=True,
-            counts=True,
+            alike="architecture",
+            counts="always",
+            aggregation="mean" if cls.aggregate is FedAvg.aggregate else "sums",
             protection=Protection(dp_obstacle=""),
-            stale=cls.aggregate is FedAvg.aggregate,
         )
 
     def notes(self) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Tensors, Traits, Upload
+from protofed.methods.contract import Aggregate, Batch, SplitModel, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.nearest import nearest_scores
 from protofed.methods.parts.trainable import first_network, pairs, train_network
@@ -23,9 +23,6 @@ from protofed.prototypes.contrastive import orthogonality
 from protofed.prototypes.geometry import unit_vectors
 from protofed.prototypes.inference import Distance, alignment
 from protofed.prototypes.table import Prototypes
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,8 @@ class FedORGP(FedProto[FedORGPOptions]):
     def traits(cls, options: FedORGPOptions) -> Traits:
         """Training needs every single upload."""
         found = super().traits(options)
-        return replace(found, sums_only=False).protecting(dp_obstacle=found.protection.dp_obstacle or None)
+        alone = found if found.personal else replace(found, aggregation="single")
+        return alone.protecting(dp_obstacle=found.protection.dp_obstacle or None)
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, and 2·cos(f(x), C_j) − 2 of prototypes."""

@@ -52,7 +52,7 @@ class FedPer(PrivateHead[P], SharedPart[P]):
         """The extractor travels."""
         up = "|θ|" if options.personal == ("head",) else "part of |w|"
         rules = options.head_rules()
-        return replace(super().traits(options), up=up, down=up, rules=rules, same_architecture=True)
+        return replace(super().traits(options), up=up, down=up, rules=rules, alike="architecture")
 
     def personal(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``φ_i``."""

@@ -2,7 +2,7 @@
 
 Lu et al., *GFPL: Generative Federated Prototype Learning for Resource-Constrained and Data-Imbalanced Vision Task*,
 Eq. 4-8 and Algorithm 1, with diagonal covariances: a component is a weight ``π``, a mean ``μ`` and standard
-deviations ``σ``. :func:`fit_mixtures` also fits spherical and full covariances, as FedPFT sends them.
+deviations ``σ``. :func:`fit_mixtures` also fits spherical covariances, as FedPFT sends them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ CANDIDATES = 3
 ROWS = 512
 """Components whose distances to all others :func:`fuse` bounds at once."""
 
-JITTER = 1e-12
-"""Share of a full covariance's mean variance added to all variances, so that rounding leaves it positive."""
-
-Covariance = Literal["spherical", "diag", "full"]
+Covariance = Literal["spherical", "diag"]
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
@@ -72,13 +69,13 @@ def fit_mixtures(
         labels: ``(n,)``.
         components: Largest number per class, ``n`` in the paper.
         generator: CPU; a fixed amount is drawn, so a class's start does not depend on the others' data.
-        variance_floor: Smallest variance of any component in any dimension; added to all of a full covariance.
+        variance_floor: Smallest variance of any component in any dimension.
         tolerance: Stop when the mean log-likelihood per sample rises by less than this.
-        covariance: One variance per component, one per dimension, or a whole matrix.
+        covariance: One variance per component, or one per dimension.
 
     Returns:
         A batch of K mixtures with ``components`` places each. Unused places, also of classes without samples, have
-        weight, mean and std 0. With full covariances, ``stds`` ``(K, c, d, d)`` are their lower triangular roots.
+        weight, mean and std 0.
 
     Example:
         >>> x = torch.tensor([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0], [5.1, 5.0]])
@@ -97,19 +94,16 @@ def fit_mixtures(
     x = exact(features)
     labels = labels.to(x.device)
     draws = torch.rand(K, components, CANDIDATES, generator=generator, dtype=torch.float64).to(x.device)
-    full = covariance == "full"
-    weights, means = x.new_zeros(K, components), x.new_zeros(K, components, d)
-    spreads = x.new_zeros(K, components, d, d) if full else x.new_zeros(K, components, d)
-    for classes, batch, valid in _batches(x, labels, K, components * d * d if full else 0):
+    weights, means, variances = x.new_zeros(K, components), *x.new_zeros(2, K, components, d)
+    for classes, batch, valid in _batches(x, labels, K):
         centre = batch.sum(1, keepdim=True) / valid.sum(1)[:, None, None]
         batch = (batch - centre) * valid.unsqueeze(2)  # around 0, second moments keep their digits
         fitted = _fit(batch, valid, draws[classes], iterations, variance_floor, tolerance, covariance)
         used = (fitted[0] > 0).unsqueeze(2)
         weights[classes] = fitted[0]
         means[classes] = torch.where(used, fitted[1] + centre, 0.0)
-        spreads[classes] = torch.where(used.unsqueeze(3) if full else used, fitted[2], 0.0)
-    stds = spreads if full else spreads.sqrt()
-    return Mixture(*(part.to(features) for part in (weights, means, stds)))
+        variances[classes] = torch.where(used, fitted[2], 0.0)
+    return Mixture(*(part.to(features) for part in (weights, means, variances.sqrt())))
 
 
 def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
@@ -253,12 +247,8 @@ def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1
     return Mixture(*(torch.from_numpy(part).to(means) for part in (weight, mean, np.sqrt(variance))))
 
 
-def _batches(x: Tensor, labels: Tensor, K: int, more: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield classes of similar size together: indices (B,), features (B, n, d) padded by 0, valid (B, n).
-
-    Args:
-        more: Numbers that a class takes besides its features.
-    """
+def _batches(x: Tensor, labels: Tensor, K: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield classes of similar size together: indices (B,), features (B, n, d) padded by 0, valid (B, n)."""
     counts = torch.bincount(labels, minlength=K).cpu()
     by_class = labels.argsort(stable=True)
     starts = counts.cumsum(0) - counts
@@ -284,9 +274,8 @@ def _fit(
     tolerance: float,
     covariance: Covariance,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run EM on a batch; return weights (B, c), means (B, c, d) and variances (B, c, d), or roots (B, c, d, d)."""
+    """Run EM on a batch; return weights (B, c), means (B, c, d) and variances (B, c, d)."""
     squares = x.square()
-    likelihoods = _log_joint_full if covariance == "full" else _log_joint
     counts = valid.sum(1)
     γ = _start(x, valid, draws)  # responsibilities, (B, n, c)
     weights = means = variances = x.new_zeros(0)
@@ -297,23 +286,18 @@ def _fit(
         N = γ.sum(1)
         per_sample = N.clamp(min=torch.finfo(N.dtype).tiny).reciprocal().unsqueeze(2)
         mean = per_sample * (γ.mT @ x)
-        if covariance == "full":
-            variance = _roots(x, γ * per_sample.mT, mean, floor)
-        else:
-            variance = per_sample * (γ.mT @ squares) - mean.square()
-            if covariance == "spherical":
-                variance = variance.mean(2, keepdim=True).expand_as(mean)
-            variance = variance.clamp(min=floor)
-        fresh = N / counts.unsqueeze(1), mean, variance
+        variance = per_sample * (γ.mT @ squares) - mean.square()
+        if covariance == "spherical":
+            variance = variance.mean(2, keepdim=True).expand_as(mean)
+        fresh = N / counts.unsqueeze(1), mean, variance.clamp(min=floor)
         if iteration == 0:
             weights, means, variances = fresh
         else:
             weights = torch.where(running[:, None], fresh[0], weights)
             means = torch.where(running[:, None, None], fresh[1], means)
-            going = running.reshape(-1, *(1,) * (variances.dim() - 1))
-            variances = torch.where(going, fresh[2], variances)
+            variances = torch.where(running[:, None, None], fresh[2], variances)
         # E step (Eq. 5)
-        joint = likelihoods(x, weights, means, variances)
+        joint = _log_joint(x, weights, means, variances)
         evidence = joint.logsumexp(2)
         γ = (joint - evidence.unsqueeze(2)).exp() * valid.unsqueeze(2)
         likelihood = (evidence * valid).sum(1) / counts
@@ -364,29 +348,6 @@ def _log_joint(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> 
     ).clamp(min=0.0)
     constant = weights.log() - 0.5 * (variances.log().sum(2) + x.shape[2] * math.log(2 * math.pi))
     return constant.unsqueeze(1) - 0.5 * quadratic
-
-
-def _roots(x: Tensor, shares: Tensor, means: Tensor, floor: float) -> Tensor:
-    """Return the roots (B, c, d, d) of the covariances of samples (B, n, d) with shares (B, n, c) in components."""
-    d = x.shape[2]
-    found = x.new_empty(*means.shape, d)
-    for c in range(means.shape[1]):
-        apart = x - means[:, c : c + 1]
-        found[:, c] = (apart * shares[:, :, c : c + 1]).mT @ apart
-    diagonal = found.diagonal(dim1=-2, dim2=-1)
-    diagonal += floor + JITTER * diagonal.mean(-1, keepdim=True)
-    roots: Tensor = torch.linalg.cholesky(found)
-    return roots
-
-
-def _log_joint_full(x: Tensor, weights: Tensor, means: Tensor, roots: Tensor) -> Tensor:
-    """Return ``log π_i + log N(x | μ_i, L_iL_iᵀ)`` of samples (B, n, d) as (B, n, c)."""
-    apart = x.unsqueeze(1) - means.unsqueeze(2)
-    whitened = torch.linalg.solve_triangular(roots, apart.mT, upper=False)
-    log_root = roots.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    constant = weights.log() - log_root - 0.5 * x.shape[2] * math.log(2 * math.pi)
-    joint: Tensor = constant.unsqueeze(1) - 0.5 * whitened.square().sum(2).mT
-    return joint
 
 
 def _clusters(means: Floats, variances: Floats, threshold: float) -> Indices:

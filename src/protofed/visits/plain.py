@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from protofed.compute.optimizers import restore_state, state_of
-from protofed.methods.contract import Batch, Local, Method, Phase, Statistics, Tensors, Update, predict
+from protofed.methods.contract import Method, Phase, Statistics, Update, predict
+from protofed.methods.given import Batch, Local, Output, SplitModel, Tensors
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, batches, normalise
 from protofed.visits.client import LocalPlan, balance
 from protofed.visits.clipping import clip
 from protofed.visits.private import Noise, sum_clipped
 from protofed.visits.visit import Steps
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 NORMALISED_AT_ONCE = 2**24
 """Size in numbers up to which training data are normalised once per phase instead of batch by batch."""
@@ -198,7 +196,7 @@ class _Totals:
     def add(self, output: Output, batch: Batch) -> None:
         self.outputs.append(type(output)(*(part.detach() for part in output)))
         self.batches.append(batch)
-        if self.statistics.by_batch or sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
+        if sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
             self._compute()
 
     def totals(self) -> Tensors:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +21,9 @@ from torch.func import functional_call, grad, vmap
 from protofed.compute.normal import draw_rounded_normal
 from protofed.compute.seeding import uniform_from_system
 from protofed.errors import ConfigError
-from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
+from protofed.methods.contract import Batch, Local, Method, Output, Phase, SplitModel, Tensors, Update
 from protofed.samples import Samples
 from protofed.visits.batches import batches
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 AT_ONCE = 2**22
 """Numbers of single samples' gradients that are held at a time: 16 MiB stay in a processor's cache."""

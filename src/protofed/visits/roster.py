@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,14 +25,12 @@ from torch import Tensor
 
 from protofed.compute.optimizers import check_kept
 from protofed.errors import CheckpointError, OutputError, writing
+from protofed.methods.contract import SplitModel
 from protofed.samples import Samples
 from protofed.storage.records import Records, read_at, write_at
 from protofed.storage.snapshots import WITHOUT_OPTIMIZER, Snapshot, flatten, join_snapshot
 from protofed.untrusted.reading import reason
 from protofed.visits.client import Member
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 PAGE = 4096
 """Bytes of a page; no two records share one."""

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from protofed.compute.optimizers import restore_state, state_of
-from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update, predict
+from protofed.methods.contract import Batch, Local, Method, Output, Phase, SplitModel, Tensors, Update, predict
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, normalise
 from protofed.visits.client import LocalPlan, balance
@@ -35,9 +35,6 @@ from protofed.visits.stacking import (
     unstack,
 )
 from protofed.visits.visit import Steps
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 ELEMENTWISE = {"SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"}
 """Optimisers of ``torch.optim`` that treat every weight separately, so that stacking changes nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch._C import _functorch as functorch
 from torch.overrides import TorchFunctionMode
 
+from protofed.methods.contract import SplitModel
 from protofed.samples import Samples
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 Tensors = dict[str, Tensor]
 ROWS = "rows"

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from protofed.compute.seeding import Stream, derive, generator, seeded
 from protofed.errors import DivergedError, ProtofedError
-from protofed.methods.contract import Local, Method, Phase, Tensors
+from protofed.methods.contract import Local, Method, Phase, SplitModel, Tensors, sends
 from protofed.samples import Samples
 from protofed.storage.snapshots import Snapshot
 from protofed.text import few
@@ -35,9 +35,6 @@ from protofed.visits.private import COUNTS, RELEASE, Noise, private_statistics
 from protofed.visits.rare import without_rare
 from protofed.visits.roster import Roster, versions
 from protofed.wire.codec import Codec, cast
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 Augment = Callable[[Samples, torch.Generator], Samples]
 """Returns as many samples with the same labels."""
@@ -153,8 +150,8 @@ class LocalTrainer:
         """Train a group of clients of one architecture and plan."""
         start = time.perf_counter()
         visits = self._open(steps, clients, names, messages, round_number, training=True)
-        sends = self.method.sends(round_number)
-        moment = self.method.statistics.when if sends and self.method.statistics else ""
+        communicates = sends(self.method, round_number)
+        moment = self.method.statistics.when if communicates and self.method.statistics else ""
         statistics: list[Tensors] = [{} for _ in visits]
         if moment == "before":
             statistics = self._statistics(steps, visits)
@@ -172,7 +169,7 @@ class LocalTrainer:
                 losses = {}  # they are of the samples that are protected
             start = time.perf_counter()
             message, failure = None, ""
-            if sends:
+            if communicates:
                 with visit.stream, steps.model(index) as model:
                     _to_eval(model)
                     message, failure = self.compose(visit.local, statistics[index], visit.client)

@@ -62,7 +62,7 @@ def stage(noise=0.0, clip=1.0, rounds=1, rate=1.0, expected=2.0, source=None, ki
         o,
         kind(None, Task(K, D, rounds, 0, 5.0)),
         [rate] * rounds,
-        [expected] * rounds,
+        expected,
         source or from_seed(0, "privacy"),
     )
 
@@ -269,7 +269,7 @@ def test_a_run_stops_before_it_exceeds_its_budget():
 @pytest.mark.parametrize(
     ("rate", "words"),
     [
-        (1.0, "without amplification: participation.sampling is not poisson, or everyone takes part."),
+        (1.0, "without amplification: participation.sampling is not poisson."),
         (0.5, "amplified by secret Poisson participation with probability 0.5."),
     ],
 )

@@ -16,6 +16,7 @@ from protofed import methods
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Aggregate
+from protofed.methods.contract import sends
 from protofed.rounds.loop import Federation
 from protofed.rounds.state import unsound
 from protofed.runs.records import RoundRecord
@@ -76,7 +77,7 @@ def honest_upload(method: str) -> tuple[Schema | None, dict[str, torch.Tensor], 
     if schema is None:
         return None, {}, counts
     with closing(federation.executor) as executor:
-        round_number = next((r for r in range(1, 12) if federation.method.sends(r)), 1)
+        round_number = next((r for r in range(1, 12) if sends(federation.method, r)), 1)
         opening = federation.open(federation.names, round_number).messages
         (result,) = executor.train(federation.names[:1], opening, round_number)
     return schema, federation.codec.decode(result.message, schema), counts

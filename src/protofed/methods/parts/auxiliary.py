@@ -5,19 +5,16 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import nn
 
 from protofed.errors import ConfigError, ModelError
-from protofed.methods.contract import Batch, Method, Task, Tensors, Traits
+from protofed.methods.contract import Batch, Method, SplitModel, Task, Tensors, Traits
 from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
 from protofed.methods.traits import GLOBAL_MODEL, Protection
 from protofed.options import named, remote
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,9 @@ class AuxiliaryMethod(PrivateHead[A], AveragedWeights[A], Method[A]):
             exchanges="part of the weights",
             up="|w_aux|",
             down="|w_aux|",
-            class_sets=f"one K-way {cls.role}",
             rules=options.head_rules(GLOBAL_MODEL),
-            counts=True,
+            counts="always",
+            aggregation="sums",
             protection=Protection(dp_obstacle=""),
         )
 

@@ -15,14 +15,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Aggregate, Method, Round, Statistics, Traits, Upload
-from protofed.methods.given import Batch, Local, Tensors
+from protofed.methods.given import Batch, Local, Output, SplitModel, Tensors
 from protofed.methods.parts.prior import over, own_classes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.prototypes.geometry import summary
@@ -30,9 +30,6 @@ from protofed.prototypes.means import class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
 from protofed.wire.validate import check_structure, check_values
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 LARGEST = 1e15
 """Largest magnitude of a feature; fields with bounds of their own are not rounded by lossy codecs."""
@@ -289,17 +286,17 @@ class ClosedForm(Method[O]):
             local_only=("own", "prior"),
         )
         if cls.alone:
-            return Traits(protection=Protection(local_only=protection.local_only), rounds=1)
+            return Traits(protection=Protection(local_only=protection.local_only), rounds="one")
         return Traits(
             exchanges="prototypes",
             up="K_i·d + d·(d+1)/2" if cls.second else "K_i·d",
             down="K·d + K",
             rules=(HEAD, GLOBAL_MODEL),
-            same_architecture=True,
-            same_feature_dim=True,
-            counts=True,
+            alike="architecture",
+            counts="always",
+            aggregation="sums",
+            rounds="one",
             protection=protection,
-            rounds=1,
         )
 
     @abstractmethod
@@ -434,6 +431,12 @@ class ClosedForm(Method[O]):
         shared = Linear.named(received)
         scores = shared.scores(model(batch.x).features)
         return {"head": within(self.likely(scores, state), shared.present, state["own"]), "global_model": scores}
+
+    def typical(
+        self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors, rule: str
+    ) -> Tensor | None:
+        """Return p-values of samples being of classes that the client knows, ``(B,)``; None if none are known."""
+        return None
 
     def likely(self, scores: Tensor, state: Tensors) -> Tensor:
         """Return the scores of all classes for a client's class frequencies; the same if they play no part."""

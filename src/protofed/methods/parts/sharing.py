@@ -22,9 +22,11 @@ class SharedPart(AveragedWeights[S], Method[S]):
     @classmethod
     def traits(cls, options: S) -> Traits:
         """Every upload holds ``n_i``, and the server takes a mean."""
-        stale = cls.aggregate is AveragedWeights.aggregate
         return Traits(
-            exchanges="part of the weights", counts=True, protection=Protection(dp_obstacle=""), stale=stale
+            exchanges="part of the weights",
+            counts="always",
+            aggregation="mean" if cls.aggregate is AveragedWeights.aggregate else "sums",
+            protection=Protection(dp_obstacle=""),
         )
 
     def shares(self, name: str) -> bool:
