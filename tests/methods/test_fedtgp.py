@@ -17,7 +17,7 @@ K, D, CLIENTS = 5, 8, 4
 def margins(cap: float, rounds: int = 16) -> list[float]:
     """Return δ of each round in a federation whose clients go half the way to the global prototypes."""
     source = torch.Generator().manual_seed(0)
-    network = prototype_network(K, D, generator=source)
+    network = prototype_network(K, D, generator=source, dtype=torch.float32)
     labels = torch.arange(K).repeat(CLIENTS)
     centres = 0.2 * torch.randn(K, D, generator=source)
     uploads = centres[labels] + 0.05 * torch.randn(len(labels), D, generator=source)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naive import bhattacharyya
-from protofed.errors import ConfigError
 from protofed.prototypes import mixtures
 from protofed.prototypes.mixtures import (
     Mixture,
@@ -135,13 +134,6 @@ def test_never_more_components_than_distinct_samples(n, distinct):
     torch.testing.assert_close(fitted.stds, torch.full((distinct, 2), 1e-2))
     means = fitted.means[fitted.means[:, 0].argsort()]
     torch.testing.assert_close(means, values[:distinct][values[:distinct, 0].argsort()])
-
-
-def test_more_components_than_needed_do_no_harm():
-    x = clusters(12, 2)
-    fitted = fit_mixture(x, 30, generator=generator())
-    assert len(fitted.weights) <= 12
-    assert log_likelihood(fitted, x).isfinite().all()
 
 
 @given(
@@ -343,48 +335,3 @@ def test_fusion_is_strict_about_all_members():
         weights = torch.ones(3)
         weights[heaviest] = 2.0
         assert len(fuse(weights, means, torch.ones(3, 1)).weights) == 2
-
-
-def test_fusion_of_equal_components():
-    fused = fuse(torch.full((5,), 0.2), torch.ones(5, 3), torch.full((5, 3), 4.0))
-    torch.testing.assert_close(fused.weights, torch.tensor([1.0]))
-    torch.testing.assert_close(fused.means, torch.ones(1, 3))
-    torch.testing.assert_close(fused.stds, torch.full((1, 3), 2.0))
-
-
-def test_fusion_leaves_out_unused_places():
-    fused = fuse(torch.tensor([0.0, 1.0]), torch.tensor([[9.0], [1.0]]), torch.ones(2, 1))
-    assert fused.means.tolist() == [[1.0]]
-
-
-# --- bad arguments ------------------------------------------------------------------------------------------
-
-
-def test_bad_features():
-    with pytest.raises(ConfigError, match="1 of 2 rows hold NaN"):
-        fit_mixture(torch.tensor([[0.0], [torch.nan]]), generator=generator())
-    with pytest.raises(ConfigError, match="components >= 1"):
-        fit_mixture(torch.zeros(1, 2), 0, generator=generator())
-
-
-@pytest.mark.parametrize(
-    ("weights", "means", "variances", "message"),
-    [
-        (torch.ones(2), torch.ones(3, 1), torch.ones(3, 1), "do not fit"),
-        (torch.tensor([1.0, -1.0]), torch.ones(2, 1), torch.ones(2, 1), "not negative"),
-        (torch.zeros(2), torch.ones(2, 1), torch.ones(2, 1), "at least positive"),
-        (torch.ones(2), torch.ones(2, 1), torch.zeros(2, 1), "positive variances"),
-        (torch.ones(1), torch.tensor([[torch.inf]]), torch.ones(1, 1), "hold NaN or infinite"),
-    ],
-)
-def test_bad_components(weights, means, variances, message):
-    with pytest.raises(ConfigError, match=message):
-        fuse(weights, means, variances)
-
-
-def test_bad_mixtures():
-    unused = Mixture(torch.zeros(2), torch.zeros(2, 3), torch.zeros(2, 3))
-    with pytest.raises(ConfigError, match="not all 0"):
-        sample(unused, 1, generator())
-    with pytest.raises(ConfigError, match="at least one"):
-        stack([])

@@ -30,9 +30,21 @@ else:
 
     O = TypeVar("O")  # noqa: E741
 
-__all__ = ["Aggregate", "Batch", "Build", "Exchange", "Local", "Loss", "Method", "Output", "Phase", "Round"]
-__all__ += [
+__all__ = [
+    "Aggregate",
+    "Batch",
+    "Build",
+    "Exchange",
+    "Local",
+    "Loss",
+    "Method",
+    "Output",
+    "Phase",
     "Protection",
+    "Round",
+]
+__all__ += [
+    "SplitModel",
     "Task",
     "Tensors",
     "Terms",

@@ -196,13 +196,7 @@ def last_sent(server: Tensors) -> list[Prototypes]:
 
 
 def among_prototypes(z: Tensor, batch: Batch, sets: Tensor, present: Tensor, temperature: float) -> Tensor:
-    """Return the mean over samples and sets of ``−log(e^{z·C_y/τ} / Σ_c e^{z·C_c/τ})``, 0 without ``C_y``.
-
-    Args:
-        z: ``(B, p)``.
-        sets: ``(M, K, p)``.
-        present: ``(K,)`` bool.
-    """
+    """Return the mean over samples and sets of ``−log(e^{z·C_y/τ} / Σ_c e^{z·C_c/τ})``, 0 without ``C_y``."""
     logits = torch.einsum("bp,mkp->mbk", z, sets).masked_fill(~present, ABSENT) / temperature
     own = batch.y.view(1, -1, 1).expand(len(sets), -1, 1)
     apart = -logits.log_softmax(-1).gather(-1, own).squeeze(-1).mean(0)

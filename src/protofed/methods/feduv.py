@@ -71,7 +71,6 @@ def uniformity(z: Tensor, weight: Tensor | None = None) -> Tensor:
     one. The result is 0 if all features are the same.
 
     Args:
-        z: ``(B, d)`` features.
         weight: ``(B,)``, 0 for padding; None keeps all.
     """
     if len(z) < 2:

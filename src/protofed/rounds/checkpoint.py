@@ -146,11 +146,7 @@ class Saving:
 
 
 def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
-    """Replace ``state`` by that of the newest checkpoint, if there is one; return whether there was.
-
-    Raises:
-        CheckpointError: If the checkpoint is damaged, in another format, or of other clients or another method.
-    """
+    """Replace ``state`` by that of the newest checkpoint, if there is one; return whether there was."""
     newest = newest_checkpoint(folder)
     if newest is None:
         return False
@@ -179,11 +175,7 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
 
 
 def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
-    """Return all that a checkpoint holds of a client except its model, which is not read; empty without the client.
-
-    Raises:
-        FileNotFoundError: If the checkpoint has given way to the next one.
-    """
+    """Return what a checkpoint holds of a client but its model, which is not read; empty without the client."""
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     places = read_json(folder / "state.json").get("records")

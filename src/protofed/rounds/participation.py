@@ -24,9 +24,6 @@ class Participation:
 
     Attributes:
         names: All clients, in their fixed order.
-
-    Raises:
-        ConfigError: If the options do not suit the clients.
     """
 
     def __init__(

@@ -76,9 +76,6 @@ class Standing:
 
         Args:
             names: Names of all clients.
-
-        Raises:
-            ValueError: If ``value`` names other clients, or lacks the round of a refusal.
         """
         if undated := value["diverged"].keys() - value["last"].keys():
             raise ValueError(f"refusals: last: {min(undated)} is missing")

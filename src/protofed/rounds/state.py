@@ -93,9 +93,6 @@ class StoredState(Struct):
 
         Args:
             version: Number of its format.
-
-        Raises:
-            CheckpointError: If the file is missing, damaged or of another format.
         """
         record = read_json(path)
         check_format(path, record.get("version", 1), version)
@@ -106,9 +103,6 @@ class StoredState(Struct):
 
         Args:
             path: What errors begin with.
-
-        Raises:
-            CheckpointError: If it is that of other clients, or of clients elsewhere.
         """
         if self.clients != list(clients):
             raise CheckpointError(f"{path}: was written for other clients")
@@ -133,9 +127,6 @@ def fitting(found: Tensors, initial: Tensors, path: Path) -> Tensors:
 
     Args:
         initial: Those before the first round; later there may be more, and other numbers of rows.
-
-    Raises:
-        CheckpointError: If one is missing, or its rows have another shape.
     """
     for name, tensor in initial.items():
         if name not in found or (tensor.numel() and _rows(found[name]) != _rows(tensor)):

@@ -41,7 +41,6 @@ def batch_rows(order: Tensor, size: int, *, even: bool, drop_last: bool = False)
     """Divide the rows of an epoch into ``⌈n/B⌉`` batches.
 
     Args:
-        order: ``(n,)``.
         even: Batch sizes differ by at most one; otherwise all but the last are ``B``. Deep networks with BatchNorm
             need even batches: the variance of a last batch of two or three samples can be so small that one step
             ruins the model.

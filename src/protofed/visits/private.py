@@ -41,23 +41,14 @@ COUNTS = "private counts"
 
 @dataclass(frozen=True)
 class Private:
-    """Local training that hides whether a single sample was there.
+    """Local training that hides whether a single sample was there."""
 
-    Attributes:
-        clip: Largest norm ``C`` of a sample's gradient.
-        noise: Multiplier ``z`` of the steps.
-        features: Largest norm of a sample's contribution to a statistic.
-        means: Noise multiplier of statistics and of the numbers of samples per class.
-        secret: Random numbers come from the operating system instead of the experiment's seed.
-        masked: The noise of statistics is added later, under the mask of secure aggregation.
-    """
-
-    clip: float
-    noise: float
-    features: float
-    means: float
-    secret: bool = False
-    masked: bool = False
+    clip: float  # largest norm ``C`` of a sample's gradient
+    noise: float  # multiplier ``z`` of the steps
+    features: float  # largest norm of a sample's contribution to a statistic
+    means: float  # noise multiplier of statistics and of the numbers of samples per class
+    secret: bool = False  # random numbers come from the operating system instead of the experiment's seed
+    masked: bool = False  # the noise of statistics is added later, under the mask of secure aggregation
 
 
 @dataclass
@@ -149,9 +140,6 @@ def sum_clipped(
         batch: May be empty.
         clip: Largest norm.
         step: Step of the grid to which clipped gradients are rounded, towards zero and in float64; 0 for none.
-
-    Raises:
-        ConfigError: If the loss of a single sample cannot be vectorised.
     """
     loss = _Loss(model, update)
     weights = {f"model.{name}": parameter.detach() for name, parameter in chosen.items()}

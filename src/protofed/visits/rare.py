@@ -18,7 +18,6 @@ def without_rare(payload: Payload, schema: Schema, counts: Tensor, least: int, r
     what the client received.
 
     Args:
-        counts: ``(K,)`` training samples.
         received: Tensors by name.
     """
     rare = (counts < least).cpu()

@@ -99,10 +99,6 @@ class StoreSnapshot:
 
         Returns:
             Position and length of each client's model, the rest of its snapshot and what it received, by name.
-
-        Raises:
-            OSError: If the file cannot be written.
-            CheckpointError: If a client cannot be read.
         """
         places: dict[Any, list[int]] = {}
         written = synced = 0
@@ -412,31 +408,18 @@ class Roster(Mapping[str, Member]):
         return self.store.read(name)
 
     def replace(self, name: str, snapshot: Snapshot) -> None:
-        """Replace the snapshot of a client.
-
-        Raises:
-            KeyError, RuntimeError: If the snapshot does not fit the model of the client.
-        """
+        """Replace the snapshot of a client."""
         model = self.models[self[name].kind]
         model.load_state_dict(snapshot.model)
         self.check_optimizer(name, snapshot)
         self.store.write(name, snapshot._replace(model=model.state_dict()))
 
     def check_optimizer(self, name: str, snapshot: Snapshot) -> None:
-        """Check that the optimiser's state in a snapshot fits the model of a client.
-
-        Raises:
-            KeyError, RuntimeError: If it does not.
-        """
+        """Check that the optimiser's state in a snapshot fits the model of a client."""
         check_kept(snapshot.optimizer, dict(self.models[self[name].kind].named_parameters()))
 
     def restore(self, name: str, snapshot: Snapshot, path: Path) -> None:
-        """Replace the first snapshot of a client by one that was written to a file.
-
-        Raises:
-            CheckpointError: If the snapshot does not fit, or lacks a part of the method's state, as one of an older
-                version may.
-        """
+        """Replace the first snapshot of a client by one that was written to a file."""
         try:
             if lacking := self.snapshot(name).state.keys() - snapshot.state.keys():
                 raise RuntimeError(f"its state lacks {', '.join(sorted(lacking))}")

@@ -62,9 +62,6 @@ class PooledSamples:
     def places(self, steps: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, list[list[int]]]:
         """Return the positions of each client's rows of each step.
 
-        Args:
-            steps: ``(b,)`` rows per client and step.
-
         Returns:
             ``(C, T, B)`` int64 positions, ``(C, T, B)`` weights (0 for padding), and the number of rows per client
             and step.

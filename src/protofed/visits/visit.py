@@ -105,22 +105,14 @@ class Steps(Protocol):
 
 @dataclass
 class _Visit:
-    """A client during its visit.
-
-    Attributes:
-        local: Working copies.
-        train: Augmented for this round if the experiment says so.
-        kept: Optimiser state, with the number of the phase in front of names.
-        stream: Random state of torch for training.
-        changed: The model differs from the stored one.
-    """
+    """A client during its visit."""
 
     client: Member
-    local: Local
-    train: Samples
-    kept: Tensors
-    stream: Stream
-    changed: bool
+    local: Local  # working copies
+    train: Samples  # augmented for this round if the experiment says so
+    kept: Tensors  # optimiser state, with the number of the phase in front of names
+    stream: Stream  # random state of torch for training
+    changed: bool  # the model differs from the stored one
 
 
 @dataclass(frozen=True)
@@ -130,19 +122,16 @@ class LocalTrainer:
     Attributes:
         augment: Transforms training samples for the steps of a round; statistics and predictions never see the
             results.
-        on: Test samples to score on, besides clients' own.
-        on_every: Rounds of such scores: multiples of it, and the ``last``.
-        secret: Draw random numbers that protect samples from the operating system: at a node.
     """
 
     method: Method
     codec: Codec
     seed: int
     augment: Augment | None = None
-    on: On = "own"
-    on_every: int = 1
+    on: On = "own"  # test samples to score on, besides clients' own
+    on_every: int = 1  # rounds of such scores: multiples of it, and the ``last``
     last: int = 0
-    secret: bool = False
+    secret: bool = False  # draw random numbers that protect samples from the operating system: at a node
 
     def train(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round_number: int
@@ -324,9 +313,6 @@ class LocalTrainer:
         Returns:
             The message, and an empty text; or None, and the reason, if the model has diverged or a number is too
             large for the codec.
-
-        Raises:
-            ProtofedError: If the upload violates the schema for another reason; names the client.
         """
         schema = self.method.upload_schema
         assert schema is not None

@@ -56,11 +56,7 @@ class Codec:
         self.compression = compression
 
     def encode(self, payload: Payload, schema: Schema) -> bytes:
-        """Encode a payload.
-
-        Raises:
-            PayloadError: If names, kinds or shapes do not match the schema, or the codec cannot represent a number.
-        """
+        """Encode a payload."""
         symbols = check_structure(payload, schema)
         free = _free_symbols(schema)
         sizes = struct.pack(f"<{len(free)}I", *(symbols.get(s, 0) for s in free))
@@ -77,11 +73,7 @@ class Codec:
             self.encode(payload, schema)
 
     def decode(self, message: bytes, schema: Schema) -> Payload:
-        """Decode and validate a message.
-
-        Raises:
-            PayloadError: If the message is damaged or violates the schema.
-        """
+        """Decode and validate a message."""
         if len(message) > (allowed := self.largest(schema)):
             raise PayloadError(f"message: has {len(message)} bytes, at most {allowed} are allowed")
         free = _free_symbols(schema)

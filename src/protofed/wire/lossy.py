@@ -33,11 +33,7 @@ class Float16(Codec):
         return 2 * math.prod(shape)
 
     def encode_real(self, name: str, tensor: Tensor) -> bytes:
-        """Round to the nearest float16 numbers.
-
-        Raises:
-            DivergedError: If a number would become infinite; clamping it to 65504 would hide the error.
-        """
+        """Round to the nearest float16 numbers."""
         numbers = self.array(tensor)
         largest = np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0)
         if largest > FLOAT16_LIMIT:

@@ -54,32 +54,21 @@ MOST = 2**20
 
 
 class Mix(NamedTuple):
-    """How others' sums count.
+    """How others' sums count."""
 
-    Attributes:
-        kappa: κ of their class sums.
-        share: c of their scatter within clients and classes; None for that of all samples together.
-        view: Place of the features that count among those side by side.
-    """
-
-    kappa: float
-    share: float | None
+    kappa: float  # κ of their class sums
+    share: float | None  # c of their scatter within clients and classes; None for that of all samples together
     shrinkage: Shrinkage
-    view: int = 0
+    view: int = 0  # place of the features that count among those side by side
 
 
 class Pools(NamedTuple):
-    """What a client knows: the sums of its own samples and of all others'.
-
-    Attributes:
-        within: ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``.
-        views: Number of equally long features side by side, of which one counts.
-    """
+    """What a client knows: the sums of its own samples and of all others'."""
 
     own: Sums
     others: Sums
-    within: Tensor
-    views: int = 1
+    within: Tensor  # ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``
+    views: int = 1  # number of equally long features side by side, of which one counts
 
     @classmethod
     def alone(cls, own: Sums, views: int = 1) -> Pools:
@@ -128,7 +117,6 @@ class Pools(NamedTuple):
         Shrinkage and mean variance are those of all samples.
 
         Args:
-            x: ``(n, d)`` float64 samples of the client.
             y: ``(n,)`` their classes, which have further samples of it.
 
         Yields:
@@ -179,8 +167,6 @@ class Pools(NamedTuple):
         """Return by what new samples are known to be like the client's: the metric, means, and its own distances.
 
         Args:
-            x: ``(n, d)`` float64 samples of the client.
-            y: ``(n,)`` their classes.
             chosen: The client's choice.
 
         Returns:
@@ -245,7 +231,6 @@ def typical(features: Tensor, received: Tensors, known: Tensor) -> Tensor:
     Where a client has no two samples of a class, it is with those of all its samples from their classes.
 
     Args:
-        features: ``(n, d)``.
         received: With the tensors of :meth:`Pools.distances`.
         known: ``(K,)`` bool, the classes that can be answered.
     """
@@ -262,16 +247,11 @@ def typical(features: Tensor, received: Tensors, known: Tensor) -> Tensor:
 
 
 class Selection(NamedTuple):
-    """A client's choice.
-
-    Attributes:
-        voters: Number of its samples that were left out in turn; 0 if it has one class, or no second one of any.
-        scores: ``(voters, K')`` their log-posteriors by the mixture; None if nothing was chosen.
-    """
+    """A client's choice."""
 
     mixture: Mix
-    voters: int
-    scores: Tensor | None = None
+    voters: int  # number of its samples that were left out in turn; 0 if it has one class, or no second one of any
+    scores: Tensor | None = None  # ``(voters, K')`` their log-posteriors by the mixture; None if nothing was chosen
 
     def tensor(self, views: int = 1) -> Tensor:
         """Return κ, c (-1 for all samples together), s (-1 for oas), number of voters, and view, ``(5,)``.
@@ -316,12 +296,7 @@ def describe_choices(choices: Mapping[str, Tensor]) -> str:
 
 
 def voters(labels: Tensor, counts: Tensor) -> Tensor:
-    """Return the positions of samples that are left out: at most :data:`VOTERS`, none the only one of its class.
-
-    Args:
-        labels: ``(n,)`` int64.
-        counts: ``(K,)`` samples per class.
-    """
+    """Return the positions of samples that are left out: at most :data:`VOTERS`, none the only one of its class."""
     able = (counts[labels] > 1).nonzero().squeeze(-1)
     return able if len(able) <= VOTERS else able[torch.arange(VOTERS) * len(able) // VOTERS]
 
@@ -331,7 +306,6 @@ def likelihoods(scores: Tensor, y: Tensor) -> Tensor:
 
     Args:
         scores: ``(m, n, K)`` log-posteriors up to a constant.
-        y: ``(n,)`` their classes.
     """
     scores = scores - scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))
     least = -5 * LEAST  # from there on nothing but the bound counts, and no fourth power overflows
@@ -351,7 +325,6 @@ def choose(
 
     Args:
         features: ``(n, d)`` float64 of the client's training samples.
-        labels: ``(n,)`` int64.
         dtype: Type in which moments were sent.
     """
     mixtures = pools.mixtures(shrinkages)

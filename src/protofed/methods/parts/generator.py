@@ -50,17 +50,11 @@ class GeneratorOptions(FedAvgOptions):
 
 
 class Generated(NamedTuple):
-    """Generated features, and the statistics by which the hidden layer was normalised.
+    """Generated features, and the statistics by which the hidden layer was normalised."""
 
-    Attributes:
-        features: ``(B, d)``.
-        mean: ``(h,)``.
-        variance: ``(h,)``.
-    """
-
-    features: Tensor
-    mean: Tensor
-    variance: Tensor
+    features: Tensor  # ``(B, d)``
+    mean: Tensor  # ``(h,)``
+    variance: Tensor  # ``(h,)``
 
 
 def generate(weights: Tensors, noise: Tensor, labels: Tensor, *, training: bool = False) -> Generated:
@@ -68,8 +62,6 @@ def generate(weights: Tensors, noise: Tensor, labels: Tensor, *, training: bool 
 
     Args:
         weights: As :attr:`FeatureGenerator.first` names them after the prefix.
-        noise: ``(B, z)``.
-        labels: ``(B,)`` int64.
         training: Whether to normalise by the statistics of these samples, at least two.
     """
     classes = weights["hidden.weight"].shape[-1] - noise.shape[-1]
@@ -99,19 +91,12 @@ def diversity(noise: Tensor, features: Tensor, different: Tensor | None = None) 
 
 
 class Heads(NamedTuple):
-    """The classifiers of this round's S clients.
+    """The classifiers of this round's S clients."""
 
-    Attributes:
-        weight: ``(S, K, d)``.
-        bias: ``(S, K)``.
-        share: ``(S,)``, ``n_i / Σ n``.
-        of_class: ``(S, K)``, ``a_{y,i} = n_iy / Σ_i n_iy``, a client's share in the samples of a class.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    share: Tensor
-    of_class: Tensor
+    weight: Tensor  # ``(S, K, d)``
+    bias: Tensor  # ``(S, K)``
+    share: Tensor  # ``(S,)``, ``n_i / Σ n``
+    of_class: Tensor  # ``(S, K)``, ``a_{y,i} = n_iy / Σ_i n_iy``, a client's share in the samples of a class
 
     def logits(self, features: Tensor) -> Tensor:
         """Return ``(S, B, K)`` answers of all clients to ``(B, d)`` features."""

@@ -46,17 +46,11 @@ O = TypeVar("O")  # noqa: E741
 
 
 class Sums(NamedTuple):
-    """Sufficient statistics of some samples, in float64.
+    """Sufficient statistics of some samples, in float64."""
 
-    Attributes:
-        counts: ``(K,)`` samples per class.
-        sums: ``(K, d)`` sum of the features of each class.
-        moment: ``(d, d)`` ``Σ φφᵀ`` over all samples; ``(0, 0)`` if it is not known.
-    """
-
-    counts: Tensor
-    sums: Tensor
-    moment: Tensor
+    counts: Tensor  # ``(K,)`` samples per class
+    sums: Tensor  # ``(K, d)`` sum of the features of each class
+    moment: Tensor  # ``(d, d)`` ``Σ φφᵀ`` over all samples; ``(0, 0)`` if it is not known
 
     @classmethod
     def none(cls, num_classes: int, width: int, *, second: bool) -> Sums:
@@ -67,12 +61,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, num_classes: int, *, second: bool) -> Sums:
-        """Return the sums of a batch.
-
-        Args:
-            features: ``(B, d)``.
-            labels: ``(B,)`` int64.
-        """
+        """Return the sums of a batch."""
         exact = (features.cpu() if features.device.type == "mps" else features).double()
         sums, counts = class_sums(exact, labels.to(exact.device), num_classes)
         return cls(counts, sums, exact.mT @ exact if second else exact.new_zeros(0, 0))
@@ -221,17 +210,11 @@ def solve(matrix: Tensor, right: Tensor, square: float, dtype: torch.dtype, ridg
 
 
 class Linear(NamedTuple):
-    """A linear classifier with the scores ``w_k·φ + b_k``.
+    """A linear classifier with the scores ``w_k·φ + b_k``."""
 
-    Attributes:
-        weights: ``(K, d)``.
-        bias: ``(K,)``.
-        present: ``(K,)`` bool, the classes that it can answer.
-    """
-
-    weights: Tensor
-    bias: Tensor
-    present: Tensor
+    weights: Tensor  # ``(K, d)``
+    bias: Tensor  # ``(K,)``
+    present: Tensor  # ``(K,)`` bool, the classes that it can answer
 
     @classmethod
     def named(cls, tensors: Tensors, prefix: str = "") -> Linear:
@@ -506,12 +489,7 @@ class ClosedForm(Method[O]):
         return {**payload, "means": means, "moment": moment}
 
     def without(self, server: Tensors, client: str) -> Tensors:
-        """Return the server's state as it would be had a client never sent anything.
-
-        Raises:
-            ConfigError: If nothing of it is there, or nothing of any other client.
-            PayloadError: If the state holds uploads that no client could have sent.
-        """
+        """Return the server's state as it would be had a client never sent anything."""
         held = {name: tensor for name, tensor in server.items() if "." in name}
         if client not in (senders := {_sender(name) for name in held}):
             raise ConfigError(unknown_name("client among those that have sent anything", client, senders))

@@ -33,17 +33,11 @@ SCALE = 16.0
 
 
 class Gram(NamedTuple):
-    """What a classifier is made of.
+    """What a classifier is made of."""
 
-    Attributes:
-        total: Sums of all samples.
-        matrix: ``G``, ``(d, d)``.
-        unit: Ridge of 1.
-    """
-
-    total: Sums
-    matrix: Tensor
-    unit: float
+    total: Sums  # sums of all samples
+    matrix: Tensor  # ``G``, ``(d, d)``
+    unit: float  # ridge of 1
 
 
 @dataclass(frozen=True)
@@ -202,9 +196,7 @@ class Ridged(ClosedForm[O]):
         """Return the scores ``(n, K')`` of samples, each by the classifier of all the rest.
 
         Args:
-            x: ``(n, d)``.
             y: ``(n,)`` places of their classes in ``held``.
-            held: ``(K',)`` classes that can be answered.
         """
         least = floor(float(gram.matrix.diagonal().mean()), self.task.dtype)
         matrix = gram.matrix + max(ridge, least) * torch.eye(len(gram.matrix), dtype=x.dtype)

@@ -65,8 +65,6 @@ def train_linear(
     """Train ``weight`` and ``bias`` of a linear layer by cross-entropy.
 
     Args:
-        x: ``(n, d)``.
-        y: ``(n,)`` int64 classes.
         optimizer: Makes the optimiser of the two.
         plan: Epochs and batch size.
         order: Draws the order of every epoch.

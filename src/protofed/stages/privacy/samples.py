@@ -24,18 +24,12 @@ from protofed.visits.private import Private, rate, steps
 
 
 class Training(NamedTuple):
-    """The noisy quantities that a client publishes of its samples.
+    """The noisy quantities that a client publishes of its samples."""
 
-    Attributes:
-        rate: Probability with which a sample is in a batch.
-        means: Whether noisy class means are sent, in each round.
-        counts: Releases of the numbers of samples per class before the first round.
-    """
-
-    rate: float
+    rate: float  # probability with which a sample is in a batch
     steps: tuple[int, ...]
-    means: tuple[bool, ...]
-    counts: int
+    means: tuple[bool, ...]  # whether noisy class means are sent, in each round
+    counts: int  # releases of the numbers of samples per class before the first round
 
     @classmethod
     def of(cls, method: Method, plan: LocalPlan, samples: int) -> Training:

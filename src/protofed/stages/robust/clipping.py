@@ -26,18 +26,12 @@ from protofed.wire.schema import Field, Payload
 
 @dataclass(frozen=True)
 class _Limits:
-    """Limits on the vectors of one part.
-
-    Attributes:
-        centres: Median of the vectors of each class that has enough of them.
-        radius: Maximum distance from the median of the class.
-        update: Maximum distance from the broadcast.
-    """
+    """Limits on the vectors of one part."""
 
     length: float = float("inf")
-    centres: Mapping[int, Tensor] | None = None
-    radius: float = float("inf")
-    update: float = float("inf")
+    centres: Mapping[int, Tensor] | None = None  # median of the vectors of each class that has enough of them
+    radius: float = float("inf")  # maximum distance from the median of the class
+    update: float = float("inf")  # maximum distance from the broadcast
 
 
 class Proportions:

@@ -48,15 +48,10 @@ class Received(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric in which the median client has unit variance in every direction.
+    """A metric in which the median client has unit variance in every direction."""
 
-    Attributes:
-        white: ``(d, d)``, from features to coordinates.
-        back: Its inverse.
-    """
-
-    white: Tensor
-    back: Tensor
+    white: Tensor  # ``(d, d)``, from features to coordinates
+    back: Tensor  # its inverse
 
     def scatter(self, part: Sums) -> Tensor:
         """Return a client's scatter in these coordinates."""
@@ -117,25 +112,15 @@ def expect_variance(part: Sums) -> float:
 
 
 class Centres(NamedTuple):
-    """Class means of a round in the metric.
+    """Class means of a round in the metric."""
 
-    Attributes:
-        centres: ``(K, d)`` median of each class.
-        known: ``(K,)`` bool, classes that enough clients report.
-        middle: ``(d,)`` median of the centres, from which others are measured.
-        longest: Largest distance of one from it, beside what chance adds.
-        chance: Variance of a sample, summed over directions.
-        apart: T.
-        alone: Classes that one client reports.
-    """
-
-    centres: Tensor
-    known: Tensor
-    middle: Tensor
-    longest: float
-    chance: float
-    apart: float
-    alone: list[int]
+    centres: Tensor  # ``(K, d)`` median of each class
+    known: Tensor  # ``(K,)`` bool, classes that enough clients report
+    middle: Tensor  # ``(d,)`` median of the centres, from which others are measured
+    longest: float  # largest distance of one from it, beside what chance adds
+    chance: float  # variance of a sample, summed over directions
+    apart: float  # T
+    alone: list[int]  # classes that one client reports
 
     @classmethod
     def of(cls, received: Received, metric: Metric, options: RobustOptions) -> Centres:

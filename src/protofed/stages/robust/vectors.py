@@ -24,15 +24,13 @@ class Part:
     Attributes:
         layout: ``rows``: one row per label sent; ``table``: one row for each of the ``K`` classes; ``tensor``: the
             same shape for every client; ``varying``: a shape chosen by the sender.
-        labels: Name of the field with the labels of the rows, for ``rows``.
-        distinct: Whether a client sends at most one row per class.
     """
 
     name: str
     field: Field
     layout: Layout
-    labels: str = ""
-    distinct: bool = True
+    labels: str = ""  # name of the field with the labels of the rows, for ``rows``
+    distinct: bool = True  # whether a client sends at most one row per class
 
     @property
     def per_class(self) -> bool:
@@ -68,22 +66,14 @@ def parts_of(schema: Schema) -> list[Part]:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors of one part over all uploads of a round.
-
-    Attributes:
-        values: ``(R, D)`` vectors; sums over samples are divided by their number.
-        senders: ``(R,)`` int64 position of the sender among the uploads.
-        classes: ``(R,)`` int64 class of each vector; 0 for tensors.
-        places: ``(R,)`` int64 row in the sender's tensor; 0 for tensors.
-        scales: ``(R,)`` divisors of the values.
-    """
+    """The vectors of one part over all uploads of a round."""
 
     part: Part
-    values: Tensor
-    senders: Tensor
-    classes: Tensor
-    places: Tensor
-    scales: Tensor
+    values: Tensor  # ``(R, D)`` vectors; sums over samples are divided by their number
+    senders: Tensor  # ``(R,)`` int64 position of the sender among the uploads
+    classes: Tensor  # ``(R,)`` int64 class of each vector; 0 for tensors
+    places: Tensor  # ``(R,)`` int64 row in the sender's tensor; 0 for tensors
+    scales: Tensor  # ``(R,)`` divisors of the values
 
     def by_class(self) -> Iterator[tuple[int, Tensor]]:
         """Yield each class with the positions ``(n,)`` of its vectors."""
@@ -162,9 +152,6 @@ def cap_counts(upload: Upload, schema: Schema, counts: Counts, share: float = 1.
 
     Returns:
         The upload, and the names of the fields that were reduced.
-
-    Raises:
-        PayloadError: If a count field has a shape of unknown meaning.
     """
     held, cut = counts[upload.client], []
     payload = dict(upload.payload)

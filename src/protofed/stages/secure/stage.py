@@ -42,15 +42,11 @@ class Offer(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """The server's knowledge of a round.
-
-    Attributes:
-        threshold: Vectors without which the sum could not have been read.
-    """
+    """The server's knowledge of a round."""
 
     total: Vector
     clients: int
-    threshold: int
+    threshold: int  # vectors without which the sum could not have been read
 
 
 Conduct = Callable[["SecureSum", Sequence[str], int, Mapping[str, str], RoundRecord], Summed]
@@ -176,9 +172,6 @@ class SecureSum(Stage):
 
         Args:
             messages: Empty where the upload stays with the client.
-
-        Raises:
-            SecureAggregationError: If too few clients are left after a stage; nothing is aggregated then.
         """
         threshold = self.threshold(len(record.participants))
         # Of those asked: clients that fall silent while they train do not lower it.
