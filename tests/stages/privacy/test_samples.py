@@ -431,7 +431,7 @@ def test_canaries_find_more_than_a_single_step_would_cost():
 @few(
     ("method", "overrides", "message"),
     [
-        ("fedtgp", {}, "cannot protect the uploads of fedtgp: its server needs every single one"),
+        ("fedtgp", {}, "cannot protect the uploads of fedtgp: its server may need every single one"),
         ("fedproto", {"method__prototypes": "during"}, "statistics collected during training"),
         ("fedfa", {}, "statistics collected during training"),
         ("fedproto", {"method__aggregation": "weighted"}, "weights them by n_ij"),

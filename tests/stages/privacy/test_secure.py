@@ -42,7 +42,7 @@ def needs_more(method: str) -> bool:
     return False
 
 
-SILENT = {"local", "fixed_etf", "local_lda", "local_ncm"}
+SILENT = {"local", "fixed_etf", "fedtsp", "local_lda", "local_ncm"}
 SUMS = [m for m in every_method() if m not in SILENT and not needs_more(m)]
 
 
