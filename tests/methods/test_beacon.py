@@ -20,7 +20,6 @@ from protofed.experiments.assemble import assemble
 from protofed.methods import Batch
 from protofed.methods.beacon import all_classes
 from protofed.methods.contract import Upload, predict
-from protofed.methods.parts.prior import log_prior
 from protofed.models import build as build_model
 from protofed.models.tiny import tiny_width
 from protofed.prototypes.etf import spread_directions
@@ -173,29 +172,6 @@ def test_with_one_client_it_is_the_tiny_network_trained_alone():
             torch.testing.assert_close(found, parameter.detach(), rtol=1e-9, atol=1e-11)
 
 
-def test_a_prior_of_equal_counts_is_plain_cross_entropy(monkeypatch):
-    """Equal counts: π is the same number for all classes, and softmax does not see it."""
-    assert torch.allclose(log_prior(torch.full((K,), 5), 1.0), torch.full((K,), -math.log(K)))
-    data = federated(client("ann", [0, 1, 2, 3] * 2), client("bob", [3, 2, 1, 0]))
-    equal = build("beacon", data, method__hidden=3)
-    monkeypatch.setattr("protofed.methods.beacon.log_prior", lambda counts, rho, dtype: torch.zeros(K, dtype=dtype))
-    plain = build("beacon", data, method__hidden=3)
-    for a, b in zip(equal.run(), plain.run(), strict=True):
-        assert a.losses == pytest.approx(b.losses)
-        assert a.accuracy == b.accuracy
-    assert not visited(plain)["ann"].state["prior"].any()
-    for name, tensor in equal.server.items():
-        torch.testing.assert_close(tensor, plain.server[name])
-    member = visited(equal)["ann"]
-    batch = Batch(member.train.x.double(), member.train.y)
-    output = member.model(batch.x)
-    terms, _ = equal.method.loss(member.model, batch, {}, member.state)
-    torch.testing.assert_close(terms["cross_entropy"], F.cross_entropy(output.logits, batch.y))
-    terms, _ = equal.method.beacon_loss(member.model, batch, {}, member.state)
-    logits = member.model.extras["beacon"](batch.x).logits
-    torch.testing.assert_close(terms["beacon"], F.cross_entropy(logits, batch.y))
-
-
 @given(
     st.integers(2, 12).flatmap(
         lambda classes: st.tuples(
@@ -217,17 +193,6 @@ def test_probabilities_of_all_classes(drawn):
     everything, nothing = torch.ones_like(held), torch.zeros_like(held)
     torch.testing.assert_close(all_classes(s, g, everything).exp(), s.softmax(-1))
     torch.testing.assert_close(all_classes(s, g, nothing), g)
-
-
-def test_a_client_with_all_classes_alike_answers_all_classes_as_its_own():
-    """P reduces to the personal rule, whose prior is then the same for all."""
-    federation = build("beacon", federated(client("ann", [0, 1, 2, 3] * 2), client("bob", [1, 1])), rounds=1)
-    list(federation.run())
-    ann = visited(federation)["ann"]
-    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = predict(federation.method, ann.model, Batch(x, torch.zeros(200, dtype=torch.int64)), {}, ann.state)
-    assert torch.equal(found["head"], found["all_classes"])
-    assert not torch.equal(found["head"], found["global_model"])
 
 
 def test_degenerate_clients():
@@ -336,55 +301,13 @@ def test_stacked_clients_train_as_alone(shape, caplog):
     assert not caplog.messages  # a stack that cannot be computed is reported
 
 
-@pytest.mark.slow
-@few("shape", [(1, 8, 8), (4, 32)], 1)
-def test_series_and_images_are_learned(shape):
-    """Bright rows on either client's own classes are told apart by all rules but the head, which knows its own."""
-    ann = images("ann", [0, 0, 0, 1, 1, 1], shape, [0, 1, 2, 3])
-    bob = images("bob", [2, 3] * 3, shape, [0, 1])
-    federation, _ = assemble(experiment("beacon", rounds=12), pictures(ann, bob))
-    *_, record = federation.run()
-    assert record.accuracy.clients["global_model"] == [1, 1]
-    assert record.accuracy.clients["all_classes"] == [1, 1]
-    assert record.accuracy.clients["head"] == [0.5, 0]
-
-
 # Messages.
-
-
-def test_traffic():
-    """6,218 float32 numbers and a header, and ``n_i`` up; FedProto's prototypes are at most K·d = 5,120 numbers."""
-    data = FederatedData((images("ann", [0, 1], (1, 28, 28)),), 10, tuple("0123456789"), (1, 28, 28))
-    federation, _ = assemble(experiment("beacon", rounds=1, model__name="cnn2", model__options={}), data)
-    record = next(federation.run())
-    assert record.parameters == {"up": 6218, "down": 6218}
-    assert record.bytes == {"up": 4 * 6218 + 8, "down": 4 * 6218 + 4}
-    assert federation.method.declared.aggregation == "sums"
 
 
 def test_uniform_weights_disclose_no_numbers():
     federation = build("beacon", ordinary(), method__weighting="uniform")
     assert "samples" not in federation.method.upload_schema.fields
     assert federation.method.declared.counts == "never"
-
-
-def test_int8_round_trip():
-    """θ survives encoding twice unchanged, within half a step of each row; training with it stays close."""
-    exact, coarse = (
-        build("beacon", ordinary(), wire__codec=c, execution__precision="fp32") for c in ("float32", "int8")
-    )
-    for federation in (exact, coarse):
-        list(federation.run())
-    schema, codec = coarse.method.broadcast_schema, coarse.codec
-    message = codec.encode(coarse.method.broadcast(coarse.server, 3), schema)
-    decoded = codec.decode(message, schema)
-    assert codec.encode(decoded, schema) == message
-    for name, tensor in coarse.server.items():
-        rows = tensor.reshape(len(tensor), -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
-        step = rows.abs().amax(1, keepdim=True) / 127
-        error = (decoded[name].reshape(rows.shape) - rows).abs()
-        assert (error <= 0.51 * step + 1e-6).all(), name
-        assert (tensor - exact.server[name]).abs().max() < 0.1, name
 
 
 def test_extreme_uploads():

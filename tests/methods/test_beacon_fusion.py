@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import naive
-import naive_beacon
 from naive import build, same_nets
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
@@ -56,28 +55,6 @@ def test_the_loss_has_no_slope_where_it_ends(seed, n, classes, scale, caution):
     assert float(slope.abs().max()) < 1e-7 * largest
     if classes == 1:
         assert w.tolist() == [0.5, 0.5]  # nothing to choose between, nothing to learn
-
-
-@few("seed", range(3), 2)
-def test_it_is_the_least_of_a_naive_search(seed):
-    f, g, prior, y = drawn(seed, 6, 3, 1.0)
-    rows = list(zip(f.tolist(), g.tolist(), y.tolist(), strict=True))
-    found = fit_weights(f, g, prior, y, 0.4).tolist()
-    assert found == pytest.approx(naive_beacon.fit(rows, prior.tolist(), 0.4), abs=1e-5)
-    assert max(abs(v - 0.5) for v in found) > 0.05
-
-
-def test_a_better_network_gets_the_larger_part():
-    """f tells the class, g says nothing: a grows and b stays; caution keeps both at ½."""
-    y = torch.arange(30) % 3
-    f, g = torch.eye(3, dtype=torch.float64)[y], torch.full((30, 3), -math.log(3), dtype=torch.float64)
-    prior = torch.zeros(3, dtype=torch.float64)
-    a, b = fit_weights(f, g, prior, y, 1.0).tolist()
-    assert a > 1.5
-    assert b == pytest.approx(0.5)
-    assert fit_weights(f, g, prior, y, 1e9).tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
-    a, b = fit_weights(g, f, prior, y, 1.0).tolist()
-    assert (a, b > 1.5) == (pytest.approx(0.5), True)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -163,22 +163,6 @@ def test_fedcof_is_its_sum_class_by_class(gamma):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_fedcof_estimates_the_covariance_from_means():
-    """Many clients with a few samples of each class: their means tell the covariance within classes."""
-    x, y = points(6000, 3)
-    owners = (torch.arange(6000) % 300).tolist()
-    data = divided(x, y, owners, [f"c{i}" for i in range(300)])
-    found = run("fedcof", data, method__gamma=0.0).server["weights"]
-    means = torch.stack([x[y == k].mean(0) for k in range(K)])
-    scatter = (x - means[y]).T @ (x - means[y]) + len(x) * x.mean(0).outer(x.mean(0))
-    sums = torch.stack([x[y == k].sum(0) for k in range(K)])
-    expected = torch.nn.functional.normalize(torch.linalg.solve(scatter, sums.T).T, dim=1)
-    assert (found * expected).sum(1).min() > 0.95
-    with pytest.raises(ConfigError, match="reveals sums only, but fedcof needs single uploads"):
-        run("fedcof", data, secure__aggregation=True)
-
-
 def test_fedncm_answers_with_the_nearest_mean():
     x, y = points(24, 4)
     federation = run("fedncm", divided(x, y, [i % 2 for i in range(24)], ["ann", "bob"]))
@@ -335,18 +319,6 @@ def test_a_client_can_be_taken_out_again_bit_for_bit(method):
     found = whole.method.aggregate(left, iter([Upload("ann", again)]), 2).state
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-@few("options", [{}, {"method__centre": True}], 1)
-def test_every_executor_gives_the_same_numbers(options):
-    x, y = points(48, 13)
-    data = divided(x, y, [i % 3 for i in range(48)], ["ann", "bob", "cid"])
-    servers = [
-        run("fedlda", data, rounds=2, execution__executor=executor, execution__threads=1, **options)
-        for executor in ("sequential", "fused")
-    ]
-    one, other = (federation.server for federation in servers)
-    assert all(torch.allclose(one[n].double(), other[n].double(), atol=1e-9) for n in one)
 
 
 def two_models(**settings: object) -> FederatedData:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import naive
 from naive import build, same, same_nets, uneven
-from protofed.methods import Batch
 from protofed.prototypes.etf import spread_directions
-from support import K, client, degenerate, federated, visited
+from support import K, visited
 
 BETA = 3.0
 
@@ -85,13 +84,6 @@ def test_the_models_own_head_takes_no_part():
     assert all(torch.equal(c.model.head.weight, before[n]) for n, c in visited(federation).items())
 
 
-def test_more_classes_than_features_and_degenerate_clients():
-    data = federated(client("ann", [0, 1, 2, 3]), client("bob", [1, 3, 3]))
-    list(build("fedetf", data, model__d=2).run())
-    records = list(build("fedetf", degenerate()).run())
-    assert all(value is not None for record in records for value in record.losses.values())
-
-
 @pytest.fixture(scope="module")
 def plain():
     """A federation whose features are the samples themselves."""
@@ -113,20 +105,3 @@ def test_outputs_see_directions_alone(plain, seed, n, scale):
     assert float(before.abs().max()) <= BETA * (1 + 1e-9)
     found.logsumexp(-1).sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in head.parameters())
-
-
-@given(seed=st.integers(0, 2**31))
-def test_the_order_of_classes_is_no_matter(plain, seed):
-    source, c = torch.Generator().manual_seed(seed), visited(plain)["ann"]
-    y = torch.randint(0, K, (5,), generator=source)
-    x = torch.randn(5, 6, generator=source, dtype=torch.float64)
-    v, order = plain.method.directions, torch.randperm(K, generator=source)
-
-    def step(y, v):
-        c.model.extras["etf"].directions.copy_(v)
-        state = plain.method.client_state(y.bincount(minlength=K))
-        terms, _ = plain.method.loss(c.model, Batch(x, y), {}, state)
-        return terms["cross_entropy"], torch.autograd.grad(terms["cross_entropy"], c.model.extras["etf"].weight)[0]
-
-    for found, expected in zip(step(order.argsort()[y], v[order]), step(y, v), strict=True):
-        same(found, expected)

@@ -250,20 +250,6 @@ def test_batch_norm_takes_the_statistics_of_study_set_and_quiz():
     torch.testing.assert_close(sent["gradients"], expected[sent["classes"]])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"guides": "labels"}, "guides must be 'logits' or 'features'"),
-        ({"study": 0}, "study must be at least 1"),
-        ({"client_lr": 0.0}, "client_lr must be above 0"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        build("fedl2g", **{f"method__{n}": v for n, v in options.items()})
-    assert "\n" not in str(caught.value)
-
-
 def test_gradients_of_samples_are_not_private():
     with pytest.raises(ConfigError, match="uploads of fedl2g: they are gradients of a few samples"):
         build("fedl2g", privacy__mode="sample", privacy__epsilon=8.0)

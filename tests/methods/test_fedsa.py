@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import naive
 from naive import build, same, same_nets, uneven
 from protofed.compute.seeding import generator
-from protofed.errors import ConfigError
 from protofed.methods import Batch, fedsa
 from protofed.methods.contract import Upload
 from protofed.prototypes.table import Prototypes
@@ -154,17 +153,6 @@ def test_the_mean_of_a_class_stays_until_somebody_reports_it_again():
     same(received["prototypes"], 3 * server["prototypes"])
 
 
-@pytest.mark.parametrize("executor", ["workers", "fused"])
-def test_means_on_every_executor(executor):
-    alone, other = (
-        build("fedsa", degenerate(), rounds=2, method__nearest="means", execution__executor=name)
-        for name in ("sequential", executor)
-    )
-    first, second = list(alone.run()), list(other.run())
-    assert [r.accuracy.clients["global"] for r in first] == [r.accuracy.clients["global"] for r in second]
-    same(alone.server["means"], other.server["means"])
-
-
 def test_clients_of_one_class_take_the_anchors_margin():
     federation = build("fedsa", degenerate(), rounds=2)
     records = list(federation.run())
@@ -237,10 +225,3 @@ def test_samples_on_their_anchors_have_finite_gradients(plain, seed, scale):
     terms, _ = plain.method.loss(c.model, Batch(x, y), received, c.state)
     sum(terms.values()).backward()
     assert bool(x.grad.isfinite().all())
-
-
-def test_bad_options():
-    with pytest.raises(ConfigError, match="classes"):
-        build("fedsa", method__classes="own")
-    with pytest.raises(ConfigError, match=r"momentum must be from 0 to 1"):
-        build("fedsa", method__momentum=1.5)

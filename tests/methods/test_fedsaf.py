@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import naive
 from naive import build, same, same_nets, uneven
-from protofed.errors import ConfigError
 from protofed.methods import Batch
 from protofed.methods.fedsaf import structural as structural_loss
 from support import K, visited
@@ -113,10 +112,3 @@ def test_one_sample_or_no_prototypes_leave_cross_entropy(kind):
         assert not terms["classes"].detach().any()
         assert not terms["samples"].detach().any()
         same(terms["cross_entropy"], expected["cross_entropy"])
-
-
-def test_bad_options():
-    with pytest.raises(ConfigError, match="regulariser"):
-        build("fedsaf", method__regulariser="samples")
-    with pytest.raises(ConfigError, match="structure"):
-        build("fedsaf", method__structure="angles")

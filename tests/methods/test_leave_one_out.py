@@ -263,38 +263,6 @@ def test_a_client_of_which_a_part_counts_subtracts_that_part():
         )
 
 
-@pytest.mark.slow
-def test_with_two_hundred_classes_nothing_is_lost_against_all_together():
-    """Few samples of many classes, where the sums of all are best: a form without them lost two points."""
-    rng = np.random.default_rng(0)
-    K, d, clients = 200, 64, 20
-    means = 0.65 * rng.normal(size=(K, d))
-    mixing = rng.normal(size=(d, d)) / 8
-
-    def part(n: int, classes: np.ndarray) -> Data:
-        y = rng.choice(classes, size=n)
-        return means[y] + rng.normal(size=(n, d)) @ (np.eye(d) + mixing), y
-
-    own = [rng.choice(K, size=40, replace=False) for _ in range(clients)]
-    parts, tests = ([part(n, classes) for classes in own] for n in (120, 200))
-    right = {"alone": 0, "together": 0, "chosen": 0}
-    for i, (x, y) in enumerate(parts):
-        pools = pools_of((x, y), parts[:i] + parts[i + 1 :], K)
-        for name, mixture in {
-            "alone": choose(
-                Pools.alone(pools.own), torch.tensor(x), torch.tensor(y), SHRINKAGES, torch.float64
-            ).mixture,
-            "together": Mix(1.0, None, "oas"),
-            "chosen": choose(pools, torch.tensor(x), torch.tensor(y), SHRINKAGES, torch.float64).mixture,
-        }.items():
-            linear = (Pools.alone(pools.own) if name == "alone" else pools).classifier(mixture, torch.float64)
-            scores = linear.scores(torch.tensor(tests[i][0])) + (pools.own.counts + 1).log()
-            scores[:, pools.own.counts == 0] = -torch.inf
-            right[name] += int((scores.argmax(1).numpy() == tests[i][1]).sum())
-    assert right["together"] > right["alone"]
-    assert right["chosen"] >= right["together"] - 0.005 * 200 * clients
-
-
 def test_a_report_says_what_was_chosen(tmp_path, monkeypatch, capsys):
     chosen = ["method.name=fedlda", "encoder.name=identity", "data.clients=4", "data.samples=120"]
     status, _, errors = command(monkeypatch, capsys, "run", "quickstart", *chosen, "--out", tmp_path / "run")
@@ -406,18 +374,6 @@ def test_each_client_chooses_how_its_table_is_standardised(method, encoder, unit
     by_seed = [[hospital_accuracy(hospitals(s, units), k, method, encoder)[0] for k in kinds] for s in range(6)]
     *single, found = np.mean(by_seed, 0)
     assert found >= max(single) - 0.005
-
-
-@pytest.mark.parametrize(
-    "options", [{"execution__executor": "fused"}, {"secure__aggregation": True}, {"method__centre": True}]
-)
-def test_standardisation_is_chosen_alike_whatever_the_engine(options):
-    raw = hospitals(0, True)
-    plain, choices = hospital_accuracy(raw, "chosen", method__centre=options.get("method__centre", False))
-    found, others = hospital_accuracy(raw, "chosen", **options)
-    assert found == pytest.approx(plain, abs=2e-3)
-    assert all(choices[name][4] == others[name][4] for name in choices)
-    assert "standardised" in describe_choices(choices)
 
 
 def test_one_of_several_features_is_chosen_as_if_it_stood_alone():

@@ -276,7 +276,7 @@ def test_feduv_leaves_out_padding():
 
 
 @pytest.mark.parametrize("share", [True, False])
-@few("method", ["fedprox", "fedlc", "fedper", "fedrep", "feduv", "fednh", "fedfa", "fesem"], 2)
+@few("method", ["fedavg", "fedprox", "fedlc", "fedper", "fedrep", "feduv", "fednh", "fedfa", "fesem"], 2)
 def test_running_statistics_are_shared_on_request_and_it_is_said(method, share):
     federation, _ = assemble(experiment(method, method__share_buffers=share, **BATCH_NORM), ordinary())
     next(federation.run())
@@ -336,7 +336,9 @@ def test_refusals(method, options, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("method", ["fedprox", "fedlc", "fedper", "fedrep", "fesem", "feduv", "fednh", "fedfa"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedprox", "fedlc", "fedper", "fedrep", "fesem", "feduv", "fednh", "fedfa"]
+)
 def test_different_architectures_are_refused_by_name(method):
     data = federated(*(client(n, [0, 1, 2, 3]) for n in ("ann", "bob")), client("cid", [0, 1], model="mlp", d=9))
     with pytest.raises(ConfigError, match=rf"{method} shares weights .* ann has mlp.* cid has mlp.*model\.shared"):

@@ -18,11 +18,9 @@ from protofed.methods.local import LocalTraining
 from protofed.prototypes.table import Prototypes
 from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.samples import FederatedData, Samples
-from protofed.storage.snapshots import flatten
 from protofed.visits.batches import epoch_rows, normalise
-from protofed.visits.client import LocalPlan, Schedule
+from protofed.visits.client import Schedule
 from protofed.visits.executor import Fused
-from protofed.visits.roster import Files
 from support import K, assert_alike, build, client, experiment, federated, few, images, ordinary, outcome, visited
 
 EXACT = {"rounds": 3, "execution__precision": "fp64", "wire__codec": "float64"}
@@ -198,15 +196,6 @@ def test_a_seed_gives_the_same_numbers_in_every_version():
     assert traces == pytest.approx([9.38927855850, 10.4838523141, 8.02997564001], rel=1e-6)
 
 
-@pytest.mark.slow
-def test_workers_agree():
-    chosen = IMAGES | TRANSFORMS | KEPT_ADAM | SCHEDULED
-    expected = run("probes:Probe", "sequential", images(), **chosen)
-    found = run("probes:Probe", "workers", images(), execution__workers=2, **chosen)
-    assert isinstance(found[0].executor.store, Files)
-    assert_alike(expected, found, exact=True)
-
-
 @few("data", [ordinary, even], 1)
 def test_stacks_go_on_with_kept_momentum(data):
     """Clients with one, two and three steps: each has kept what its own last step left."""
@@ -324,17 +313,6 @@ def test_it_is_told_before_training_starts(overrides, expected):
     with pytest.raises(ConfigError, match=expected) as told:
         assemble(experiment("local", **overrides), ordinary())
     assert "\n" not in str(told.value)
-
-
-def test_defaults_ask_for_nothing():
-    plan = LocalPlan()
-    assert plan.at(7, 10) is plan
-    phase = Phase(())
-    assert plan.clip_phase(phase) is phase
-    federation = assemble(experiment("local", **EXACT), ordinary())[0]
-    next(federation.run())
-    assert all(model.scale is None for model in federation.executor.clients.models.values())
-    assert not any(n.startswith("optimizer.") for n in flatten(federation.executor.clients.snapshot("ann")))
 
 
 @pytest.mark.parametrize("executor", ["sequential", "fused"])

@@ -283,18 +283,6 @@ def test_a_run_says_how_it_is_protected(rate, words):
     )
 
 
-def test_infinite_budgets_and_no_noise_cost_everything(tmp_path):
-    federation = build("fedproto", privacy__mode="client", privacy__epsilon=math.inf)
-    (*_, last) = federation.run()
-    assert last.privacy.noise == 0
-    assert last.to_dict()["privacy"]["epsilon"] is None
-    assert decode(last.to_dict()["privacy"], Spent) == last.privacy
-
-
-def test_a_method_that_sends_nothing_costs_nothing():
-    assert all(r.privacy is None for r in build("local", **PRIVATE).run())
-
-
 def test_poisson_participation_is_independent_and_may_leave_a_round_empty():
     federation = build("fedavg", rounds=400, participation__sampling="poisson", participation__fraction=0.3)
     drawn = [federation.participants(round_number) for round_number in range(1, 401)]
@@ -343,24 +331,9 @@ def test_canaries_find_no_more_than_epsilon_and_much_without_clipping():
 
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_every_method_is_clipped_or_says_why_not(method):
-    closed = ("fed3r", "fedcof", "fedlda", "fedncm")
-    every = (
-        "fedgen",
-        "fedgh",
-        "fedkd",
-        "fedl2g",
-        "fednh",
-        "fedorgp",
-        "fedpa",
-        "fedpcl",
-        "fedpft",
-        "fedplvm",
-        "fedtgp",
-        "fesem",
-        "fpl",
-        "gfpl",
-    )
-    if method in (*closed, *every):
+    closed = "fed3r fedcof fedlda fedncm"
+    every = "fedgen fedgh fedkd fedl2g fednh fedorgp fedpa fedpcl fedpft fedplvm fedtgp fesem fpl gfpl"
+    if method in f"{closed} {every}".split():
         with pytest.raises(ConfigError, match=f"privacy.mode=client cannot clip the uploads of {method}: "):
             build(method, **PRIVATE)
         return
@@ -374,11 +347,7 @@ def test_every_method_is_clipped_or_says_why_not(method):
     ("overrides", "message"),
     [
         ({"privacy__epsilon": 0.0}, "privacy.epsilon must be above 0, not 0"),
-        ({"privacy__epsilon": -1}, "privacy.epsilon must be above 0, not -1"),
         ({"privacy__epsilon": math.nan}, "privacy.epsilon must be above 0, not nan"),
-        ({"privacy__noise": -1}, "privacy.noise must be at least 0, not -1"),
-        ({"privacy__clip": 0, "privacy__noise": 1}, "privacy.clip must be above 0, not 0"),
-        ({"privacy__delta": 1, "privacy__noise": 1}, r"privacy.delta must be above 0 and below 1, not 1"),
         ({}, "privacy: mode=client needs epsilon .the budget, e.g. 8. or noise"),
         ({"privacy__mode": "none", "privacy__noise": 1}, "noise and epsilon have no effect without mode"),
         (
@@ -400,7 +369,7 @@ def test_every_method_is_clipped_or_says_why_not(method):
         ),
         ({"privacy__noise": 1, "method__classes": "own"}, "method.classes=own lets the server know"),
     ],
-    11,
+    8,
 )
 def test_what_cannot_be_protected_is_refused_before_training(overrides, message):
     with pytest.raises(ConfigError, match=message) as error:

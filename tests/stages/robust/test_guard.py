@@ -278,11 +278,3 @@ def test_rules_that_the_exchange_does_not_allow_are_refused():
 def test_more_attackers_than_the_rule_survives(rule, clients):
     with pytest.raises(ConfigError, match=rf"robust.rule={rule} with 1 attackers? needs"):
         guard(rule=rule, clients=clients).check(clients)
-
-
-@pytest.mark.parametrize(
-    "options", [{"attackers": 0.5}, {"attackers": -0.1}, {"norm": 0.5}, {"reject": 0.5}, {"rule": "magic"}]
-)
-def test_options_out_of_range(options):
-    with pytest.raises(ConfigError, match="robust"):
-        build_options(RobustOptions, options, "robust")
