@@ -105,11 +105,7 @@ class Saving:
         self._error: BaseException | None = None
 
     def save(self, state: ServerState, clients: Roster) -> None:
-        """Store the state after a round in ``folder/round-NNNNNN`` and remove older checkpoints.
-
-        Args:
-            clients: Their snapshots are stored too if they rest in this process.
-        """
+        """Store the state after a round in ``folder/round-NNNNNN`` and remove older checkpoints."""
         self.wait()
         checkpoint = Checkpoint(self.folder, state, clients, clients.store.freeze() if clients.rests_here else None)
         if checkpoint.size < LARGE:
@@ -193,7 +189,6 @@ def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
 
 
 def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None:
-    """Give all clients the snapshots in the file of a checkpoint."""
     records = Records()
     try:
         with open_ordinary(path) as file:
@@ -220,6 +215,5 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Return all checkpoints, the newest last; symbolic links are ignored."""
     found = [p for p in folder.glob(f"{_PREFIX}*") if p.name.removeprefix(_PREFIX).isdecimal()]
     return sorted(p for p in found if p.is_dir() and not p.is_symlink())

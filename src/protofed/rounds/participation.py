@@ -21,9 +21,6 @@ class Participation:
 
     Args:
         sizes: ``(K,)`` samples per class that the server believes each client to have.
-
-    Attributes:
-        names: All clients, in their fixed order.
     """
 
     def __init__(

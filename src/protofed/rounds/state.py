@@ -89,21 +89,13 @@ class StoredState(Struct):
 
     @classmethod
     def read(cls, path: Path, version: int) -> Self:
-        """Return what a file holds.
-
-        Args:
-            version: Number of its format.
-        """
+        """Return what a file holds."""
         record = read_json(path)
         check_format(path, record.get("version", 1), version)
         return decode(record, cls, f"{path}: damaged")
 
     def of(self, clients: Roster, path: Path) -> ServerState:
-        """Return the state, without tensors.
-
-        Args:
-            path: What errors begin with.
-        """
+        """Return the state, without tensors."""
         if self.clients != list(clients):
             raise CheckpointError(f"{path}: was written for other clients")
         if clients.rests_here and self.generations:

@@ -57,11 +57,7 @@ def whole(samples: int, size: int) -> int:
 
 
 def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BATCH) -> Iterator[Batch]:
-    """Yield normalised batches in order.
-
-    Args:
-        model: Its dtype is that of the inputs.
-    """
+    """Yield normalised batches in order."""
     dtype = next(model.parameters()).dtype
     for start in range(0, len(samples), size):
         rows = slice(start, start + size)

@@ -65,7 +65,6 @@ class PackedData:
 
 
 def _share(parts: list[Tensor]) -> Tensor:
-    """Return the parts as one tensor in shared memory."""
     whole = torch.cat(parts).cpu()
     try:
         result: Tensor = whole.share_memory_()

@@ -168,11 +168,7 @@ def select_trained(model: SplitModel, update: Update) -> dict[str, torch.nn.Para
 
 
 def gradients_of(total: Tensor, chosen: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Return the gradient of a loss for each of some parameters, None where it does not depend on it.
-
-    Args:
-        chosen: May be empty.
-    """
+    """Return the gradient of a loss for each of some parameters, None where it does not depend on it."""
     if not chosen or not total.requires_grad:
         return [None] * len(chosen)
     return torch.autograd.grad(total, chosen, allow_unused=True)

@@ -243,9 +243,6 @@ def private_counts(counts: Tensor, private: Private, generator: torch.Generator)
 
     Classes whose number may be noise become empty; if all would, the largest has one sample, since a client without
     any would have no weight.
-
-    Args:
-        generator: Of the noise, unless it is secret.
     """
     noise = Noise(None if private.secret else generator)
     # A sample's 1, rounded towards zero to the grid: 0 where the grid is coarser.

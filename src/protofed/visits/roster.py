@@ -56,11 +56,7 @@ class Store(Protocol):
         ...
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
-        """Store a client that starts from the model of another one, without storing the model again.
-
-        Args:
-            state: Of the new client.
-        """
+        """Store a client that starts from the model of another one, without storing the model again."""
         ...
 
     def close(self) -> None:
@@ -285,11 +281,7 @@ class Files(Store):
         self._received = None
 
     def lend(self, names: Iterable[str]) -> dict[int, list[Place]]:
-        """Take as many free places as another process needs to write the snapshots of clients.
-
-        Returns:
-            By room.
-        """
+        """Take as many free places as another process needs to write the snapshots of clients."""
         lent: dict[int, list[Place]] = {}
         with self._lock:
             for room in (place.room for name in names for place in self.addresses[name]):
@@ -428,9 +420,6 @@ class Roster(Mapping[str, Member]):
 
     def working_model(self, name: str, weights: Mapping[str, Tensor] | None = None) -> SplitModel:
         """Load a client's weights into the working model of its kind and return it.
-
-        Args:
-            weights: Where they have been read already.
 
         Returns:
             Valid until the next call for a client of the same kind.

@@ -229,7 +229,6 @@ class StackedSteps(Steps):
         return [unstack(correct, c) for c in range(len(data))]
 
     def _each(self) -> Iterator[PlainSteps]:
-        """Yield the steps of one client after the other, alone."""
         for client in range(self.clients):
             with self.model(client) as model:
                 alone = PlainSteps(self.method)
@@ -237,7 +236,6 @@ class StackedSteps(Steps):
                 yield alone
 
     def _pairs(self, model: SplitModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every stacked tensor with the corresponding tensor of ``model``."""
         for name, parameter in model.named_parameters():
             yield self.stack.parameters[name], parameter
         for name, buffer in model.named_buffers():
@@ -511,7 +509,6 @@ def _compare(
 
 
 def _owner(name: str) -> str:
-    """Return the parameter to which a tensor of an optimiser's state belongs."""
     return name.split("/")[-2]
 
 

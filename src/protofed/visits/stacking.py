@@ -177,7 +177,6 @@ def _side_by_side(func: Any, given: dict[str, Any], level: int) -> Tensor:
 
 
 def _unwrap(tensor: Tensor, to: int) -> Tensor:
-    """Return the tensor of all clients, with the clients as dimension ``to``."""
     whole: Tensor = functorch.get_unwrapped(tensor)
     return whole.movedim(functorch.maybe_get_bdim(tensor), to)
 

@@ -428,7 +428,6 @@ _NO_SCORES: Scores = ({}, 0)
 
 
 def _totals(correct: Tensors) -> dict[str, int]:
-    """Return the correct answers by rule over all classes."""
     return {rule: int(numbers.sum()) for rule, numbers in correct.items()}
 
 
@@ -443,7 +442,6 @@ def _pool(correct: Tensors, samples: Tensor, weights: Tensor) -> Scores:
 
 
 def _keep(steps: Steps, clients: Roster, visits: Sequence[_Visit]) -> None:
-    """Store the clients as the visit left them."""
     for index, visit in enumerate(visits):
         local = visit.local
         with steps.model(index) if visit.changed else nullcontext(local.model) as model:

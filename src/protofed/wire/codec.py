@@ -36,9 +36,6 @@ codecs: Registry[type[Codec]] = Registry("codec")
 class Codec:
     """Codec that encodes real numbers as ``dtype``; a lossy codec overrides the three ``real`` methods.
 
-    Args:
-        compression: With ``zstd``, fields are compressed if that makes the message smaller.
-
     Class attributes:
         number: Number of the codec in the header, below 128.
         dtype: NumPy dtype of real numbers on the wire; for a lossy codec, of those sent exactly.
@@ -134,7 +131,6 @@ class Codec:
     # Fields.
 
     def _lengths(self, schema: Schema, symbols: Mapping[str, int]) -> dict[str, int]:
-        """Return the uncompressed size of each field in bytes."""
         return {name: self._field_size(field, _shape(field, symbols)) for name, field in schema.fields.items()}
 
     def _field_size(self, field: Field, shape: tuple[int, ...]) -> int:

@@ -90,7 +90,6 @@ class Int8(Codec):
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of rows and the numbers per row of a tensor of ``shape``."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 

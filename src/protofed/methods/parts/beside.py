@@ -195,9 +195,6 @@ def contrast(
         rows: ``(K, c, d)``, up to c prototypes of each class.
         temperature: τ.
         power: α; if it is not 1, cosines count as :data:`LEAST` at least.
-
-    Returns:
-        ``(B,)``.
     """
     cosines = F.normalize(features, dim=-1) @ F.normalize(rows, dim=-1).flatten(0, 1).T
     near = cosines if power == 1 else cosines.clamp(min=LEAST).pow(power)

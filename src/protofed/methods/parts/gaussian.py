@@ -99,11 +99,7 @@ class Pools(NamedTuple):
         return found
 
     def classifier(self, mixture: Mix, dtype: torch.dtype) -> Linear:
-        """Return the discriminant of a mixture.
-
-        Args:
-            dtype: Type in which moments were sent.
-        """
+        """Return the discriminant of a mixture."""
         seen = self.view(mixture.view)
         total = seen.own.plus(seen.others, mixture.kappa)
         found = discriminant(total, mixture.shrinkage, dtype, *seen.covariances([mixture.share])[mixture.share])
@@ -165,9 +161,6 @@ class Pools(NamedTuple):
 
     def distances(self, x: Tensor, y: Tensor, chosen: Selection, dtype: torch.dtype) -> Tensors:
         """Return by what new samples are known to be like the client's: the metric, means, and its own distances.
-
-        Args:
-            chosen: The client's choice.
 
         Returns:
             ``metric``, the inverse covariance as a triangle; ``centres`` ``(K, d)``; both of the place ``view`` of

@@ -243,9 +243,6 @@ class FeatureGenerator:
     ) -> tuple[Tensors, dict[str, Any]]:
         """Train the generator with Adam, which starts afresh in every round.
 
-        Args:
-            teachers: At least one.
-
         Returns:
             The entries of the server's state that change, and diagnostics; a generator that diverges is not kept.
         """

@@ -31,9 +31,6 @@ def factorise(matrix: Tensor, energy: float) -> Factors:
 
     The rank is the smallest ``s`` with ``Σ_{j≤s} σ_j² ≥ energy·Σ_j σ_j²``: full if that is needed, 0 for a matrix
     of zeros.
-
-    Args:
-        energy: In (0, 1].
     """
     # Eigenvectors of the smaller Gram matrix in float64: several times faster than a decomposition of the matrix.
     # U alone is needed, because U Uᵀ A is the truncated matrix, however small its singular values are.

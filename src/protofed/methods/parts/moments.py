@@ -67,11 +67,7 @@ class Sums(NamedTuple):
         return cls(counts, sums, exact.mT @ exact if second else exact.new_zeros(0, 0))
 
     def plus(self, other: Sums, times: float = 1.0) -> Sums:
-        """Return these sums and those of other samples, which may count more or less than once.
-
-        Args:
-            times: How often each of their samples counts.
-        """
+        """Return these sums and those of other samples, which may count more or less than once."""
         return Sums(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
 
     def possible(self, tolerance: float) -> Sums:
@@ -432,11 +428,7 @@ class ClosedForm(Method[O]):
         return self.concluded({}, none, Linear(none.sums, none.counts, none.counts > 0))
 
     def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
-        """Return the server's state.
-
-        Args:
-            held: Uploads of each client.
-        """
+        """Return the server's state."""
         dtype = self.task.dtype
         return {**held, "prototypes": total.means.rows.to(dtype), **classifier.tensors(dtype)}
 

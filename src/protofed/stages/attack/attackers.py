@@ -141,7 +141,6 @@ class Attackers(Stage):
 
     @torch.no_grad()
     def _local(self, name: str, opening: bytes | None, round_number: int) -> Local:
-        """Return a client as it is now, with what it received last."""
         local = self.trainer.open(self.clients, name, round_number)
         local.model.eval()
         self.trainer.receive(local, opening, deliver=False)
@@ -169,5 +168,4 @@ class Attackers(Stage):
 
 
 def _finite(payload: Payload, schema: Schema) -> Payload:
-    """Clamp a payload to magnitudes that every codec can represent."""
     return {**payload, **{p.name: payload[p.name].clamp(-FINITE, FINITE) for p in parts_of(schema)}}

@@ -145,5 +145,4 @@ def success(
 
 
 def _inputs(samples: Samples, model: SplitModel) -> Tensor:
-    """Return the first normalised inputs of some samples."""
     return next(batches(samples, model, SAMPLES)).x

@@ -46,9 +46,6 @@ class VectorLayout:
     each of the K classes, zero for those that the client lacks, and K numbers that say which it has. Changes and
     numbers share one vector and so one norm; if it is shortened, the client weighs less in the quotient of their
     sums. Sums over samples contribute as they are, numbers of samples not at all: all clients weigh the same.
-
-    Args:
-        clip: Largest Euclidean norm ``C``.
     """
 
     def __init__(self, schema: Schema, clip: float) -> None:
@@ -63,7 +60,6 @@ class VectorLayout:
         self.length = sum(self.sizes)
 
     def _shape(self, part: Part) -> list[int]:
-        """Return the shape of a part's piece of the vector."""
         sizes = [size if isinstance(size, int) else self.schema.sizes.get(size, -1) for size in part.field.shape]
         return [self.schema.num_classes, *sizes[1:]] if part.layout == "rows" else sizes
 
