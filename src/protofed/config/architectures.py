@@ -17,7 +17,7 @@ from protofed.errors import ConfigError, refusal, unknown_name
 from protofed.options import build_options
 from protofed.runs.description import ArchitectureName
 from protofed.samples import ClientData, Encoding, FederatedData
-from protofed.stages.robust.believed import limit_counts
+from protofed.stages.robust.vectors import limit_counts
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side, within
 

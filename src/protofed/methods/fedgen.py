@@ -25,7 +25,6 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.given import Batch, Local, SplitModel, Task, Tensors
-from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.generator import (
     FeatureGenerator,
     GeneratorOptions,
@@ -34,6 +33,7 @@ from protofed.methods.parts.generator import (
     Teachers,
     diversity,
 )
+from protofed.methods.parts.training import divergence
 from protofed.methods.parts.weights import WeightedMean, load_weights, weight_of
 from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.options import remote

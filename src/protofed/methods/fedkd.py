@@ -25,10 +25,9 @@ from protofed.methods import register
 from protofed.methods.contract import Aggregate, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.given import Batch, Local, SplitModel, Tensors
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
-from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.lowrank import LowRank
 from protofed.methods.parts.prior import cross_entropy
-from protofed.methods.parts.training import HTFL_CLIP, sound
+from protofed.methods.parts.training import HTFL_CLIP, divergence, sound
 from protofed.methods.parts.weights import WeightedMean, copy_tensors, load_weights, under, weight_of, with_samples
 from protofed.methods.traits import Protection
 from protofed.options import remote

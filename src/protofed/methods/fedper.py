@@ -12,9 +12,8 @@ from typing import TypeVar
 from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Task, Traits
-from protofed.methods.fedavg import FedAvgOptions
+from protofed.methods.parts.averaged import FedAvgOptions, SharedPart
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
-from protofed.methods.parts.sharing import SharedPart
 from protofed.methods.parts.weights import check_parts, within
 from protofed.options import named
 

@@ -16,9 +16,8 @@ from typing import Literal
 from protofed.methods import register
 from protofed.methods.contract import Batch, Phase, Round, SplitModel, Tensors, Terms, Update
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
-from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.prior import cross_entropy
-from protofed.methods.parts.training import HTFL_CLIP
+from protofed.methods.parts.training import HTFL_CLIP, divergence
 from protofed.options import remote
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import SplitModel, Task, Traits
-from protofed.methods.fedavg import FedAvgOptions
-from protofed.methods.parts.sharing import SharedPart
+from protofed.methods.parts.averaged import FedAvgOptions, SharedPart
 from protofed.methods.parts.weights import check_parts, first_model, select_weights, within
 from protofed.options import named
 

@@ -16,12 +16,14 @@ from protofed.methods.given import Batch, Local, Output, SplitModel, Tensors
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, batches, normalise
 from protofed.visits.client import LocalPlan, balance
-from protofed.visits.clipping import clip
 from protofed.visits.private import Noise, sum_clipped
 from protofed.visits.visit import Steps
 
 NORMALISED_AT_ONCE = 2**24
 """Size in numbers up to which training data are normalised once per phase instead of batch by batch."""
+
+EPSILON = 1e-6
+"""Added to a norm before dividing by it, as ``torch.nn.utils.clip_grad_norm_`` does."""
 
 
 class PlainSteps(Steps):
@@ -172,6 +174,39 @@ def gradients_of(total: Tensor, chosen: Sequence[Tensor]) -> Sequence[Tensor | N
     if not chosen or not total.requires_grad:
         return [None] * len(chosen)
     return torch.autograd.grad(total, chosen, allow_unused=True)
+
+
+def network_of(name: str) -> str:
+    """Return the network that a parameter belongs to: ``extras.NAME``, or empty for the client's model."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "extras" else ""
+
+
+def clip(
+    names: Sequence[str], gradients: Sequence[Tensor | None], limit: float, *, stacked: bool = False
+) -> list[Tensor | None]:
+    """Clip each network's gradient to a Euclidean norm of ``limit``.
+
+    Args:
+        gradients: None for parameters without one.
+        stacked: The first dimension is that of clients, which are clipped separately.
+    """
+    squares: dict[str, Tensor] = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not None:
+            network, dims = network_of(name), list(range(int(stacked), gradient.dim()))
+            square = gradient.square().sum(dims) if dims else gradient.square()
+            squares[network] = squares[network] + square if network in squares else square
+    scales = {network: (limit / (square.sqrt() + EPSILON)).clamp(max=1) for network, square in squares.items()}
+
+    def shortened(name: str, gradient: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
+        scale = scales[network_of(name)]
+        return gradient * scale.reshape([*scale.shape, *[1] * (gradient.dim() - scale.dim())])
+
+    with torch.no_grad():
+        return [shortened(name, gradient) for name, gradient in zip(names, gradients, strict=True)]
 
 
 class _Update(NamedTuple):

@@ -22,8 +22,7 @@ from protofed.methods.contract import Batch, Local, Method, Output, Phase, Split
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, normalise
 from protofed.visits.client import LocalPlan, balance
-from protofed.visits.clipping import clip
-from protofed.visits.plain import PlainSteps, gradients_of, select_trained
+from protofed.visits.plain import PlainSteps, clip, gradients_of, select_trained
 from protofed.visits.roster import versions
 from protofed.visits.stacking import (
     PooledSamples,

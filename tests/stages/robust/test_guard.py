@@ -16,11 +16,10 @@ from protofed.methods import Field, Method, Schema, Task, Upload
 from protofed.options import build_options
 from protofed.rounds.stage import Opened
 from protofed.runs.records import RoundRecord
-from protofed.stages.robust import Findings, Guard, RobustOptions
-from protofed.stages.robust import spool as spooling
-from protofed.stages.robust.believed import limit_counts
+from protofed.stages.robust import Findings, Guard, RobustOptions, clipping
 from protofed.stages.robust.pooling import hostile
 from protofed.stages.robust.rules import geometric_median, median, trim_mean
+from protofed.stages.robust.vectors import limit_counts
 from protofed.wire.schema import prototype_schema, weight_schema
 
 K, D = 4, 3
@@ -261,7 +260,7 @@ def test_no_upload_at_all():
 def test_clipping_from_a_file_equals_clipping_from_memory(monkeypatch):
     uploads = [*honest(), upload(4, {0: [-9.0, 9, 9]})]
     expected, findings = screened(guard(rule="clip"), uploads)
-    monkeypatch.setattr(spooling.Spool.__init__, "__defaults__", (40,))
+    monkeypatch.setattr(clipping.Spool.__init__, "__defaults__", (40,))
     found, again = screened(guard(rule="clip"), uploads)
     assert same(found, expected)
     assert again == findings

@@ -22,7 +22,7 @@ from torch import Tensor
 from protofed.compute.optimizers import eager
 from protofed.compute.seeding import generator
 from protofed.methods.contract import Batch, SplitModel, Task, Tensors
-from protofed.methods.fedavg import FedAvgOptions
+from protofed.methods.parts.averaged import FedAvgOptions
 from protofed.methods.parts.training import linear_layer, sound
 from protofed.methods.parts.weights import under
 from protofed.options import remote

@@ -17,8 +17,7 @@ from protofed.runs.records import Accuracy, Attack, RoundRecord
 from protofed.stages.attack import backdoor
 from protofed.stages.attack.attacks import ATTACKS, AttackOptions, Knowledge, inflate
 from protofed.stages.attack.colluding import COLLUDING, craft_uploads
-from protofed.stages.robust.believed import scale_counts
-from protofed.stages.robust.vectors import Counts, parts_of
+from protofed.stages.robust.vectors import Counts, parts_of, scale_counts
 from protofed.visits.contract import Evaluated, Trained
 from protofed.visits.roster import Roster
 from protofed.visits.visit import LocalTrainer

@@ -21,11 +21,10 @@ from protofed.methods.contract import Upload
 from protofed.methods.parts.gaussian import shrunk
 from protofed.methods.parts.moments import floor
 from protofed.runs.findings import Findings
-from protofed.stages.robust.believed import LEAST
-from protofed.stages.robust.clipping import Proportions, too_long
+from protofed.stages.robust.clipping import Proportions, Spool, too_long
 from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import median
-from protofed.stages.robust.spool import Spool
+from protofed.stages.robust.vectors import LEAST
 
 CENTRE = 1.5
 """Variance of the distance between a mean and the median of few, in units of the mean's own."""
@@ -152,30 +151,30 @@ def bound_sums(
     findings: Findings,
 ) -> Iterator[Upload]:
     """Shorten class means and scatter of uploads to the round's limits; ``measured`` collects their lengths."""
-    with Spool() as spool:
-        for upload in uploads:
-            spool.append(upload)
-            measured.add(upload)
-        received = Received(spool, method, too_long(measured, options, findings))
-        if len(spool) - len(received.left_out) < LEAST:
-            yield from received.uploads()
-            return
-        metric = Metric.of(received)
-        rows = Centres.of(received, metric, options)
-        findings.alone = rows.alone
-        most = options.norm * metric.widest(received) if method.second else float("inf")
-        for upload in received.uploads():
-            part = method.part(upload.payload)
-            means, factors = near(part, rows, metric, options)
-            scatter, factor = narrow(part, metric, most) if method.second else (part.moment, 1.0)
-            factors = torch.cat([factors, factors.new_tensor([factor])])
-            if bool((factors >= 1).all()):
-                yield upload
-                continue
-            findings.shortened(upload.client, int((factors < 1).sum()), float(factors.min()))
-            sums = means * part.counts.unsqueeze(-1)
-            moment = scatter + means.mT @ sums if method.second else part.moment
-            yield Upload(upload.client, method.repacked(upload.payload, Sums(part.counts, sums, moment)))
+    spool = Spool()
+    for upload in uploads:
+        spool.append(upload)
+        measured.add(upload)
+    received = Received(spool, method, too_long(measured, options, findings))
+    if len(spool) - len(received.left_out) < LEAST:
+        yield from received.uploads()
+        return
+    metric = Metric.of(received)
+    rows = Centres.of(received, metric, options)
+    findings.alone = rows.alone
+    most = options.norm * metric.widest(received) if method.second else float("inf")
+    for upload in received.uploads():
+        part = method.part(upload.payload)
+        means, factors = near(part, rows, metric, options)
+        scatter, factor = narrow(part, metric, most) if method.second else (part.moment, 1.0)
+        factors = torch.cat([factors, factors.new_tensor([factor])])
+        if bool((factors >= 1).all()):
+            yield upload
+            continue
+        findings.shortened(upload.client, int((factors < 1).sum()), float(factors.min()))
+        sums = means * part.counts.unsqueeze(-1)
+        moment = scatter + means.mT @ sums if method.second else part.moment
+        yield Upload(upload.client, method.repacked(upload.payload, Sums(part.counts, sums, moment)))
 
 
 def near(part: Sums, rows: Centres, metric: Metric, options: RobustOptions) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
-"""Division of uploads into comparable vectors, per class for prototypes and per tensor for weights."""
+"""Division of uploads into comparable vectors, and the numbers of samples that clients are believed to have."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,8 +12,11 @@ from torch import Tensor
 
 from protofed.errors import PayloadError
 from protofed.methods.contract import Upload
+from protofed.stages.robust.options import RobustOptions
 from protofed.wire.schema import Field, Payload, Schema
 
+LEAST = 3
+"""Minimum number of clients, or of vectors, for which a median is meaningful."""
 Layout = Literal["rows", "table", "tensor", "varying"]
 
 
@@ -178,3 +181,31 @@ def _most(field: Field, payload: Payload, schema: Schema, held: Tensor) -> Tenso
         if other.kind == "label" and other.shape == field.shape:
             return held[payload[name]]
     raise PayloadError(f"count of shape {field.shape}: expected one number, one per class or one per label")
+
+
+def limit_counts(stated: Counts, options: RobustOptions, withheld: Collection[str] = ()) -> dict[str, Tensor]:
+    """Return the counts that clients state, reduced in proportion where a client states too many in all.
+
+    The limit is ``robust.weight`` times the (lower) median over the clients with samples, or what
+    ``robust.admitted`` sets for a client. Counts of single classes have no limit of their own, because those of
+    honest clients differ by three orders of magnitude.
+
+    Args:
+        withheld: Clients whose counts are not numbers of samples: these neither change nor count in the median.
+    """
+    known = {name: int(counts.sum()) for name, counts in stated.items() if name not in withheld}
+    numbers = sorted(number for number in known.values() if number)
+    limit = max(known.values(), default=0)
+    if options.most and len(numbers) >= LEAST:
+        limit = int(options.most * numbers[(len(numbers) - 1) // 2])
+    most = {name: min(number, options.admitted.get(name, limit)) for name, number in known.items()}
+    return {name: scale_counts(c, most[name]) if name in most else c for name, c in stated.items()}
+
+
+def scale_counts(counts: Tensor, total: int) -> Tensor:
+    """Scale int64 counts to integers with exactly the sum ``total``; both sums are below 2³¹."""
+    number = int(counts.sum())
+    if number in (0, total):
+        return counts
+    ends = counts.cumsum(0) * total // number
+    return ends.diff(prepend=ends.new_zeros(1))
