@@ -287,11 +287,7 @@ def test_a_closed_form_has_an_encoder_unless_a_network_is_asked_for(method):
 @pytest.mark.parametrize(
     ("options", "rounds", "message"),
     [
-        (
-            {"method__shrinkage": "half"},
-            1,
-            "method.shrinkage must be a number or 'auto' or 'oas', not 'half'",
-        ),
+        ({"method__shrinkage": "half"}, 1, "method.shrinkage must be a number or 'auto' or 'oas', not 'half'"),
         ({"method__kappa": 0.3}, 1, "method.kappa was removed: clients mix for themselves"),
         ({"privacy__mode": "client", "privacy__noise": 1.0}, 1, "its server needs n_ik"),
     ],

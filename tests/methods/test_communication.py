@@ -30,11 +30,7 @@ PAPERS = {
 
 def uneven():
     """Return clients that hold 4, 2 and 1 of K = 4 classes."""
-    return federated(
-        client("ann", [0, 1, 2, 3, 0, 1, 2]),
-        client("bob", [1, 1, 3, 3, 1]),
-        client("cid", [0, 0, 0]),
-    )
+    return federated(client("ann", [0, 1, 2, 3, 0, 1, 2]), client("bob", [1, 1, 3, 3, 1]), client("cid", [0, 0, 0]))
 
 
 CLASSES = {"ann": 4, "bob": 2, "cid": 1}

@@ -15,11 +15,7 @@ from protofed.models.noise import uniform
 from support import K, client, federated, few
 
 Z, H, D, STEPS, BATCH = 3, 6, 5, 3, 4
-SMALL = {
-    "method__generator_hidden": H,
-    "method__generator_steps": STEPS,
-    "method__generator_lr": 0.01,
-}
+SMALL = {"method__generator_hidden": H, "method__generator_steps": STEPS, "method__generator_lr": 0.01}
 METHODS = pytest.mark.parametrize("method", ["fedgen", "fedpa"])
 
 

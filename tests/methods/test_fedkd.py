@@ -107,11 +107,7 @@ def loss(mentor, mentee, mapping, batch):
 
 @few(
     "options",
-    [
-        {},
-        {"method__compress": "none", "method__weighting": "samples"},
-        {"method__compress": "parameters"},
-    ],
+    [{}, {"method__compress": "none", "method__weighting": "samples"}, {"method__compress": "parameters"}],
     1,
     ids=["updates", "none", "parameters"],
 )
@@ -301,9 +297,7 @@ def test_extreme_uploads_do_not_end_the_run(compress):
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
-    [
-        ({"auxiliary": "cnn2"}, ModelError, "method.auxiliary, the mentee of fedkd: cnn2 takes images"),
-    ],
+    [({"auxiliary": "cnn2"}, ModelError, "method.auxiliary, the mentee of fedkd: cnn2 takes images")],
 )
 def test_bad_options(options, error, message):
     with pytest.raises(error, match=message) as caught:

@@ -63,8 +63,7 @@ def naive_means(weights, samples):
 
 @few("classes", ["all", "own"], 1)
 @pytest.mark.parametrize(
-    ("form", "kind"),
-    [("samples", "l1"), ("samples", "euclidean"), ("prototypes", "squared"), ("prototypes", "l1")],
+    ("form", "kind"), [("samples", "l1"), ("samples", "euclidean"), ("prototypes", "squared"), ("prototypes", "l1")]
 )
 def test_two_rounds_by_loops(form, kind, classes):
     options = {"method__regulariser": form, "method__distance": kind, "method__classes": classes}

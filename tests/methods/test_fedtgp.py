@@ -25,14 +25,7 @@ def margins(cap: float, rounds: int = 16) -> list[float]:
     for _ in range(rounds):
         found.append(adaptive_margin(uploads, labels, K, cap))
         trained = train_prototypes(
-            network,
-            uploads,
-            labels,
-            contrast(found[-1]),
-            epochs=50,
-            lr=0.05,
-            batch_size=8,
-            generator=source,
+            network, uploads, labels, contrast(found[-1]), epochs=50, lr=0.05, batch_size=8, generator=source
         )
         network = trained.network
         uploads = uploads + 0.5 * (trained.prototypes[labels] - uploads)

@@ -182,13 +182,7 @@ def test_clients_that_differ_turn_to_their_own():
 
 @few(
     "case",
-    [
-        "one class",
-        "three samples",
-        "no sample that may vote",
-        "one sample",
-        "a class of one sample everywhere",
-    ],
+    ["one class", "three samples", "no sample that may vote", "one sample", "a class of one sample everywhere"],
     2,
 )
 def test_sites_that_cannot_choose_take_what_all_have(case):

@@ -80,14 +80,7 @@ def test_training_equals_autograd_and_torch_sgd(n, K, d, batch_size):
     start = prototype_network(K, d, generator=generator(2), dtype=torch.float64)
     before = [parameter.clone() for parameter in start]
     trained = train_prototypes(
-        start,
-        prototypes,
-        labels,
-        contrast(1.5),
-        epochs=6,
-        lr=0.05,
-        batch_size=batch_size,
-        generator=generator(3),
+        start, prototypes, labels, contrast(1.5), epochs=6, lr=0.05, batch_size=batch_size, generator=generator(3)
     )
 
     network, g = Network(start), generator(3)

@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 
 from naive import bhattacharyya
 from protofed.prototypes import mixtures
-from protofed.prototypes.mixtures import (
-    Mixture,
-    choose,
-    fit_mixtures,
-    fuse,
-    gaussian,
-    place,
-    sample,
-    shares,
-    stack,
-)
+from protofed.prototypes.mixtures import Mixture, choose, fit_mixtures, fuse, gaussian, place, sample, shares, stack
 from support import few
 
 pytestmark = pytest.mark.fast

@@ -67,9 +67,7 @@ def test_a_schedule_scales_every_learning_rate(executor, own, monkeypatch):
     """``w ← w - η·f_t·g`` with f = 1, 1/2, 1/4, for the experiment's η and for a method's own."""
     if own:
         monkeypatch.setattr(
-            LocalTraining,
-            "round",
-            lambda self, _: Round((Phase((Update(self.loss, optimizer={"lr": 0.3}),)),)),
+            LocalTraining, "round", lambda self, _: Round((Phase((Update(self.loss, optimizer={"lr": 0.3}),)),))
         )
     lr = 0.3 if own else 0.1
     options = {"training__batch_size": 20, "training__schedule": "exponential", "training__decay": 0.5}

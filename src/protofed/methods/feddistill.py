@@ -139,10 +139,7 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
     def server_state(self) -> Tensors:
         """Start without targets."""
         K = self.task.num_classes
-        return {
-            "sums": torch.zeros(K, K, dtype=torch.float64),
-            "reporters": torch.zeros(K, dtype=torch.int64),
-        }
+        return {"sums": torch.zeros(K, K, dtype=torch.float64), "reporters": torch.zeros(K, dtype=torch.int64)}
 
     def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send ``F_j = (1/M_j)·Σ_i F_ij``."""

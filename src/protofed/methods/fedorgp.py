@@ -79,8 +79,5 @@ class FedORGP(FedProto[FedORGPOptions]):
         away = (directions @ directions.T).fill_diagonal_(0).abs()
         diagnostics = {"largest_cosine": float(away.max())}
         if len(losses):
-            diagnostics |= {
-                "server_loss_first": float(losses[0]),
-                "server_loss_last": float(losses[-1]),
-            }
+            diagnostics |= {"server_loss_first": float(losses[0]), "server_loss_last": float(losses[-1])}
         return Aggregate(self.merge(state, new), diagnostics)

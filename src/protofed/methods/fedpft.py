@@ -52,9 +52,7 @@ class FedPFTOptions(Options):
         least=0,
     )
     server_lr: float = remote(
-        0.01,
-        "learning rate of the AdamW that trains the head (the first author's 1e-4)",
-        above=0,
+        0.01, "learning rate of the AdamW that trains the head (the first author's 1e-4)", above=0
     )
     server_epochs: int = remote(50, "its epochs over the drawn features", least=1)
     server_batch_size: int = remote(32, "drawn features per server step", least=1)

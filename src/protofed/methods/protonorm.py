@@ -75,10 +75,7 @@ class ProtoNorm(FedProto[ProtoNormOptions]):
                 support=None if self.support is None else self.support[present],
             )
             table[present] = aligned.directions
-            diagnostics = {
-                "alignment_iterations": aligned.iterations,
-                "alignment_energy": aligned.energy,
-            }
+            diagnostics = {"alignment_iterations": aligned.iterations, "alignment_energy": aligned.energy}
             if aligned.distances:
                 diagnostics["alignment_distances"] = [list(extent) for extent in aligned.distances]
         else:

@@ -17,12 +17,7 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator as seeded_generator
 from protofed.prototypes.alignment import NUDGE
-from protofed.prototypes.geometry import (
-    exact,
-    pairwise_distances,
-    unit_vectors,
-    working,
-)
+from protofed.prototypes.geometry import exact, pairwise_distances, unit_vectors, working
 from protofed.prototypes.means import average_by_label
 
 MIN_DISTANCE = 1e-6

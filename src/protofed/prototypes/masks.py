@@ -135,12 +135,7 @@ def _spread_overlaps(masks: Bits, stream: _Stream) -> None:
 
 
 def _exchange(
-    a: int,
-    b: int,
-    columns: Bits,
-    overlaps: npt.NDArray[np.int64],
-    cost: npt.NDArray[np.int64],
-    stream: _Stream,
+    a: int, b: int, columns: Bits, overlaps: npt.NDArray[np.int64], cost: npt.NDArray[np.int64], stream: _Stream
 ) -> bool:
     """Let a give to some class c a dimension x it shares with b, for a dimension y of c that b lacks.
 

@@ -173,13 +173,7 @@ def _batches(x: Tensor, labels: Tensor, K: int) -> Iterator[tuple[Tensor, Tensor
 
 
 def _fit(
-    x: Tensor,
-    valid: Tensor,
-    draws: Tensor,
-    iterations: int,
-    floor: float,
-    tolerance: float,
-    covariance: Covariance,
+    x: Tensor, valid: Tensor, draws: Tensor, iterations: int, floor: float, tolerance: float, covariance: Covariance
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run EM on a batch; return weights (B, c), means (B, c, d) and variances (B, c, d)."""
     squares = x.square()

@@ -15,13 +15,7 @@ EVALUATION_BATCH = 256
 
 
 def epoch_rows(
-    samples: int,
-    size: int,
-    even: bool,
-    seed: int,
-    *scope: str | int,
-    shuffle: bool = True,
-    drop_last: bool = False,
+    samples: int, size: int, even: bool, seed: int, *scope: str | int, shuffle: bool = True, drop_last: bool = False
 ) -> list[Tensor]:
     """Return the rows of each batch of an epoch.
 

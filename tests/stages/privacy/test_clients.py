@@ -59,11 +59,7 @@ class Mixed(Method):
 def stage(noise=0.0, clip=1.0, rounds=1, rate=1.0, expected=2.0, source=None, kind=Mixed, **more) -> ClientPrivacy:
     o = PrivacyOptions("client", clip, noise, **more)
     return ClientPrivacy(
-        o,
-        kind(None, Task(K, D, rounds, 0, 5.0)),
-        [rate] * rounds,
-        expected,
-        source or from_seed(0, "privacy"),
+        o, kind(None, Task(K, D, rounds, 0, 5.0)), [rate] * rounds, expected, source or from_seed(0, "privacy")
     )
 
 
@@ -408,8 +404,7 @@ def test_a_run_with_a_budget_cannot_be_given_more_rounds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"epsilon": "1"}, {"epsilon": -math.inf}, {"mode": "all"}, {"releases": -1}, {"noise": None}],
+    "change", [{"epsilon": "1"}, {"epsilon": -math.inf}, {"mode": "all"}, {"releases": -1}, {"noise": None}]
 )
 def test_damaged_costs_are_refused(change):
     from protofed.errors import CheckpointError
