@@ -646,7 +646,7 @@ def test_public_names_are_listed_before_their_first_use():
     [
         ("fedproto", {}),
         ("fedtgp", {"evaluation.every": 2}),
-        ("fedavg", {"model.name": "mlp", "training.momentum": 0.9, "training.keep_state": True}),
+        ("fedavg", {"model.name": "mlp", "training.momentum": 0.9}),
     ],
     1,
 )

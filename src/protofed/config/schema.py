@@ -103,9 +103,6 @@ class TrainingOptions(Options):
     momentum: float = remote(0.0, "momentum, if the optimiser has it", least=0)
     weight_decay: float = remote(0.0, "weight decay", least=0)
     options: dict[str, Any] = remote({}, "further arguments of the optimiser")
-    keep_state: bool = remote(
-        False, "keep the optimiser's state (momentum, Adam's means) between a client's rounds, or start anew"
-    )
     clip: float = remote(
         0.0,
         "largest Euclidean norm of each network's gradient (0 = no limit); a method's own limit also applies",
@@ -136,7 +133,6 @@ class TrainingOptions(Options):
             self.optimizer,
             arguments,
             self.clip or None,
-            self.keep_state,
             Schedule(self.schedule, self.decay, self.decay_every),
             class_weights=self.class_weights == "balanced",
             shuffle=self.shuffle,

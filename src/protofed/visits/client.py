@@ -63,7 +63,6 @@ class LocalPlan:
     optimizer: str = "SGD"  # a class in ``torch.optim``; every round builds a new instance
     settings: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.01})  # keyword arguments, including ``lr``
     clip: float | None = None
-    keep_state: bool = False  # optimisers go on from their state in the client's last visit
     schedule: Schedule = Schedule()  # of the learning rates of local training, also of a method's own
     factor: float = 1.0  # of the learning rates in the present round
     class_weights: bool = False  # weight the cross-entropy of a client's own samples by :func:`balance`

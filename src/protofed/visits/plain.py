@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protofed.compute.optimizers import restore_state, state_of
 from protofed.methods.contract import Method, Phase, Statistics, Update, predict
 from protofed.methods.given import Batch, Local, Output, SplitModel, Tensors
 from protofed.samples import Samples
@@ -43,14 +42,7 @@ class PlainSteps(Steps):
         """Lend the model."""
         yield self._model
 
-    def begin(
-        self,
-        phase: Phase,
-        plan: LocalPlan,
-        data: Sequence[Samples],
-        locals_: Sequence[Local],
-        kept: Sequence[Tensors],
-    ) -> None:
+    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
         """Begin a phase of training."""
         model = self._model
         self.local, self.phase, self.plan = locals_[0], phase, plan
@@ -59,11 +51,9 @@ class PlainSteps(Steps):
         statistics = self.method.statistics if phase.source is None else None
         self.during = statistics if statistics and statistics.when == "during" else None
         self.updates = []
-        for number, update in enumerate(phase.updates):
+        for update in phase.updates:
             chosen = select_trained(model, update)
-            optimizer = plan.build(chosen.values(), update.optimizer)
-            restore_state(optimizer, chosen, kept[0], f"{number}/{update.name}")
-            self.updates.append(_Update(update, chosen, optimizer))
+            self.updates.append(_Update(update, chosen, plan.build(chosen.values(), update.optimizer)))
         self.x, self.y = data[0].x, data[0].y
         weighted = plan.class_weights and phase.source is None
         self.importance = balance(self._counts(data[0]))[self.y] if weighted else None
@@ -75,13 +65,6 @@ class PlainSteps(Steps):
         # Phases that stay with the client are not private, and local.counts may be noisy even then.
         counts = data.counts(self.method.task.num_classes) if self.plan.private is None else self.local.counts
         return counts.to(self.y.device)
-
-    def optimizer_states(self) -> list[Tensors]:
-        """Return the state of the client's optimisers."""
-        state: Tensors = {}
-        for number, (update, parameters, optimizer) in enumerate(self.updates):
-            state |= state_of(optimizer, parameters, f"{number}/{update.name}")
-        return [state]
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
         """Run the steps of an epoch."""

@@ -23,12 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.compute.optimizers import check_kept
 from protofed.errors import CheckpointError, OutputError, writing
 from protofed.methods.contract import SplitModel
 from protofed.samples import Samples
 from protofed.storage.records import Records, read_at, write_at
-from protofed.storage.snapshots import WITHOUT_OPTIMIZER, Snapshot, flatten, join_snapshot
+from protofed.storage.snapshots import Snapshot, flatten, join_snapshot
 from protofed.untrusted.reading import reason
 from protofed.visits.client import Member
 
@@ -133,8 +132,7 @@ class Memory(Store):
         kept = _on_host(snapshot.model) if model else self.snapshots[name].model
         if not _same(snapshot.received, self._received):  # often all clients receive the same, which is kept once
             self._received = _on_host(snapshot.received)
-        state, optimizer = map(_on_host, (snapshot.state, snapshot.optimizer))
-        self.snapshots[name] = Snapshot(kept, state, self._received, optimizer)
+        self.snapshots[name] = Snapshot(kept, _on_host(snapshot.state), self._received)
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
         """Store a client that starts from the model of another one."""
@@ -145,8 +143,7 @@ class Memory(Store):
         records = Records()
 
         def copy(part: dict[str, Tensor] | Snapshot, file: BinaryIO) -> int:
-            version = part.version if isinstance(part, Snapshot) else WITHOUT_OPTIMIZER
-            return file.write(records.pack(flatten(part) if isinstance(part, Snapshot) else part, version))
+            return file.write(records.pack(flatten(part) if isinstance(part, Snapshot) else part))
 
         parts = {n: (s.model, s._replace(model={}, received={}), s.received) for n, s in self.snapshots.items()}
         size = sum(tensor.nbytes for snapshot in self.snapshots.values() for tensor in flatten(snapshot).values())
@@ -320,7 +317,7 @@ class Files(Store):
     def _adopt(self, name: str, model: Place, snapshot: Snapshot) -> None:
         """Write all of a client but its model."""
         rest = snapshot._replace(received={})
-        place = self._write(self._records.pack(flatten(rest), rest.version))
+        place = self._write(self._records.pack(flatten(rest)))
         record = self._records.pack(snapshot.received)
         content, last = record.tobytes(), self._received
         if last is None or last[1] != content or (self.owner and last[0] not in self._users):
@@ -397,12 +394,7 @@ class Roster(Mapping[str, Member]):
         """Replace the snapshot of a client."""
         model = self.models[self[name].kind]
         model.load_state_dict(snapshot.model)
-        self.check_optimizer(name, snapshot)
         self.store.write(name, snapshot._replace(model=model.state_dict()))
-
-    def check_optimizer(self, name: str, snapshot: Snapshot) -> None:
-        """Check that the optimiser's state in a snapshot fits the model of a client."""
-        check_kept(snapshot.optimizer, dict(self.models[self[name].kind].named_parameters()))
 
     def restore(self, name: str, snapshot: Snapshot, path: Path) -> None:
         """Replace the first snapshot of a client by one that was written to a file."""

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from protofed.compute.optimizers import restore_state, state_of
 from protofed.methods.contract import Batch, Local, Method, Output, Phase, SplitModel, Tensors, Update, predict
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, normalise
@@ -99,18 +98,11 @@ class StackedSteps(Steps):
         if versions(self.working) != before:
             self.take(client, self.working)
 
-    def begin(
-        self,
-        phase: Phase,
-        plan: LocalPlan,
-        data: Sequence[Samples],
-        locals_: Sequence[Local],
-        kept: Sequence[Tensors],
-    ) -> None:
+    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
         """Begin a phase of training."""
         if plan.private is not None:
             raise StackingError("DP-SGD computes with the samples of one client at a time")
-        self.phase, self.plan, self.locals, self.kept = phase, plan, list(locals_), kept
+        self.phase, self.plan, self.locals = phase, plan, list(locals_)
         self.phases += 1
         self.pool = PooledSamples(data)
         weighted = plan.class_weights and phase.source is None
@@ -122,19 +114,6 @@ class StackedSteps(Steps):
         self.losses_of = [_StackedLoss(self.bare, update, during) for update in phase.updates]
         self.views: dict[int, _View] = {}
         self.arranged = False
-
-    def optimizer_states(self) -> list[Tensors]:
-        """Return the state of each client's optimisers, from the last steps that the client took part in."""
-        states: list[Tensors] = [{} for _ in range(self.clients)]
-        for place, client in enumerate(self.order):
-            view = self.views.get(min((n for n in self.views if n > place), default=0))
-            for number, chosen in enumerate(view.chosen if view else ()):
-                assert view is not None
-                stacked = state_of(view.optimizers[number], chosen, self._scope(number))
-                for name, value in stacked.items():
-                    own = value.shape == chosen[_owner(name)].shape
-                    states[client][name] = value[place] if own else value
-        return states
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
         """Run the steps of an epoch."""
@@ -373,9 +352,7 @@ class StackedSteps(Steps):
         for number, update in enumerate(self.phase.updates):
             chosen = {n: leaves[n] for n in select_trained(self.working, update)}
             optimizer = self.plan.build(chosen.values(), update.optimizer)
-            if last is None:
-                self._restore(optimizer, chosen, clients, self._scope(number))
-            else:
+            if last is not None:
                 for name, mine in chosen.items():
                     theirs = last.chosen[number][name]
                     state = last.optimizers[number].state.get(theirs, {})
@@ -384,25 +361,6 @@ class StackedSteps(Steps):
             view.optimizers.append(optimizer)
         self.views[clients] = view
         return view
-
-    def _scope(self, number: int) -> str:
-        return f"{number}/{self.phase.updates[number].name}"
-
-    def _restore(self, optimizer: torch.optim.Optimizer, chosen: Tensors, clients: int, scope: str) -> None:
-        """Let the optimiser of the first ``clients`` go on from the states that they have kept."""
-        own = [{n: t for n, t in self.kept[c].items() if n.startswith(f"{scope}/")} for c in self.order[:clients]]
-        if any(state.keys() != own[0].keys() for state in own):
-            raise StackingError("some of its clients have kept the state of their optimiser, others have none yet")
-        joined: Tensors = {}
-        for name, value in own[0].items():
-            values = [state[name] for state in own]
-            if not name.endswith("/step") and value.shape == chosen[_owner(name)].shape[1:]:
-                joined[name] = torch.stack(values)
-            elif all(torch.equal(value, other) for other in values):
-                joined[name] = value
-            else:
-                raise StackingError("the optimiser counts steps, and clients have taken different numbers of them")
-        restore_state(optimizer, chosen, joined, scope)
 
 
 @dataclass
@@ -505,10 +463,6 @@ def _compare(
             continue
         if (gradient[0] - own).norm() > TOLERANCE * own.norm() + 1e-6:
             raise StackingError(f"stacked, the first step gives {name} another gradient than alone")
-
-
-def _owner(name: str) -> str:
-    return name.split("/")[-2]
 
 
 def _part(value: Any, whole: Tensor, clients: int) -> Any:

@@ -51,24 +51,8 @@ class Steps(Protocol):
         """Lend a model with the client's present weights; changes made inside the block are kept."""
         ...
 
-    def begin(
-        self,
-        phase: Phase,
-        plan: LocalPlan,
-        data: Sequence[Samples],
-        locals_: Sequence[Local],
-        kept: Sequence[Tensors],
-    ) -> None:
-        """Begin a phase of training with new optimisers.
-
-        Args:
-            plan: Shared by all clients of the group.
-            kept: State of each client's optimisers; empty to start anew.
-        """
-        ...
-
-    def optimizer_states(self) -> list[Tensors]:
-        """Return the state of each client's optimisers in the present phase, as ``begin`` takes it."""
+    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
+        """Begin a phase of training with new optimisers, by the plan that all clients of the group share."""
         ...
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
@@ -110,7 +94,6 @@ class _Visit:
     client: Member
     local: Local  # working copies
     train: Samples  # augmented for this round if the experiment says so
-    kept: Tensors  # optimiser state, with the number of the phase in front of names
     stream: Stream  # random state of torch for training
     changed: bool  # the model differs from the stored one
 
@@ -249,10 +232,6 @@ class LocalTrainer:
 
     def open(self, clients: Roster, name: str, round_number: int) -> Local:
         """Load a client onto the device, with copies of state and last received tensors."""
-        return self._load(clients, name, round_number)[0]
-
-    def _load(self, clients: Roster, name: str, round_number: int) -> tuple[Local, Tensors]:
-        """Load a client onto the device, as :meth:`open`; return it with the kept state of its optimisers."""
         client, snapshot = clients[name], clients.snapshot(name)
         model = clients.working_model(name, snapshot.model)
         device = next(model.parameters()).device
@@ -273,7 +252,7 @@ class LocalTrainer:
         local.least_samples = client.plan.least_samples
         if client.validation is not None:
             local.validation = partial(batches, client.validation, model)
-        return local, snapshot.optimizer
+        return local
 
     def receive(self, local: Local, message: bytes | None, *, deliver: bool = True) -> None:
         """Let the method unpack a broadcast.
@@ -351,7 +330,7 @@ class LocalTrainer:
         """Load the clients onto the device and deliver their broadcasts."""
         visits = []
         for index, name in enumerate(names):
-            local, kept = self._load(clients, name, round_number)
+            local = self.open(clients, name, round_number)
             before = versions(local.model)
             _to_eval(local.model)
             message = messages[name] if messages else None
@@ -371,7 +350,7 @@ class LocalTrainer:
                     key.fill_(derive(self.seed, "noise", round_number, name, layer))
             steps.take(index, local.model)
             changed = training or versions(local.model) != before
-            visits.append(_Visit(clients[name], local, train, kept, stream, changed))
+            visits.append(_Visit(clients[name], local, train, stream, changed))
         return visits
 
     def _phase(self, steps: Steps, visits: Sequence[_Visit], phase: Phase, number: int) -> list[Tensors]:
@@ -389,9 +368,7 @@ class LocalTrainer:
         if phase.local_only:
             plan = replace(plan, private=None)
         noises = [Noise.of(v.local, plan.private, f"batches {number}") if plan.private else None for v in visits]
-        prefix = f"{number}/"
-        kept = [{n.removeprefix(prefix): t for n, t in v.kept.items() if n.startswith(prefix)} for v in visits]
-        steps.begin(plan.clip_phase(phase), plan, data, [visit.local for visit in visits], kept)
+        steps.begin(plan.clip_phase(phase), plan, data, [visit.local for visit in visits])
         statistics: list[Tensors] = [{} for _ in visits]
         for epoch in range(phase.passes(plan.epochs)):
             rows = [
@@ -418,9 +395,6 @@ class LocalTrainer:
                         model.train()
                         phase.after(visit.local, statistics[index])
                 steps.refresh()
-        if plan.keep_state:
-            for visit, state in zip(visits, steps.optimizer_states(), strict=True):
-                visit.kept = visit.kept | {f"{prefix}{name}": tensor for name, tensor in state.items()}
         return statistics
 
 
@@ -445,7 +419,7 @@ def _keep(steps: Steps, clients: Roster, visits: Sequence[_Visit]) -> None:
     for index, visit in enumerate(visits):
         local = visit.local
         with steps.model(index) if visit.changed else nullcontext(local.model) as model:
-            snapshot = Snapshot(model.state_dict(), local.state, local.received, visit.kept)
+            snapshot = Snapshot(model.state_dict(), local.state, local.received)
             clients.store.write(local.name, snapshot, model=visit.changed)
 
 
