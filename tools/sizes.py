@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 50_853,
-    "packages, papers, tools, benchmarks": 21_630,
-    "tests": 54_472,
+    "src": 50_373,
+    "all sources": 72_253,
+    "tests": 54_332,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_340,
@@ -59,9 +59,7 @@ def sizes() -> dict[str, int]:
     tests = [REPOSITORY / "tests", *REPOSITORY.glob("packages/*/tests"), REPOSITORY / "papers/tests"]
     return {
         "src": total(ROOT),
-        "packages, papers, tools, benchmarks": total(
-            *(REPOSITORY / name for name in ("packages", "papers", "tools", "benchmarks"))
-        ),
+        "all sources": total(ROOT, *(REPOSITORY / name for name in ("packages", "papers", "tools", "benchmarks"))),
         "tests": sum(lines(path) for folder in tests for path in folder.rglob("*.py")),
         "recipes": len([*(ROOT / "config/recipes").glob("*.toml")]),
         "variants": len(read_toml(ROOT / "config/variants.toml")),

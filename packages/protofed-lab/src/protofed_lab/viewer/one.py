@@ -14,7 +14,6 @@ from protofed.analysis.differing import troubles
 from protofed.analysis.figures.lines import scalars
 from protofed.analysis.one_class import one_class
 from protofed.analysis.report import facts, tables
-from protofed.analysis.site import SiteView, site_view
 from protofed.errors import CheckpointError
 from protofed.runs.run import Run
 from protofed_lab import shell
@@ -32,6 +31,7 @@ from protofed_lab.viewer.parts import (
     heading,
     options_table,
 )
+from protofed_lab.viewer.site import SiteView, site_view
 
 DISTANCES = {"distance_max": "largest", "distance_mean": "mean", "distance_min": "smallest"}
 MARGINS = {"margin_mean": "mean", "margin_min": "smallest"}

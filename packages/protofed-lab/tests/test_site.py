@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protofed.analysis.site import site_view
 from protofed.runs.loading import load_run
+from protofed_lab.viewer.site import site_view
 from rundirs import make_run
 
 
