@@ -111,6 +111,28 @@ def test_a_balanced_head_without_a_pull_is_local_s(method):
     ]
 
 
+@pytest.mark.parametrize("method", ["local", "fixed_etf", "fedproto", "gfpl"])
+def test_new_frequencies_replace_the_prior(method):
+    """A_i stays, so classes that were never learned are no answer; plain softmax has no frequencies."""
+    federation = balanced(method)
+    list(federation.run())
+    c = visited(federation)["bob"]
+    counts = [7, 1, 0, 4]
+    state = federation.method.shifted(c.state, torch.tensor(counts))
+    assert state["own"].tolist() == c.state["own"].tolist() == [False, True, True, False]
+    assert state["prior"].tolist() == pytest.approx([math.log((n + 1) / 16) for n in counts])
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    received = federation.method.receive(c, None)
+    found = predict(federation.method, c.model, Batch(x, torch.zeros(60, dtype=torch.int64)), received, state)
+    f = c.model(x).logits
+    assert torch.equal(found["head"], 1 + (f + state["prior"])[:, 1:3].argmax(1))
+    assert torch.equal(found["all_classes"], 1 + f[:, 1:3].argmax(1))
+    plain = build(method, two())
+    before = visited(plain)["bob"].state
+    assert plain.method.shifted(before, torch.tensor(counts)).keys() == before.keys()
+    assert "prior" not in before
+
+
 @pytest.mark.parametrize("method", ["local", "fixed_etf"])
 def test_clients_of_one_class_and_of_none(method):
     """One class is the only answer; who trained on nothing may answer any."""

@@ -11,13 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import naive
+import naive_beacon
 from naive import build, same_nets
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch, predict
 from protofed.prototypes.fusion import fit_weights
 from protofed.samples import ClientData, FederatedData
-from support import client, experiment, federated, few, held_out, ordinary, samples, visited
+from support import K, client, experiment, federated, few, held_out, ordinary, samples, visited
 
 
 def learners() -> FederatedData:
@@ -127,12 +128,53 @@ def test_without_exchange_every_client_is_a_federation_of_its_own(executor):
     assert federation.method.declared.counts == "never"
 
 
+# Frequencies that change after training.
+
+
+def shifted_answers(federation, name: str, counts: list[int], x: torch.Tensor) -> dict[str, int]:
+    """Return the answers to one sample where classes have these frequencies: P and the parts with the new prior."""
+    own = sorted(set(federation.executor.clients[name].train.y.tolist()))
+    f = naive.logits(naive.own_net(federation, name), x)
+    g = naive_beacon.log_softmax(naive_beacon.beacon(beacon_of(federation, name), x))
+    prior = [math.log((n + 1) / (sum(counts) + K)) for n in counts]
+    s = [float(f[y] + g[y]) / 2 for y in range(K)]
+    p = naive_beacon.everything(s, g, own)
+    now = [y for y in range(K) if counts[y]]
+    return {
+        "head": max(now, key=lambda y: math.log(p[y]) + prior[y]),
+        "expert": max(own, key=lambda y: float(f[y]) + prior[y]),
+        "beacon": max(range(K), key=lambda y: float(g[y]) + prior[y]),
+        "all_classes": max(range(K), key=lambda y: p[y]),
+        "global_model": max(range(K), key=lambda y: float(g[y])),
+    }
+
+
+@few("counts", [[0, 0, 3, 9], [1, 0, 0, 0], [5, 5, 5, 5]], 1)
+def test_the_prior_is_replaced_and_what_was_learned_stays(counts):
+    """A_i stays; π_i is that of the new frequencies; the head may answer classes that the expert never saw."""
+    federation = build("beacon", ordinary(), method__hidden=3)
+    list(federation.run())
+    ann = visited(federation)["ann"]
+    before = {n: t.clone() for n, t in ann.state.items()}
+    state = federation.method.shifted(ann.state, torch.tensor(counts))
+    assert all(torch.equal(ann.state[n], t) for n, t in before.items())
+    assert torch.equal(state["own"], before["own"])
+    assert state["prior"].tolist() == pytest.approx([math.log((n + 1) / (sum(counts) + K)) for n in counts])
+    x = samples([0, 1, 2, 3] * 5, seed=9).x.double()
+    found = predict(federation.method, ann.model, Batch(x, torch.zeros(20, dtype=torch.int64)), {}, state)
+    for i, row in enumerate(x):
+        expected = shifted_answers(federation, "ann", counts, row)
+        assert {rule: int(classes[i]) for rule, classes in found.items()} == expected
+
+
 def test_a_client_of_no_class_may_answer_any():
+    """Neither before nor after a shift to nothing."""
     data = federated(*ordinary().clients, ClientData("dan", samples([]), samples([0, 1])))
     federation, _ = assemble(experiment("beacon"), data)
     list(federation.run())
     dan = visited(federation)["dan"]
+    state = federation.method.shifted(dan.state, torch.zeros(K, dtype=torch.int64))
     x = samples([0, 1, 2, 3] * 5, seed=9).x
-    found = predict(federation.method, dan.model, Batch(x, torch.zeros(20, dtype=torch.int64)), {}, dan.state)
+    found = predict(federation.method, dan.model, Batch(x, torch.zeros(20, dtype=torch.int64)), {}, state)
     assert all(torch.equal(classes, found["global_model"]) for classes in found.values())
     assert len(found["global_model"].unique()) > 1

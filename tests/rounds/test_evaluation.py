@@ -16,7 +16,7 @@ from protofed.rounds.options import EvaluationOptions
 from protofed.runs.loading import load_run
 from protofed.runs.records import Accuracy, RoundRecord
 from protofed.runs.summary import Outcome
-from protofed.samples import Samples
+from protofed.samples import FederatedData, Samples
 from protofed.visits.stacking import PooledSamples
 from support import K, client, degenerate, experiment, federated, few, ordinary, samples, visited
 
@@ -70,7 +70,7 @@ def test_every_client_is_scored_on_everyones_samples(method, on):
 METHODS = ["local", "fixed_etf", "fedproto", "fedtgp", "tinyproto", "protonorm", "gfpl", "fedavg"]
 
 
-@few(("method", "on"), [("beacon", "union"), *((m, "balanced") for m in METHODS)], 2)
+@few(("method", "on"), [("beacon", "shifted"), ("fedproto", "shifted"), *((m, "balanced") for m in METHODS)], 3)
 def test_it_is_the_same_for_a_stack(method, on):
     expected = records(method, on)[1]
     federation, found = records(method, on, execution__executor="fused")
@@ -80,7 +80,7 @@ def test_it_is_the_same_for_a_stack(method, on):
 
 
 @pytest.mark.slow
-@few(("method", "on"), [("fedproto", "balanced"), ("beacon", "union")], 1)
+@few(("method", "on"), [("fedproto", "balanced"), ("beacon", "shifted")], 1)
 def test_it_is_the_same_in_worker_processes(method, on):
     data = degenerate()
     expected = records(method, on, data)[1]
@@ -89,6 +89,97 @@ def test_it_is_the_same_in_worker_processes(method, on):
     assert [[getattr(r, part) for part in SCORED] for r in found] == [
         [getattr(r, part) for part in SCORED] for r in expected
     ]
+
+
+def naive_shifted(federation) -> tuple[dict, dict]:
+    """Return each client's score by rule where classes are as frequent as at the next one, and on unseen classes.
+
+    ``Σ_c w_c·(correct_c/n_c) / Σ_c w_c``, where ``w_c`` are the next client's training samples of class c,
+    for classes with test samples.
+    """
+    clients = visited(federation)
+    names = [name for name, c in clients.items() if len(c.train)]
+    everything = [(x, int(y)) for c in clients.values() for x, y in zip(c.test.x, c.test.y, strict=True)]
+    tested = {y for _, y in everything}
+    scores = ({}, {})
+    for name, own in clients.items():
+        own.model.eval()
+        later = [n for n in clients if list(clients).index(n) > list(clients).index(name) and n in names]
+        successor = (later + [n for n in names if n != name] + [name])[0]
+        labels = clients[successor].train.y.tolist()
+        weights = {c: labels.count(c) for c in tested}
+        state = federation.method.shifted(own.state, torch.tensor([weights.get(c, 0) for c in range(K)]))
+        trained = set(own.train.y.tolist())
+        for rule in federation.method.rules:
+            hits: dict[int, list[bool]] = {c: [] for c in tested}
+            for x, y in everything:
+                batch = Batch(x[None].double(), torch.tensor([y]))
+                with torch.no_grad():
+                    predicted = predict(federation.method, own.model, batch, own.received, state)[rule]
+                hits[y].append(int(predicted) == y)
+            for score, classes in zip(scores, (tested, tested - trained), strict=True):
+                right = sum(weights[c] * sum(hits[c]) / len(hits[c]) for c in classes)
+                score.setdefault(rule, {})[name] = right, sum(weights[c] for c in classes)
+    return scores
+
+
+def odd() -> FederatedData:
+    """Return the ordinary clients, one without training samples in the middle, and no test sample of class 3."""
+    ann, bob, cid = ordinary().clients
+    return federated(
+        client("ann", ann.train.y.tolist(), [0, 1, 1, 2]),
+        client("nobody", [], [0, 1]),
+        client("bob", bob.train.y.tolist(), [1, 2]),
+        client("cid", cid.train.y.tolist(), [0, 0, 1]),
+    )
+
+
+@few("method", ["beacon", "local", "fedproto"], 1)
+def test_classes_as_frequent_as_at_the_next_client(method):
+    options = {"method__softmax": "balanced"} if method == "local" else {}
+    federation, found = records(method, "shifted", odd(), **options)
+    for score, part in zip(naive_shifted(federation), (found[-1].union, found[-1].unseen), strict=True):
+        for rule, counted in score.items():
+            expected = [right / n if n else None for right, n in counted.values()]
+            assert part.clients[rule] == [None if e is None else pytest.approx(e) for e in expected], rule
+            right, total = (sum(column) for column in zip(*counted.values(), strict=True))
+            assert part.weighted[rule] == pytest.approx(right / total)
+    after = federation.executor.clients.after
+    assert {n: after(n).name for n in federation.names} == {
+        "ann": "bob",
+        "nobody": "bob",
+        "bob": "cid",
+        "cid": "ann",
+    }
+
+
+def test_the_only_client_keeps_its_frequencies():
+    """Nothing shifts: its score is that on its own classes, weighted as its training samples."""
+    data = federated(client("ann", [0, 0, 0, 1], [0, 1, 1, 2]), client("nobody", [], [2]))
+    federation, (*_, last) = records("local", "shifted", data)
+    assert federation.executor.clients.after("ann").name == "ann"
+    (own, _), ann = naive_shifted(federation), visited(federation)["ann"]
+    right, n = own["head"]["ann"]
+    assert n == len(ann.train) == 4
+    assert last.union.clients["head"][0] == pytest.approx(right / n)
+    assert last.unseen.clients["head"][0] is None
+
+
+def test_a_method_without_frequencies_predicts_as_ever():
+    """By default a method's state does not depend on them."""
+    federation, _ = records("fedproto", "shifted")
+    for c in visited(federation).values():
+        assert federation.method.shifted(c.state, torch.tensor([9, 0, 0, 0])) is c.state
+
+
+@pytest.mark.slow
+def test_shifted_frequencies_are_forgotten_after_the_score():
+    """A client's own score, its training and its stored state are those of a run that is not scored so."""
+    expected, found = (records("beacon", on) for on in ("own", "shifted"))
+    assert [r.accuracy for r in found[1]] == [r.accuracy for r in expected[1]]
+    for name, own in visited(found[0]).items():
+        assert own.state.keys() == {"beacon_prior", "prior", "own"}
+        assert torch.equal(own.state["prior"], visited(expected[0])[name].state["prior"])
 
 
 @few("method", ["local", "fixed_etf", "fedproto"], 1)
@@ -170,7 +261,7 @@ def test_without_test_samples():
         records("local", "balanced", federated(client("ann", [0, 1], []), client("bob", [2], [])))
 
 
-@pytest.mark.parametrize("on", ["union", "balanced"])
+@pytest.mark.parametrize("on", ["union", "shifted"])
 def test_clients_of_a_network_keep_their_samples(on):
     federation = assemble(experiment(), ordinary())[0]
     federation.executor.remote = True

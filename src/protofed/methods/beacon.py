@@ -178,6 +178,11 @@ class Beacon(Method[BeaconOptions]):
         prior = log_prior(counts, self.options.rho, self.task.dtype)
         return {"beacon_prior": prior, "prior": prior.clone(), "own": counts > 0}
 
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Replace π_i by that of the new frequencies; A_i stays what the expert has learned."""
+        here = counts.to(state["own"].device)
+        return {**state, "prior": log_prior(here, self.options.rho, self.task.dtype), "now": here > 0}
+
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Load θ. The expert's fixed targets follow from the seed, the fusion from the validation samples."""
         received: Tensors = {}
@@ -232,8 +237,9 @@ class Beacon(Method[BeaconOptions]):
         f = torch.where(own.any(), f, g)
         s = torch.where(own.any(), self.fuse(f, g, received), g)
         p = all_classes(s, g, own)
+        now = state.get("now", own)
         return {
-            "head": over(p + prior, own | ~own.any()),
+            "head": over(p + prior, now | ~now.any()),
             "expert": over(f + prior, own | ~own.any()),
             "beacon": g + prior,
             "all_classes": p,

@@ -30,20 +30,9 @@ else:
 
     O = TypeVar("O")  # noqa: E741
 
-__all__ = ["Aggregate", "Batch", "Build", "Exchange", "Local", "Loss", "Method", "Output", "Phase", "Round"]
-__all__ += [
-    "Protection",
-    "SplitModel",
-    "Task",
-    "Tensors",
-    "Terms",
-    "Traits",
-    "Update",
-    "Upload",
-    "predict",
-    "sends",
-]
-__all__ += ["every_parameter"]
+__all__ = ["Aggregate", "Batch", "Build", "Exchange", "Local", "Loss", "Method", "Output", "Phase", "Protection"]
+__all__ += ["Round", "SplitModel", "Task", "Tensors", "Terms", "Traits", "Update", "Upload", "every_parameter"]
+__all__ += ["predict", "sends"]
 
 Terms: TypeAlias = "tuple[Tensors, Output | None]"
 """Named scalar terms, whose sum is minimised, and the output of the client's model for the batch; None if the loss
@@ -218,6 +207,10 @@ class Method(Generic[O]):
         Those of :attr:`Protection.local_only` are always made of the true counts.
         """
         return {}
+
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Return a client's state for predictions with other class frequencies, ``counts`` ``(K,)`` int64."""
+        return state
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Unpack a broadcast; may load weights into ``local.model``.

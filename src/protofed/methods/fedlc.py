@@ -54,6 +54,10 @@ class FedLC(FedAvg[FedLCOptions]):
         """Remember ``c_i`` for the loss, and for predictions."""
         return {"calibration": self.calibration(counts), "own_calibration": self.calibration(counts)}
 
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies."""
+        return {**state, "own_calibration": self.calibration(counts.to(state["calibration"].device))}
+
     def calibration(self, counts: Tensor) -> Tensor:
         """Return ``c_i``, ``(K,)``, from the ``(K,)`` int64 samples per class."""
         if self.options.calibration == "prior":

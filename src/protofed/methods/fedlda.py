@@ -171,6 +171,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         """Remember whether the server has the client's sums."""
         return {**super().client_state(counts), "sent": torch.tensor(False)}
 
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies."""
+        return {**super().shifted(state, counts), "sent": state["sent"]}
+
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send the sums."""
         local.state["sent"] = torch.ones_like(local.state["sent"])

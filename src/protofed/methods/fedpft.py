@@ -132,6 +132,10 @@ class FedPFT(Method[FedPFTOptions]):
         """Remember the client's classes, for predictions only."""
         return {"own": counts > 0}
 
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict over the classes that occur now."""
+        return {**state, "own": (counts > 0).to(state["own"].device)}
+
     def round(self, number: int) -> Round:
         """Nothing is trained at clients."""
         return Round(())

@@ -81,7 +81,8 @@ class EvaluationOptions(Options):
     on: On = remote(
         "own",
         "test samples: a client's own; in a simulation, also those of all clients together (union; balanced: every "
-        "class counts alike), with the accuracy on classes that the client has no training samples of",
+        "class counts alike; shifted: classes are as frequent as at the next client, which the client is told), "
+        "with the accuracy on classes that the client has no training samples of",
     )
     on_every: int = remote(
         1, "with on: rounds between scores on others' samples; the last planned round always has them", least=1

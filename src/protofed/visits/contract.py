@@ -15,7 +15,7 @@ Messages = Mapping[str, bytes | None]
 Scores = tuple[Mapping[str, float], int]
 """Correct answers by rule, and the number of samples."""
 
-On = Literal["own", "union", "balanced"]
+On = Literal["own", "union", "balanced", "shifted"]
 """Whose test samples clients are scored on."""
 
 

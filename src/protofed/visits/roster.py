@@ -369,6 +369,12 @@ class Roster(Mapping[str, Member]):
         parts = [member.test for member in self.values() if len(member.test)]
         return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
+    def after(self, name: str) -> Member:
+        """Return the next client with training samples; after the last, the first."""
+        able = [member for member in self.values() if len(member.train) or member.name == name]
+        place = next(i for i, member in enumerate(able, start=1) if member.name == name)
+        return able[place % len(able)]
+
     @property
     def size(self) -> int:
         """Bytes of the weights of all clients."""

@@ -223,12 +223,24 @@ class LocalTrainer:
         if self.on == "own" or (round_number % self.on_every and round_number != self.last):
             return [(_NO_SCORES, _NO_SCORES)] * len(locals_)
         held = clients.union.counts(self.method.task.num_classes).cpu()
-        weights = held if self.on == "union" else (held > 0).long()
+        weights = [self._weights(clients, local, held) for local in locals_]
+        if self.on == "shifted":
+            locals_ = [
+                replace(local, state=self.method.shifted(local.state, counts.to(local.counts.device)))
+                for local, counts in zip(locals_, weights, strict=True)
+            ]
         found = []
-        for correct, local in zip(steps.score([clients.union] * len(locals_), locals_), locals_, strict=True):
-            unseen = weights * (clients[local.name].train.counts(len(held)).cpu() == 0)
-            found.append((_pool(correct, held, weights), _pool(correct, held, unseen)))
+        scored = steps.score([clients.union] * len(locals_), locals_)
+        for correct, local, each in zip(scored, locals_, weights, strict=True):
+            unseen = each * (clients[local.name].train.counts(len(held)).cpu() == 0)
+            found.append((_pool(correct, held, each), _pool(correct, held, unseen)))
         return found
+
+    def _weights(self, clients: Roster, local: Local, held: Tensor) -> Tensor:
+        """Return the weights ``(K,)`` int64 of each class in a client's score."""
+        if self.on == "shifted":
+            return clients.after(local.name).train.counts(len(held)).cpu() * (held > 0)
+        return held if self.on == "union" else (held > 0).long()
 
     def open(self, clients: Roster, name: str, round_number: int) -> Local:
         """Load a client onto the device, with copies of state and last received tensors."""

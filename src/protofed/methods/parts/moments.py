@@ -345,6 +345,10 @@ class ClosedForm(Method[O]):
         """Remember the client's classes and their frequencies, for predictions only."""
         return own_classes(counts, self.task.dtype, balanced=True)
 
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the new frequencies, and over the classes that occur now."""
+        return {**state, **self.client_state(counts.to(state["own"].device))}
+
     @property
     def statistics(self) -> Statistics:
         """Sums are of the features as they are."""

@@ -82,6 +82,10 @@ class PrivateHead(Base[H]):
         """Logits of the head."""
         return head_scores(model(batch.x).logits, state)
 
+    def shifted(self, state: Tensors, counts: Tensor) -> Tensors:
+        """Predict with the log-prior of new frequencies, over the classes A_i that were learned."""
+        return {**state, "prior": log_prior(counts, dtype=state["prior"].dtype)} if "prior" in state else state
+
 
 def over(scores: Tensor, classes: Tensor) -> Tensor:
     """Return scores in which the classes outside a set have no chance."""
