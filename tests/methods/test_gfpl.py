@@ -33,15 +33,6 @@ def test_gfpl_exchanges_only_around_retraining():
     assert records[4].diagnostics["components_before"] >= records[4].diagnostics["components_after"] >= K
 
 
-@pytest.mark.parametrize(("dcs", "pfg"), [(True, False), (False, True), (False, False)])
-def test_gfpl_ablations(dcs, pfg):
-    federation = build(method__dcs=dcs, method__pfg=pfg, method__start=2, method__interval=1, rounds=3)
-    records = list(federation.run())
-    assert ("dot_regression" in records[0].losses) is dcs
-    assert bool(sum(r.bytes["up"] for r in records)) is pfg
-    assert set(records[0].accuracy.weighted) == ({"head", "etf"} if dcs else {"head"})
-
-
 def test_draws_do_not_depend_on_the_order_of_components():
     """Rounding decides which of two components of equal weight the server sends first, and engines round."""
     means = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -53,13 +44,6 @@ def test_draws_do_not_depend_on_the_order_of_components():
         local.received, local.generator = components, lambda purpose: torch.Generator().manual_seed(1)
         found.append(pseudo.draw_once(local, 5, 4)[0])
     assert torch.equal(*found)
-
-
-def test_gfpl_without_both_is_local():
-    gfpl = build(method__dcs=False, method__pfg=False, rounds=3)
-    local = assemble(experiment("local", rounds=3), ordinary())[0]
-    for a, b in zip(gfpl.run(), local.run(), strict=True):
-        assert a.accuracy == b.accuracy
 
 
 @few(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 
 import numpy as np
@@ -36,7 +35,7 @@ from protofed.methods.parts.moments import Sums, floor
 from protofed.methods.parts.resemblance import STRANGERS, resemblance
 from protofed.models.encoders import EncoderOptions
 from protofed.samples import ClientData, FederatedData, Samples
-from support import EXACT, command, experiment, few, visited
+from support import EXACT, experiment, few, visited
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -255,14 +254,6 @@ def test_a_client_of_which_a_part_counts_subtracts_that_part():
         torch.testing.assert_close(
             found.within, expected.within, rtol=0.05, atol=0.05 * float(expected.within.max())
         )
-
-
-def test_a_report_says_what_was_chosen(tmp_path, monkeypatch, capsys):
-    chosen = ["method.name=fedlda", "encoder.name=identity", "data.clients=4", "data.samples=120"]
-    status, _, errors = command(monkeypatch, capsys, "run", "quickstart", *chosen, "--out", tmp_path / "run")
-    assert status == 0, errors
-    page = html.unescape((tmp_path / "run" / "report.html").read_text())
-    assert "Clients chose by their own samples, each left out in turn: " in page
 
 
 def test_choices_in_words():

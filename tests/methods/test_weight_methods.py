@@ -141,23 +141,6 @@ def test_fesem_with_equal_uploads_and_with_newcomers():
     assert torch.equal(method.broadcast(state, 3, "new")[name], payload[name])
 
 
-def test_fesem_regroups_in_every_round():
-    method = assemble(experiment("fesem", method__clusters=2), ordinary())[0].method
-    low, high = ({n: torch.full_like(w, v) for n, w in method.initial.items()} for v in (-1.0, 1.0))
-    count = {"samples": torch.tensor(1)}
-
-    def round_number(state, number, **weights):
-        uploads = iter([Upload(n, {**w, **count}) for n, w in weights.items()])
-        return method.aggregate(state, uploads, number).state
-
-    state = round_number(method.server_state(), 1, ann=low, bob=high)
-    first = {n: int(state[f"cluster.{n}"]) for n in ("ann", "bob")}
-    assert first["ann"] != first["bob"]
-    # ann's weights turn into bob's.
-    state = round_number(state, 2, ann=high, bob=high)
-    assert int(state["cluster.ann"]) == first["bob"]
-
-
 def test_fesem_by_numbers_of_classes():
     """bob and cid, with three classes each, are above the mean of 8/3; ann, with two, is alone."""
     data = federated(client("ann", [0, 0, 1, 1]), client("bob", [1, 2, 3]), client("cid", [0, 1, 3, 3]))
@@ -262,14 +245,6 @@ def test_feduv_terms_are_zero_and_have_gradients_where_they_say_nothing(rows):
     if rows:
         (gradient,) = torch.autograd.grad(sum(terms), z)
         assert gradient.isfinite().all()
-
-
-def test_feduv_leaves_out_padding():
-    g = torch.Generator().manual_seed(0)
-    z = torch.randn(6, 3, generator=g)
-    weight = torch.tensor([1.0, 1, 1, 1, 0, 0])
-    torch.testing.assert_close(uniformity(z, weight), uniformity(z[:4]))
-    torch.testing.assert_close(variance_hinge(z.softmax(-1), weight), variance_hinge(z[:4].softmax(-1)))
 
 
 # BatchNorm's running statistics

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.compute.seeding import generator
-from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.errors import ConfigError, FederationError, ModelError
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
@@ -26,7 +25,6 @@ from protofed.runs.spent import Spent
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.stages.privacy import SamplePrivacy
 from protofed.stages.privacy.accounting import ORDERS, Release, epsilon
-from protofed.stages.privacy.ledger import Budgeted
 from protofed.storage.snapshots import Snapshot, flatten
 from protofed.visits.private import Noise, Private, private_counts, rate, sum_clipped
 from stages.privacy.auditing import lower_bound
@@ -463,17 +461,6 @@ def test_several_updates_on_one_batch_are_refused(monkeypatch):
     monkeypatch.setattr(kind, "round", twice)
     with pytest.raises(ConfigError, match="several updates on a batch"):
         build("fedavg", **PRIVATE)
-
-
-@few("recipe", ["private", "private-samples"], 1)
-def test_the_recipes_can_be_run_with_all_their_methods(recipe):
-    tree = load_recipe(recipe)
-    arm = tree["compare"]["axes"]["epsilon"]["∞"]
-    for method in tree["compare"]["methods"]:
-        chosen = {"execution.executor": "sequential", **arm}
-        federation, _ = assemble(resolve(apply_overrides(tree, chosen), method=method))
-        federation.executor.close()
-        assert (stage(federation, Budgeted) is None) == method.startswith("local")
 
 
 def test_batchnorm_is_refused_and_group_norm_takes_its_place():
