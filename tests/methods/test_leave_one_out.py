@@ -285,9 +285,7 @@ def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge,
     options = get("fed3r").Options(normalise=normalise)
     method = get("fed3r")(options, Task(3, 4, 1, 0, 1.0, dtype=torch.float64))
     everything = [np.concatenate(parts) for parts in zip((x, y), *others, strict=True)]
-    gram = method.gathered(
-        [Sums.of(torch.tensor(a), torch.tensor(b), 3, second=True) for a, b in [(x, y), *others]]
-    )
+    gram = method.gather([Sums.of(torch.tensor(a), torch.tensor(b), 3, second=True) for a, b in [(x, y), *others]])
     held = torch.tensor(sorted(set(y.tolist())))
     place = torch.searchsorted(held, torch.tensor(y))
     found = method.left_out(torch.tensor(x), place, held, gram, ridge)

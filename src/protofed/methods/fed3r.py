@@ -57,7 +57,7 @@ class Fed3R(Ridged[Fed3ROptions]):
         """Choose in units of the features' sum of squares, of which λ itself knows nothing."""
         return float(gram.matrix.diagonal().mean())
 
-    def gathered(self, parts: Iterable[Sums]) -> Gram:
+    def gather(self, parts: Iterable[Sums]) -> Gram:
         """Add up."""
         none = Sums.none(self.task.num_classes, self.task.feature_dim, second=True)
         total = reduce(Sums.plus, parts, none)

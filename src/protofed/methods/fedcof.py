@@ -61,7 +61,7 @@ class FedCOF(Ridged[FedCOFOptions]):
         more = "its server compares the means of single clients, which noise hides (fedlda takes the sums)"
         return replace(super().traits(options), aggregation="single", protection=Protection(dp_obstacle=more))
 
-    def gathered(self, parts: Iterable[Sums]) -> Gram:
+    def gather(self, parts: Iterable[Sums]) -> Gram:
         """Estimate the covariance from the single clients' means.
 
         Without classes that several clients hold, nothing is known of it, and the variance between classes stands

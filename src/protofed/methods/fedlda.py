@@ -158,9 +158,9 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         counts = {"counts": Field(("k",), "count", parameter=False), "most": Field((), "count", parameter=False)}
         return self.schema({**self.rows("means"), **counts, "moment": square, "within": square})
 
-    def packed(self, sums: Sums) -> Payload:
+    def pack_moment(self, sums: Sums) -> Payload:
         """Return the moment, and where the server sees sums alone the scatter."""
-        payload = super().packed(sums)
+        payload = super().pack_moment(sums)
         if self.mixes and self.task.summed:
             payload["within"] = triangle(sums.scatter, self.task.views) / sums.counts.sum().clamp(min=1)
         return payload
@@ -268,10 +268,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     # The server.
 
-    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+    def combine(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
         """Return the sums of all features, less their clients' offsets if these are to be centred."""
         if not self.options.centre:
-            return super().combined(parts)
+            return super().combine(parts)
         seen: list[tuple[Tensor, Tensor]] = []
 
         def note_choices() -> Iterator[Sums]:
@@ -279,12 +279,12 @@ class FedLDA(ClosedForm[FedLDAOptions]):
                 seen.append((part.counts, part.sums.sum(0)))
                 yield part
 
-        total = centring.centre_sums(super().combined(note_choices())[0], *zip(*seen, strict=True))
+        total = centring.centre_sums(super().combine(note_choices())[0], *zip(*seen, strict=True))
         return total, self.classifier(total)
 
-    def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
+    def conclude(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
         """Return the server's state, with the sums of all if clients need them."""
-        state = super().concluded(held, total, classifier)
+        state = super().conclude(held, total, classifier)
         if not self.mixes:
             return state
         d, n, most = self.task.feature_dim, total.counts.sum().clamp(min=1), total.counts.sum()

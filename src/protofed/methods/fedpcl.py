@@ -185,7 +185,7 @@ class FedPCL(Method[FedPCLOptions]):
         held = torch.stack([table.present for table in sets])
         rows = torch.stack([table.rows for table in sets]).double().sum(0)
         mean = (rows / held.sum(0).clamp(min=1).unsqueeze(-1)).to(self.task.dtype)
-        return seen.concluded(Aggregate({**state, **Prototypes(mean, held.any(0)).tensors()}, {}))
+        return seen.conclude(Aggregate({**state, **Prototypes(mean, held.any(0)).tensors()}, {}))
 
 
 def last_sent(server: Tensors) -> list[Prototypes]:

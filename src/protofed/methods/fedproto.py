@@ -160,7 +160,7 @@ class FedProto(PrivateHead[P], Method[P]):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Update the global prototypes; add the geometry of the result to the diagnostics."""
         seen = SeenUploads(uploads, self.task.num_classes if self.declared.personal else 0)
-        return seen.concluded(self.update(server, seen, round_number))
+        return seen.conclude(self.update(server, seen, round_number))
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``."""

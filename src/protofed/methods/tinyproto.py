@@ -169,7 +169,7 @@ class TinyProto(FedProto[Any]):
         whole = ((client, self.read(payload, {})) for client, payload in uploads)
         scaled = (Upload(c, {**sent, "prototypes": scale * sent["prototypes"]}) for c, sent in whole)
         seen = SeenUploads(scaled, self.task.num_classes if noted else 0)
-        return seen.concluded(self.base.update(server, self._reduce(server, seen), round_number))
+        return seen.conclude(self.base.update(server, self._reduce(server, seen), round_number))
 
     def _reduce(self, server: Tensors, seen: SeenUploads) -> Iterator[Upload]:
         """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""

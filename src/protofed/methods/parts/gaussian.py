@@ -363,11 +363,11 @@ def discriminant(
     origin = total.sums.sum(0) / n
     apart = (means.rows - origin) * means.present.unsqueeze(-1)
     sigma, size = (total.scatter / n, float(n)) if covariance is None or samples is None else (covariance, samples)
-    weights = solve(shrunk(sigma, size, shrinkage), apart.mT, total.square, dtype).mT
+    weights = solve(shrink(sigma, size, shrinkage), apart.mT, total.square, dtype).mT
     return Linear(weights, -0.5 * (weights * apart).sum(-1) - weights @ origin, means.present)
 
 
-def shrunk(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
+def shrink(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
     """Return ``(1 − s)·Σ + s·tr(Σ)/d·I``.
 
     Args:

@@ -389,9 +389,9 @@ class ClosedForm(Method[O]):
             sums = self.own_sums(local, among=reported)
         rows, classes = sums.means.to_send()
         payload = {"classes": classes, "means": rows, "counts": sums.counts[classes].long()}
-        return {**payload, **self.packed(sums)} if self.second else payload
+        return {**payload, **self.pack_moment(sums)} if self.second else payload
 
-    def packed(self, sums: Sums) -> Payload:
+    def pack_moment(self, sums: Sums) -> Payload:
         """Return the fields of an upload that hold the second moment."""
         samples = sums.counts.sum()
         return {"samples": samples.long(), "moment": triangle(sums.moment, self.task.views) / samples.clamp(min=1)}
@@ -429,9 +429,9 @@ class ClosedForm(Method[O]):
             return {}
         K, d = self.task.num_classes, self.task.feature_dim
         none = Sums.none(K, d, second=self.second)
-        return self.concluded({}, none, Linear(none.sums, none.counts, none.counts > 0))
+        return self.conclude({}, none, Linear(none.sums, none.counts, none.counts > 0))
 
-    def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
+    def conclude(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
         """Return the server's state."""
         dtype = self.task.dtype
         return {**held, "prototypes": total.means.rows.to(dtype), **classifier.tensors(dtype)}
@@ -454,13 +454,13 @@ class ClosedForm(Method[O]):
         for client, payloads in new.items():
             for number, payload in enumerate(payloads):
                 held |= {f"{name}.{client}/{number}": tensor for name, tensor in payload.items()}
-        state = self.made_of(held)
+        state = self.make_state(held)
         return Aggregate(state, summary(*Prototypes.of(state)))
 
-    def made_of(self, held: Tensors) -> Tensors:
+    def make_state(self, held: Tensors) -> Tensors:
         """Return the server's state that follows from each client's last uploads, by ``FIELD.CLIENT/NUMBER``."""
-        total, classifier = self.combined(self.parts(held))
-        return self.concluded(held, total, classifier)
+        total, classifier = self.combine(self.parts(held))
+        return self.conclude(held, total, classifier)
 
     def parts(self, held: Tensors) -> Iterator[Sums]:
         """Return the sums of each upload, in an order that does not depend on when clients sent them."""
@@ -471,7 +471,7 @@ class ClosedForm(Method[O]):
         single = self.second and self.task.noise is None and not self.task.summed
         return self.sums_of(payload).possible(ROUNDED) if single else self.sums_of(payload)
 
-    def repacked(self, payload: Payload, sums: Sums) -> Payload:
+    def repack(self, payload: Payload, sums: Sums) -> Payload:
         """Return an upload with other class means and another second moment, of as many samples."""
         means = sums.means.rows[payload["classes"]].to(payload["means"].dtype)
         if not self.second:
@@ -492,9 +492,9 @@ class ClosedForm(Method[O]):
         for payload in _payloads(rest):
             check_structure(payload, self.upload_schema)
             check_values(payload, self.upload_schema)
-        return self.made_of(rest)
+        return self.make_state(rest)
 
-    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+    def combine(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
         """Return the sums over all clients, and their classifier.
 
         Args:

@@ -136,7 +136,7 @@ class SeenUploads(Iterable[Upload]):
             self.rows += len(prototypes)
             yield upload
 
-    def concluded(self, new: Aggregate) -> Aggregate:
+    def conclude(self, new: Aggregate) -> Aggregate:
         """Return an update, which has consumed the uploads, with what was seen and the geometry of the result."""
         state = {**new.state, **self.classes}
         # A server whose own training has diverged keeps its last state, which it can say only if this is no error.

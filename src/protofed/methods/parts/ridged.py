@@ -80,7 +80,7 @@ class Ridged(ClosedForm[O]):
         return replace(found, down="K·d + d·(d+1)/2 + 1") if options.ridge == "auto" else found
 
     @abstractmethod
-    def gathered(self, parts: Iterable[Sums]) -> Gram:
+    def gather(self, parts: Iterable[Sums]) -> Gram:
         """Return what the classifier of all is made of."""
 
     def first(self, gram: Gram) -> float:
@@ -96,7 +96,7 @@ class Ridged(ClosedForm[O]):
         """Whether columns have unit length."""
         return True
 
-    def ridged(self, gram: Gram, ridge: float) -> Linear:
+    def solve_ridge(self, gram: Gram, ridge: float) -> Linear:
         """Return the classifier with a ridge."""
         square = float(gram.matrix.diagonal().mean())
         W = solve(gram.matrix, gram.total.sums.mT, square, self.task.dtype, ridge).mT
@@ -105,15 +105,15 @@ class Ridged(ClosedForm[O]):
 
     def classifier(self, total: Sums) -> Linear:
         """Return the classifier of some samples."""
-        gram = self.gathered([total])
-        return self.ridged(gram, self.first(gram))
+        gram = self.gather([total])
+        return self.solve_ridge(gram, self.first(gram))
 
-    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+    def combine(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
         """Return the sums over all clients, and their classifier."""
         if self.task.noise is not None:
-            return super().combined(parts)
-        gram = self.gathered(parts)
-        return gram.total, self.ridged(gram, self.first(gram))
+            return super().combine(parts)
+        gram = self.gather(parts)
+        return gram.total, self.solve_ridge(gram, self.first(gram))
 
     # What crosses the network.
 
@@ -130,12 +130,12 @@ class Ridged(ClosedForm[O]):
         }
         return self.schema({**self.rows("means"), **fields})
 
-    def made_of(self, held: Tensors) -> Tensors:
+    def make_state(self, held: Tensors) -> Tensors:
         """Return the server's state, with what its classifier is made of if clients need it."""
         if not self.chooses:
-            return super().made_of(held)
-        gram = self.gathered(self.parts(held))
-        return {**self.concluded(held, gram.total, self.ridged(gram, self.first(gram))), **self._told(gram)}
+            return super().make_state(held)
+        gram = self.gather(self.parts(held))
+        return {**self.conclude(held, gram.total, self.solve_ridge(gram, self.first(gram))), **self._told(gram)}
 
     def server_state(self) -> Tensors:
         """Start without clients."""
@@ -163,9 +163,9 @@ class Ridged(ClosedForm[O]):
         if not self.chooses:
             return super().receive(local, message)
         own, dtype = self.own_sums(local), self.task.dtype
-        gram = self.gathered([own]) if message is None else self.gram_in(message)
-        chosen = self.ridged(gram, self.chosen(local, own.counts, gram))
-        return {**self.ridged(gram, self.first(gram)).tensors(dtype), **chosen.tensors(dtype, "own_")}
+        gram = self.gather([own]) if message is None else self.gram_in(message)
+        chosen = self.solve_ridge(gram, self.chosen(local, own.counts, gram))
+        return {**self.solve_ridge(gram, self.first(gram)).tensors(dtype), **chosen.tensors(dtype, "own_")}
 
     def gram_in(self, message: Payload) -> Gram:
         """Return what a broadcast holds."""

@@ -179,9 +179,9 @@ class ClientPrivacy(Budgeted):
             vector, shortened = self.layout.clip_upload(upload.payload, centre)
             spent.clipped += shortened
             total += (vector * SHORT / step).trunc() * step if step else vector
-        yield self.standing_for_all(noise.add(total, deviation), deviation, centre)
+        yield self.stand_for_all(noise.add(total, deviation), deviation, centre)
 
-    def standing_for_all(self, total: Tensor, deviation: float, centre: Payload) -> Upload:
+    def stand_for_all(self, total: Tensor, deviation: float, centre: Payload) -> Upload:
         """Return the upload that stands for all, given the standard deviation of the noise of each number."""
         payload = self.layout.upload(total, deviation, centre, self.expected)
         real = {n for n, field in self.layout.schema.fields.items() if field.kind == "real"}

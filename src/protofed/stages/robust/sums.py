@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protofed.methods import ClosedForm, Sums
 from protofed.methods.contract import Upload
-from protofed.methods.parts.gaussian import shrunk
+from protofed.methods.parts.gaussian import shrink
 from protofed.methods.parts.moments import floor
 from protofed.runs.findings import Findings
 from protofed.stages.robust.clipping import Proportions, Spool, too_long
@@ -78,7 +78,7 @@ class Metric(NamedTuple):
             together += part.scatter
             freedom += free(part)
             square = max(square, part.square)
-        sigma = shrunk(together / max(freedom, 1.0), max(freedom, 1.0), "oas")
+        sigma = shrink(together / max(freedom, 1.0), max(freedom, 1.0), "oas")
         values, vectors = torch.linalg.eigh(sigma)
         deviations = values.clamp(min=floor(square, received.method.task.dtype)).sqrt()
         lower, inverse = vectors * deviations, (vectors / deviations).mT
@@ -174,7 +174,7 @@ def bound_sums(
         findings.shortened(upload.client, int((factors < 1).sum()), float(factors.min()))
         sums = means * part.counts.unsqueeze(-1)
         moment = scatter + means.mT @ sums if method.second else part.moment
-        yield Upload(upload.client, method.repacked(upload.payload, Sums(part.counts, sums, moment)))
+        yield Upload(upload.client, method.repack(upload.payload, Sums(part.counts, sums, moment)))
 
 
 def near(part: Sums, rows: Centres, metric: Metric, options: RobustOptions) -> tuple[Tensor, Tensor]:

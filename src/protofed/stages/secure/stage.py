@@ -159,7 +159,7 @@ class SecureSum(Stage):
         """
         if self.noisy is not None and self.hiding is not None:
             deviation = self.noise.share(summed.threshold) * math.sqrt(summed.clients) / self.noisy.unit
-            return [self.hiding.standing_for_all(self.noisy.decode(summed.total), deviation, opening)]
+            return [self.hiding.stand_for_all(self.noisy.decode(summed.total), deviation, opening)]
         payloads = self.layout.decode(summed.total, summed.clients)
         # Where clients hold different classes, the last have none left to report.
         told = [p for p in payloads if any(tensor.numel() for tensor in p.values())]
