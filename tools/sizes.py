@@ -19,21 +19,21 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 50_373,
-    "all sources": 72_253,
-    "tests": 54_332,
+    "src": 48_681,
+    "all sources": 70_571,
+    "tests": 52_578,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 4_340,
+    "behind the round loop": 4_181,
     "modules behind the round loop": 31,
     "rounds/loop.py": 198,
-    "methods/contract.py": 311,
-    "methods/fedproto.py": 175,
-    "methods/gfpl.py": 255,
-    "methods/tinyproto.py": 230,
+    "methods/contract.py": 301,
+    "methods/fedproto.py": 172,
+    "methods/gfpl.py": 250,
+    "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 34_650,
+    "words of docs by hand": 34_452,
 }
 """Most of each: lines, unless the name says otherwise."""
 
