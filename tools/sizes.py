@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 48_681,
-    "all sources": 70_571,
-    "tests": 52_578,
+    "src": 48_689,
+    "all sources": 70_579,
+    "tests": 52_577,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_181,
