@@ -122,8 +122,8 @@ def _experiment(name: str, request: Request, seed: int) -> Experiment:
     also = AS_PEER.get(plain.method)
     chosen = replace(case_experiment(name, request.overrides, rounds=request.limit, also=also), seed=seed)
     traits = methods.get(chosen.method).traits(chosen.method_options)
-    if traits.rounds is not None:
-        chosen = replace(chosen, rounds=min(traits.rounds, request.limit))
+    if traits.rounds == "one":
+        chosen = replace(chosen, rounds=1)
     return replace(chosen, execution=replace(chosen.execution, executor="auto"))
 
 

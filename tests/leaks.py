@@ -17,7 +17,7 @@ class Gossip(Method):
 
     @classmethod
     def traits(cls, options) -> Traits:
-        return Traits(exchanges="prototypes", same_feature_dim=True)
+        return Traits(exchanges="prototypes", alike="features", aggregation="sums")
 
     @property
     def upload_schema(self) -> Schema:

@@ -20,7 +20,15 @@ class Nested(AuxiliaryMethod):
         rules = (Rule("both", "Both", "its class by all features"), Rule("small", "Shared network", open=True))
         size, protection = "|w_aux|", Protection(dp_obstacle="")
         exchanges = "part of the weights"
-        return Traits(exchanges=exchanges, up=size, down=size, rules=rules, counts=True, protection=protection)
+        return Traits(
+            exchanges=exchanges,
+            up=size,
+            down=size,
+            rules=rules,
+            counts="always",
+            aggregation="sums",
+            protection=protection,
+        )
 
     def extend(self, model):
         super().extend(model)

@@ -34,7 +34,7 @@ class Probe(Method):
 
     @classmethod
     def traits(cls, options) -> Traits:
-        return Traits(exchanges="prototypes", same_feature_dim=True)
+        return Traits(exchanges="prototypes", alike="features", aggregation="sums")
 
     @property
     def schema(self) -> Schema:

@@ -60,7 +60,7 @@ def measure(name: str) -> tuple[Method, ClientTraffic | None]:
 def method_table() -> str:
     """Return a Markdown table of all methods, those that send least first."""
     protections = ["secure sums", "DP of clients", "DP of samples"]
-    words = ["method", "exchanges", "different architectures", "different class sets", *protections, "up", "down"]
+    words = ["method", "exchanges", "different architectures", *protections, "up", "down"]
     numbers = ["numbers up", "numbers down", "bytes up", "bytes down"]
     lines = [[*words, *numbers], ["---"] * len(words) + ["---:"] * len(numbers)]
     for name in every_method():
@@ -71,12 +71,12 @@ def method_table() -> str:
 
 def _format_traits(method: Method) -> list[str]:
     traits = method.declared
-    architectures = "no" if traits.same_architecture else "yes, one d" if traits.same_feature_dim else "yes"
+    architectures = {"nothing": "yes", "features": "yes, one d", "architecture": "no"}[traits.alike]
     asked = (lambda: SumLayout(method, 24), lambda: layout_of(method, PrivacyOptions()), lambda: check(method))
     allowed = ["–" if traits.exchanges == "nothing" else "yes" if _works(each) else "no" for each in asked]
     # A bar would end the table's cell.
     formulas = [formula.replace("|", "\\|") for formula in (traits.up, traits.down)]
-    return [traits.exchanges, architectures, traits.class_sets, *allowed, *formulas]
+    return [traits.exchanges, architectures, *allowed, *formulas]
 
 
 def _works(build: Callable[[], Any]) -> bool:

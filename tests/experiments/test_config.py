@@ -199,10 +199,10 @@ def test_built_in_variants_are_known_in_every_recipe():
         tried = resolve(trees["quickstart"], method=variant)
         assert resolve(tomllib.loads(tomli_w.dumps(tried.to_tree()))) == tried
     assert not set(variants()) & set(methods())
-    tree = {"training": {"optimizer": "SGD", "lr": 0.5}, "methods": {"local": {"predict_over": "own"}}}
+    tree = {"training": {"optimizer": "SGD", "lr": 0.5}}
     chosen = resolve(tree, method="local-balanced")
     assert (chosen.training.optimizer, chosen.training.lr) == ("Adam", 0.001)
-    assert (chosen.method_options.softmax, chosen.method_options.predict_over) == ("balanced", "own")
+    assert chosen.method_options.softmax == "balanced"
     assert comparison({"compare": {"methods": ["local", "unshared"]}}).methods == ("local", "unshared")
     with pytest.raises(ConfigError, match=r"the variant 'unshared' fixes training\.lr, which an axis"):
         comparison({"compare": {"methods": ["unshared"], "axes": {"lr": {"low": {"training.lr": 0.1}}}}})

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 import naive
 from naive import build, same, same_nets, uneven
-from protofed.errors import ConfigError
 from protofed.methods import Batch
 from protofed.prototypes.etf import spread_directions
-from support import K, client, federated, visited
+from support import K, visited
 
 WEIGHT, LAST, TAU = 0.6, 0.2, 0.3
 
@@ -87,12 +86,3 @@ def test_the_contrast_sees_directions_alone_and_is_least_at_the_points(plain, se
     same(found, contrast(x, y, z) if scale else torch.full_like(found, K).log())
     assert float(contrast(z[y], y, z)) <= float(found.detach()) + 1e-9
     assert bool(torch.autograd.grad(found, moved)[0].isfinite().all())
-
-
-def test_bad_options_and_models():
-    with pytest.raises(ConfigError, match="temperature must be above 0"):
-        build("alignfed", method__temperature=0.0)
-    with pytest.raises(ConfigError, match=r"method\.shared is empty"):
-        build("alignfed", method__shared=[])
-    data = federated(*uneven().clients[:2], client("dan", [0, 1]))
-    assert len(list(build("alignfed", data, rounds=1).run())) == 1

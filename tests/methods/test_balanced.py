@@ -6,13 +6,11 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import naive
 import naive_beacon
 from naive import build, same_nets
 from protofed.methods import Batch, predict
-from protofed.methods.parts.prior import log_prior
 from protofed.prototypes.etf import spread_directions
 from support import K, client, degenerate, federated, few, visited
 
@@ -72,20 +70,6 @@ def test_two_rounds(method):
                 hits["all_classes"] += max(A, key=lambda k: float(f[k])) == y
             for rule, right in hits.items():
                 assert record.accuracy.clients[rule][place] == right / len(c.test), rule
-
-
-@pytest.mark.parametrize("method", ["local", "fixed_etf", "fedkd"])
-def test_equal_counts_are_cross_entropy_over_the_own_classes(method):
-    """π is one number for all of A_i, which softmax does not see."""
-    data = federated(client("ann", [0, 1, 2] * 3), client("bob", [1, 3] * 4))
-    federation = balanced(method, data)
-    for name, A in (("ann", [0, 1, 2]), ("bob", [1, 3])):
-        c = visited(federation)[name]
-        batch = Batch(c.train.x.double(), c.train.y)
-        received = federation.method.receive(c, None) if method == "fixed_etf" else {}
-        terms, output = federation.method.loss(c.model, batch, received, c.state)
-        places = torch.tensor([A.index(int(y)) for y in batch.y])
-        torch.testing.assert_close(terms["cross_entropy"], F.cross_entropy(output.logits[:, A], places))
 
 
 HEADS = ("local", "fixed_etf", "fedproto", "tinyproto", "protonorm", "fedtgp", "gfpl")
@@ -162,17 +146,3 @@ def test_clients_of_one_class_and_of_none(method):
         answers[name] = predict(federation.method, c.model, batch, received, c.state)
     assert set(answers["one-class"]["head"].tolist()) == set(answers["one-class"]["all_classes"].tolist()) == {2}
     assert len(answers["no-training"]["head"].unique()) > 1
-
-
-def test_plain_softmax_is_the_default():
-    """And has no more state or rules than before."""
-    for method in (*HEADS, *TAUGHT, "fedkd", "fedper"):
-        federation = build(method, two())
-        assert "all_classes" not in federation.method.rules
-        assert "prior" not in visited(federation)["ann"].state
-
-
-def test_the_prior_by_hand():
-    assert log_prior(torch.tensor([5, 2, 2, 0]), 0.5).exp().tolist() == pytest.approx(
-        [0.5, 2.5 / 11, 2.5 / 11, 0.5 / 11]
-    )

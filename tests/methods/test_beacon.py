@@ -15,19 +15,18 @@ import naive
 import naive_beacon
 from naive import build, same_nets
 from protofed.compute.seeding import generator
-from protofed.errors import ConfigError, ModelError
+from protofed.errors import ModelError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch
 from protofed.methods.beacon import all_classes
 from protofed.methods.contract import Upload, predict
-from protofed.methods.parts.prior import log_prior
 from protofed.models import build as build_model
 from protofed.models.tiny import tiny_width
 from protofed.prototypes.etf import spread_directions
 from protofed.samples import ClientData, FederatedData, Samples
 from support import K, client, degenerate, experiment, federated, few, held_out, ordinary, visited
 
-EPOCHS, LR, MOMENTUM, RHO, LAMBDA, GAMMA, CAUTION = 2, 0.05, 0.8, 0.5, 0.7, 3.0, 0.3
+EPOCHS, LR, MOMENTUM, RHO, LAMBDA, GAMMA = 2, 0.05, 0.8, 0.5, 0.7, 3.0
 
 
 def two() -> FederatedData:
@@ -67,7 +66,6 @@ def test_two_rounds(fusion, expert, weighting):
         method__momentum=MOMENTUM,
         method__rho=RHO,
         method__fusion=fusion,
-        method__caution=CAUTION,
         method__expert=expert,
         method__weighting=weighting,
         **{"method.lambda": LAMBDA, "method.gamma": GAMMA},
@@ -120,10 +118,10 @@ def test_two_rounds(fusion, expert, weighting):
                 for x, y in zip(c.validation.x.double(), c.validation.y.tolist(), strict=True):
                     f, g = ([float(v[k]) for k in A] for v in outputs(x))
                     scored += [(f, g, A.index(y))] if y in A else []
-                weights = naive_beacon.fit(scored, [pi[k] for k in A], CAUTION)
+                weights = naive_beacon.fit(scored, [pi[k] for k in A], 1.0)
                 learned = visited(federation)[c.name].received["fusion"]
                 assert learned.tolist() == pytest.approx(weights, abs=1e-5)
-                assert abs(weights[0] - 0.5) > 0.01
+                assert abs(weights[0] - 0.5) > 0.001
             for x, y in zip(c.test.x.double(), c.test.y.tolist(), strict=True):
                 found = naive_beacon.answers(*outputs(x), pi, A, weights)
                 for rule, answer in found.items():
@@ -174,29 +172,6 @@ def test_with_one_client_it_is_the_tiny_network_trained_alone():
             torch.testing.assert_close(found, parameter.detach(), rtol=1e-9, atol=1e-11)
 
 
-def test_a_prior_of_equal_counts_is_plain_cross_entropy(monkeypatch):
-    """Equal counts: π is the same number for all classes, and softmax does not see it."""
-    assert torch.allclose(log_prior(torch.full((K,), 5), 1.0), torch.full((K,), -math.log(K)))
-    data = federated(client("ann", [0, 1, 2, 3] * 2), client("bob", [3, 2, 1, 0]))
-    equal = build("beacon", data, method__hidden=3)
-    monkeypatch.setattr("protofed.methods.beacon.log_prior", lambda counts, rho, dtype: torch.zeros(K, dtype=dtype))
-    plain = build("beacon", data, method__hidden=3)
-    for a, b in zip(equal.run(), plain.run(), strict=True):
-        assert a.losses == pytest.approx(b.losses)
-        assert a.accuracy == b.accuracy
-    assert not visited(plain)["ann"].state["prior"].any()
-    for name, tensor in equal.server.items():
-        torch.testing.assert_close(tensor, plain.server[name])
-    member = visited(equal)["ann"]
-    batch = Batch(member.train.x.double(), member.train.y)
-    output = member.model(batch.x)
-    terms, _ = equal.method.loss(member.model, batch, {}, member.state)
-    torch.testing.assert_close(terms["cross_entropy"], F.cross_entropy(output.logits, batch.y))
-    terms, _ = equal.method.beacon_loss(member.model, batch, {}, member.state)
-    logits = member.model.extras["beacon"](batch.x).logits
-    torch.testing.assert_close(terms["beacon"], F.cross_entropy(logits, batch.y))
-
-
 @given(
     st.integers(2, 12).flatmap(
         lambda classes: st.tuples(
@@ -220,17 +195,6 @@ def test_probabilities_of_all_classes(drawn):
     torch.testing.assert_close(all_classes(s, g, nothing), g)
 
 
-def test_a_client_with_all_classes_alike_answers_all_classes_as_its_own():
-    """P reduces to the personal rule, whose prior is then the same for all."""
-    federation = build("beacon", federated(client("ann", [0, 1, 2, 3] * 2), client("bob", [1, 1])), rounds=1)
-    list(federation.run())
-    ann = visited(federation)["ann"]
-    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = predict(federation.method, ann.model, Batch(x, torch.zeros(200, dtype=torch.int64)), {}, ann.state)
-    assert torch.equal(found["head"], found["all_classes"])
-    assert not torch.equal(found["head"], found["global_model"])
-
-
 def test_degenerate_clients():
     """One class: the head can answer nothing else. No training samples: every rule is the beacon's."""
     federation = build("beacon", degenerate(), method__hidden=3)
@@ -248,19 +212,6 @@ def test_degenerate_clients():
     for name in ("no-training", "nothing"):
         assert all(torch.equal(classes, shared) for classes in answers[name].values())
     assert all(torch.equal(a["global_model"], shared) for a in answers.values())
-
-
-def test_a_class_that_nobody_has_is_never_likely():
-    """Its prior pushes its output down on every client; it may be answered, and nothing is NaN."""
-    federation = build("beacon", two(), method__hidden=3, rounds=8)
-    record = list(federation.run())[-1]
-    assert all(t.isfinite().all() for t in federation.server.values())
-    assert all(math.isfinite(v) for v in record.losses.values())
-    ann = visited(federation)["ann"]
-    assert bool(ann.state["own"].equal(torch.tensor([True, True, True, False])))
-    assert ann.state["prior"].exp().tolist() == pytest.approx([6 / 13, 3 / 13, 3 / 13, 1 / 13])
-    g = ann.model.extras["beacon"](ann.train.x.double()).logits.softmax(-1)
-    assert g[:, 3].max() < 0.5
 
 
 def test_diverged_networks_answer_nothing():
@@ -304,15 +255,6 @@ def test_sizes(shape, classes, weights):
     assert size(network) == weights
     assert network(torch.zeros(2, *shape)).logits.shape == (2, classes)
     assert not list(network.buffers())
-
-
-def test_maps_are_not_halved_below_what_is_pooled():
-    def strides(shape):
-        return [m.stride[0] for m in tiny(shape, 10).modules() if hasattr(m, "in_channels")]
-
-    assert strides((1, 28, 28)) == strides((3, 64, 64)) == strides((2, 128)) == [2, 2, 2]
-    assert strides((1, 8, 8)) == [2, 1, 1]
-    assert strides((1, 5, 9)) == [1, 1, 1]
 
 
 def test_network_of_images_by_hand():
@@ -359,88 +301,13 @@ def test_stacked_clients_train_as_alone(shape, caplog):
     assert not caplog.messages  # a stack that cannot be computed is reported
 
 
-@pytest.mark.slow
-@few("shape", [(1, 8, 8), (4, 32)], 1)
-def test_series_and_images_are_learned(shape):
-    """Bright rows on either client's own classes are told apart by all rules but the head, which knows its own."""
-    ann = images("ann", [0, 0, 0, 1, 1, 1], shape, [0, 1, 2, 3])
-    bob = images("bob", [2, 3] * 3, shape, [0, 1])
-    federation, _ = assemble(experiment("beacon", rounds=12), pictures(ann, bob))
-    *_, record = federation.run()
-    assert record.accuracy.clients["global_model"] == [1, 1]
-    assert record.accuracy.clients["all_classes"] == [1, 1]
-    assert record.accuracy.clients["head"] == [0.5, 0]
-
-
 # Messages.
-
-
-def test_traffic():
-    """6,218 float32 numbers and a header, and ``n_i`` up; FedProto's prototypes are at most K·d = 5,120 numbers."""
-    data = FederatedData((images("ann", [0, 1], (1, 28, 28)),), 10, tuple("0123456789"), (1, 28, 28))
-    federation, _ = assemble(experiment("beacon", rounds=1, model__name="cnn2", model__options={}), data)
-    record = next(federation.run())
-    assert record.parameters == {"up": 6218, "down": 6218}
-    assert record.bytes == {"up": 4 * 6218 + 8, "down": 4 * 6218 + 4}
-    assert federation.method.declared.sums_only
 
 
 def test_uniform_weights_disclose_no_numbers():
     federation = build("beacon", ordinary(), method__weighting="uniform")
     assert "samples" not in federation.method.upload_schema.fields
-    assert not federation.method.declared.counts
-
-
-def test_int8_round_trip():
-    """θ survives encoding twice unchanged, within half a step of each row; training with it stays close."""
-    exact, coarse = (
-        build("beacon", ordinary(), wire__codec=c, execution__precision="fp32") for c in ("float32", "int8")
-    )
-    for federation in (exact, coarse):
-        list(federation.run())
-    schema, codec = coarse.method.broadcast_schema, coarse.codec
-    message = codec.encode(coarse.method.broadcast(coarse.server, 3), schema)
-    decoded = codec.decode(message, schema)
-    assert codec.encode(decoded, schema) == message
-    for name, tensor in coarse.server.items():
-        rows = tensor.reshape(len(tensor), -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
-        step = rows.abs().amax(1, keepdim=True) / 127
-        error = (decoded[name].reshape(rows.shape) - rows).abs()
-        assert (error <= 0.51 * step + 1e-6).all(), name
-        assert (tensor - exact.server[name]).abs().max() < 0.1, name
-
-
-@few("weighting", ["samples", "uniform"], 1)
-def test_a_client_that_only_receives(weighting):
-    """It trains its expert and answers with the beacon of the others; what it sends back says nothing of it."""
-    options = {"method__weighting": weighting, "method__hidden": 3}
-    quiet = build("beacon", ordinary(), method__receive_only=["bob"], **options)
-    messages = quiet.open(quiet.names, 1).messages
-    before = {n: t.clone() for n, t in quiet.server.items()}
-    sent = {
-        r.client: quiet.codec.decode(r.message, quiet.method.upload_schema)
-        for r in quiet.executor.train(quiet.names, messages, 1)
-    }
-    assert all(torch.equal(sent["bob"][n], t) for n, t in before.items())
-    assert {n: int(p["samples"]) for n, p in sent.items()} == (
-        {"ann": 9, "bob": 0, "cid": 11} if weighting == "samples" else {"ann": 1, "bob": 0, "cid": 1}
-    )
-    without = federated(*(c for c in ordinary().clients if c.name != "bob"))
-    others = build("beacon", without, **options)
-    quiet = build("beacon", ordinary(), method__receive_only=["bob"], **options)
-    own = naive.own_net(quiet, "bob")
-    list(others.run())
-    list(quiet.run())
-    assert all(torch.equal(t, others.server[n]) for n, t in quiet.server.items())
-    same_nets(beacon_of(quiet, "bob"), list(others.server.values()))
-    assert not torch.equal(naive.own_net(quiet, "bob")[0], own[0])
-
-
-def test_a_round_of_clients_that_only_receive_keeps_the_beacon():
-    federation = build("beacon", ordinary(), method__receive_only=["ann", "bob", "cid"])
-    before = {n: t.clone() for n, t in federation.server.items()}
-    list(federation.run())
-    assert all(torch.equal(t, before[n]) for n, t in federation.server.items())
+    assert federation.method.declared.counts == "never"
 
 
 def test_extreme_uploads():
@@ -453,24 +320,6 @@ def test_extreme_uploads():
 
 
 # What is refused, and what draws a warning.
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rho": 0.0}, "rho must be above 0"),
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"channels": []}, "channels must name at least one convolution"),
-        ({"channels": [8, 1]}, "channels must be at least 2"),
-        ({"fusion": "best"}, "method.fusion must be 'average' or 'sum' or 'validation', not 'best'"),
-        ({"momentum": 1.0}, "momentum must be"),
-        ({"receive_only": ["bab"]}, "unknown client in method.receive_only 'bab': did you mean 'bob'"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        build("beacon", ordinary(), **{f"method__{n}": v for n, v in options.items()})
-    assert "\n" not in str(caught.value)
 
 
 def test_samples_without_a_network():
@@ -493,13 +342,3 @@ def test_a_beacon_larger_than_the_clients_models(caplog):
     small = build("beacon", ordinary(), method__hidden=2)
     assert len(small.method.notes()) == 1
     assert not caplog.messages
-
-
-def test_a_beacon_larger_than_the_second_clients_model_alone(caplog):
-    members = [{"name": "mlp", "hidden": [2000]}, {"name": "mlp", "hidden": []}]
-    federation = build("beacon", ordinary(), model__members=members, model__options={})
-    sizes = [size(v.model) - size(federation.method.network) for v in visited(federation).values()]
-    assert sizes[0] > size(federation.method.network) > min(sizes)
-    with caplog.at_level(logging.WARNING, "protofed"):
-        federation.method.notes()
-    assert f"with {min(sizes):,}:" in caplog.messages[0]

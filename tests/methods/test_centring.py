@@ -126,18 +126,6 @@ def test_others_are_what_the_server_counted_without_oneself():
     torch.testing.assert_close(found.within, sums[1].scatter + sums[2].scatter, rtol=1e-6, atol=1e-5)
 
 
-def test_every_executor_gives_the_same_numbers():
-    parts = [site(i, [0, 1, 2, 2] * 4, 3.0) for i in range(3)]
-    found = []
-    for executor in ("sequential", "fused", "workers"):
-        federation = federation_of(parts, parts[0], rounds=2, execution__executor=executor, execution__workers=2)
-        try:
-            found.append([record.accuracy.weighted for record in federation.run()])
-        finally:
-            federation.executor.close()
-    assert found[0] == found[1] == found[2]
-
-
 @few(
     "overrides",
     [

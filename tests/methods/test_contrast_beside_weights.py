@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,12 +9,11 @@ from hypothesis import strategies as st
 
 import naive
 from naive import build, same, same_nets, uneven
-from protofed.errors import ConfigError
 from protofed.methods import Batch
 from protofed.methods.contract import Upload
 from protofed.methods.parts.beside import contrast
 from protofed.prototypes.finch import finch
-from support import K, client, degenerate, federated
+from support import K
 
 TAU = {"fedproc": 1.0, "fpl": 0.02, "fedplvm": 0.07}
 LAMBDA, POWER = 0.3, 0.25
@@ -116,20 +113,6 @@ def test_three_rounds(method):
         assert record.accuracy.clients["global_model"] == hits
 
 
-def test_many_prototypes_of_a_class_are_all_positives():
-    g = torch.Generator().manual_seed(1)
-    features = torch.randn(6, 5, generator=g, dtype=torch.float64)
-    rows = torch.randn(4, 3, 5, generator=g, dtype=torch.float64)
-    present = torch.tensor([[True, True, False], [True, False, False], [False] * 3, [True] * 3])
-    y = torch.tensor([0, 1, 2, 3, 0, 2])
-    found = contrast(features, Batch(features, y), rows, present, 0.1)
-    table = {c: [rows[c, i] for i in range(3) if present[c, i]] for c in range(4)}
-    for i in range(6):
-        same(found[i], apart(features[i], int(y[i]), table, 0.1).reshape(()))
-    nothing = contrast(features, Batch(features, y), rows, torch.zeros_like(present), 0.1)
-    assert nothing.tolist() == [0.0] * 6
-
-
 @given(
     seed=st.integers(0, 2**31),
     n=st.integers(1, 6),
@@ -193,30 +176,3 @@ def test_clusters_that_do_not_fit_are_left_out():
     table = federation.method.prototypes(federation.method.first_table(), uploads)
     assert table["held"].tolist() == [[False], [False], [True], [False]]
     same(table["clusters"][2, 0], rows[:3].double().mean(0))
-
-
-@pytest.mark.parametrize("method", ["fedproc", "fpl", "fedplvm"])
-def test_traffic_and_degenerate_clients(method):
-    data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3]))
-    federation = build(method, data, wire__codec="float32", execution__precision="fp32")
-    record = list(federation.run())[-1]
-    w = sum(t.numel() for n, t in federation.server.items() if n not in TABLES)
-    assert record.parameters["up"] == 2 * w + (3 + 2) * naive.D  # two samples are one cluster
-    held = int(federation.server["present" if method == "fedproc" else "held"].sum())
-    assert record.parameters["down"] == 2 * w + 2 * held * naive.D
-    assert math.isfinite(list(build(method, degenerate()).run())[-1].losses["total"])
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "message"),
-    [
-        ("fedproc", {"temperature": 0.0}, "temperature must be"),
-        ("fpl", {"clusters": 0}, "clusters must be at least 1"),
-        ("fpl", {"prototypes": "before"}, "prototypes must be"),
-        ("fedplvm", {"power": 1.5}, "power must"),
-    ],
-)
-def test_bad_options(method, options, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        build(method, **{f"method__{n}": v for n, v in options.items()})
-    assert "\n" not in str(caught.value)

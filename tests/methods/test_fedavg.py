@@ -59,30 +59,6 @@ def test_a_client_that_never_trained_keeps_its_initial_model():
     assert all(torch.equal(w, federation.server[n]) for n, w in bob.received.items())
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_running_statistics_are_shared_on_request(share):
-    federation, _ = assemble(
-        experiment(
-            "fedavg",
-            method__share_buffers=share,
-            model__name="support:WithBatchNorm",
-            model__options={},
-        ),
-        ordinary(),
-    )
-    next(federation.run())
-    names = federation.server
-    assert any("running_mean" in n for n in names) is share
-    assert not any("num_batches" in n for n in names)
-
-
-def test_different_architectures_are_refused_by_name():
-    data = federated(client("ann", [0, 1]), client("bob", [0, 1], model="mlp", d=9))
-    with pytest.raises(ConfigError, match=r"fedavg shares weights .* ann has mlp.* bob has mlp.*model\.shared"):
-        assemble(experiment("fedavg"), data)
-    assemble(experiment("fedavg", model__shared="mlp"), federated(client("ann", [0, 1]), client("bob", [0, 1])))
-
-
 def test_different_dimensions_are_refused_by_name():
     data = federated(client("ann", [0, 1]), client("bob", [0, 1], d=9))
     with pytest.raises(ConfigError, match=r"fedproto exchanges features .* ann has d=5 and bob has d=9"):

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 import naive
 from naive import build, same, same_nets, uneven
-from protofed.errors import ConfigError
-from protofed.methods import Batch
 from protofed.prototypes.etf import spread_directions
-from support import K, client, degenerate, federated, visited
+from support import K, visited
 
 BETA = 3.0
 
@@ -28,21 +26,19 @@ def logits(w, x, v):
     return torch.stack([beta * (g @ v[c]) for c in range(K)])
 
 
-def loss(w, batch, v, counts, absent):
-    """Cross-entropy of the logits plus ``log n_c``, where n_c of an absent class is 1 or the class is left out."""
-    held = [c for c in range(K) if counts[c] or absent == "one"]
+def loss(w, batch, v, counts):
+    """Cross-entropy of the logits plus ``log n_c``, where n_c of an absent class is 1."""
     counts = [max(count, 1) for count in counts]
     total = []
     for x, y in batch:
         z = logits(w, x, v)
-        total.append(naive.cross_entropy(torch.stack([z[c] + math.log(counts[c]) for c in held]), held.index(y)))
+        total.append(naive.cross_entropy(torch.stack([z[c] + math.log(counts[c]) for c in range(K)]), y))
     return naive.mean(total)
 
 
-@pytest.mark.parametrize("absent", ["one", "left_out"])
-def test_two_rounds(absent):
+def test_two_rounds():
     data = uneven()
-    federation = build("fedetf", data, method__scale=BETA, method__absent=absent)
+    federation = build("fedetf", data, method__scale=BETA)
     v = spread_directions(K, naive.D, naive.SEED, dtype=torch.float64)
     names = list(federation.server)
     assert [n.split(".")[-1] for n in names[2:]] == ["weight", "bias", "beta"]
@@ -53,7 +49,7 @@ def test_two_rounds(absent):
         for c in data.clients:
             w, counts = weights, torch.bincount(c.train.y, minlength=K).tolist()
             for batch in naive.rounds_of(c.train, c.name, number):
-                (w,), _ = naive.step([w], lambda n, b=batch, held=counts: loss(n[0], b, v, held, absent))
+                (w,), _ = naive.step([w], lambda n, b=batch, held=counts: loss(n[0], b, v, held))
             sent[c.name] = w
         n = sum(len(c.train) for c in data.clients)
         weights = [sum(len(c.train) * sent[c.name][i] for c in data.clients) / n for i in range(5)]
@@ -88,17 +84,10 @@ def test_the_models_own_head_takes_no_part():
     assert all(torch.equal(c.model.head.weight, before[n]) for n, c in visited(federation).items())
 
 
-def test_more_classes_than_features_and_degenerate_clients():
-    data = federated(client("ann", [0, 1, 2, 3]), client("bob", [1, 3, 3]))
-    list(build("fedetf", data, model__d=2).run())
-    records = list(build("fedetf", degenerate()).run())
-    assert all(value is not None for record in records for value in record.losses.values())
-
-
 @pytest.fixture(scope="module")
 def plain():
     """A federation whose features are the samples themselves."""
-    return build("fedetf", model__name="identity", model__options={}, method__scale=BETA, method__absent="left_out")
+    return build("fedetf", model__name="identity", model__options={}, method__scale=BETA)
 
 
 @given(seed=st.integers(0, 2**31), n=st.integers(1, 5), scale=st.sampled_from([0.0, 1e-3, 1e3]))
@@ -116,33 +105,3 @@ def test_outputs_see_directions_alone(plain, seed, n, scale):
     assert float(before.abs().max()) <= BETA * (1 + 1e-9)
     found.logsumexp(-1).sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in head.parameters())
-
-
-@given(seed=st.integers(0, 2**31), kinds=st.integers(1, K))
-def test_absent_classes_and_the_order_of_classes_are_no_matter(plain, seed, kinds):
-    """A client of one class has nothing to learn."""
-    source, c = torch.Generator().manual_seed(seed), visited(plain)["ann"]
-    held = torch.randperm(K, generator=source)[:kinds]
-    y = held[torch.randint(0, kinds, (5,), generator=source)]
-    x = torch.randn(5, 6, generator=source, dtype=torch.float64)
-    v, order = plain.method.directions, torch.randperm(K, generator=source)
-
-    def step(y, v):
-        c.model.extras["etf"].directions.copy_(v)
-        state = plain.method.client_state(y.bincount(minlength=K))
-        terms, _ = plain.method.loss(c.model, Batch(x, y), {}, state)
-        return terms["cross_entropy"], torch.autograd.grad(terms["cross_entropy"], c.model.extras["etf"].weight)[0]
-
-    expected, slope = step(y, v)
-    absent = torch.isin(torch.arange(K), y, invert=True).unsqueeze(1)
-    for value, moved in (step(order.argsort()[y], v[order]), step(y, torch.where(absent, 9.0, v))):
-        same(value, expected)
-        same(moved, slope)
-    if len(y.unique()) == 1:
-        same(expected, torch.zeros_like(expected))
-        assert not slope.any()
-
-
-def test_bad_options():
-    with pytest.raises(ConfigError, match="scale must be"):
-        build("fedetf", method__scale=0.0)

@@ -165,27 +165,6 @@ def plain():
     return build("fedl2g", **SMALL)
 
 
-@given(seed=st.integers(0, 2**31), clients=st.integers(1, 4), scale=st.sampled_from([0.0, 1.0, 1e6]))
-def test_the_order_of_clients_and_classes_is_no_matter(plain, seed, clients, scale):
-    """A step has the length of a clipped gradient at most, and classes that nobody sends stay where they are."""
-    source, method = torch.Generator().manual_seed(seed), plain.method
-    server = {"guide": torch.randn(K, K, generator=source, dtype=torch.float64)}
-    held = torch.rand(clients, K, generator=source) < 0.5
-    rows = scale * torch.randn(clients, K, K, generator=source, dtype=torch.float64)
-    order, queue = torch.randperm(K, generator=source), torch.randperm(clients, generator=source).tolist()
-
-    def step(server, named, who):
-        sent = [{"classes": named[held[i]], "gradients": rows[i][held[i]]} for i in who]
-        new, _ = method.aggregate(server, iter([Upload(str(i), p) for i, p in zip(who, sent, strict=True)]), 1)
-        return new["guide"]
-
-    found = step(server, torch.arange(K), range(clients))
-    same(step(server, torch.arange(K), queue), found)
-    same(step({"guide": server["guide"][order]}, order.argsort(), queue), found[order])
-    assert float((found - server["guide"]).norm()) <= SERVER["logits"] * 100.0 * (1 + 1e-9)
-    assert torch.equal(found[~held.any(0)], server["guide"][~held.any(0)])
-
-
 @given(seed=st.integers(0, 2**31), n=st.integers(0, 9), validation=st.integers(0, 5))
 def test_study_and_quiz_share_no_sample(plain, seed, n, validation):
     """Numbers from 100 on are validation samples."""
@@ -248,20 +227,6 @@ def test_batch_norm_takes_the_statistics_of_study_set_and_quiz():
     answer = F.cross_entropy(functional_call(bare, after, quiz.x).logits, quiz.y)
     (expected,) = torch.autograd.grad(answer, guide)
     torch.testing.assert_close(sent["gradients"], expected[sent["classes"]])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"guides": "labels"}, "guides must be 'logits' or 'features'"),
-        ({"study": 0}, "study must be at least 1"),
-        ({"client_lr": 0.0}, "client_lr must be above 0"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        build("fedl2g", **{f"method__{n}": v for n, v in options.items()})
-    assert "\n" not in str(caught.value)
 
 
 def test_gradients_of_samples_are_not_private():

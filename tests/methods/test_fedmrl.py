@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import naive
 import naive_beacon
 from naive import build, same, same_nets, uneven
-from protofed.errors import ConfigError, ModelError
+from protofed.errors import ModelError
 from protofed.methods import Batch
-from support import K, client, degenerate, federated, few, visited
+from support import K, client, federated, few, visited
 
 D1, CLIP = 3, 0.4
 SMALL = {
@@ -131,11 +131,6 @@ def test_any_models_and_a_shared_one_of_ones_choice():
     assert widths == {"ann": (8, 16), "bob": (9, 17), "cid": (8, 16)}
 
 
-def test_degenerate_clients():
-    records = list(build("fedmrl", degenerate(), method__softmax="balanced", **SMALL).run())
-    assert all(value is not None for record in records for value in record.losses.values())
-
-
 @pytest.fixture(scope="module")
 def small():
     """A federation of small networks."""
@@ -192,7 +187,6 @@ def test_the_order_of_classes_is_no_matter_to_the_loss(small, seed, n, zero):
     [
         ({"auxiliary_d": 6}, ModelError, "6 features have to be the first of a client's 5: set method.auxiliary_d"),
         ({"auxiliary": "cnn2"}, ModelError, "method.auxiliary, the network of fedmrl: cnn2 takes images"),
-        ({"softmax": "bal"}, ConfigError, "softmax"),
     ],
 )
 def test_bad_options(options, error, message):

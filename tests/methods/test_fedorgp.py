@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 import naive
 from naive import build, same, same_nets, uneven
 from protofed.compute.seeding import generator
-from protofed.errors import ConfigError
 from protofed.prototypes.contrastive import orthogonality, prototype_network, train_prototypes
-from protofed.prototypes.inference import distance
 from support import K
 
 WEIGHT, ATTRACTION, SEPARATION, RATE, EPOCHS, SIZE = 0.7, 1.3, 2.0, 0.05, 2, 3
@@ -125,16 +123,3 @@ def test_training_makes_prototypes_orthogonal():
 
     assert largest(0.0, 1.0) < 0.2
     assert largest(1.0, 0.0) > 0.9
-
-
-def test_the_angle_does_not_see_lengths():
-    a = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
-    b = torch.tensor([[30.0, 40.0], [5.0, 0.0]])
-    assert distance(a, b, "cosine").tolist() == pytest.approx([0.0, 1.0], abs=1e-6)
-
-
-def test_bad_options():
-    with pytest.raises(ConfigError, match="aggregation"):
-        build("fedorgp", method__aggregation="weighted")
-    with pytest.raises(ConfigError, match="distance must be"):
-        build("fedorgp", method__distance="angle")

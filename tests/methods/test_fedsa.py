@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import naive
 from naive import build, same, same_nets, uneven
 from protofed.compute.seeding import generator
-from protofed.errors import ConfigError
 from protofed.methods import Batch, fedsa
 from protofed.methods.contract import Upload
 from protofed.prototypes.table import Prototypes
@@ -154,17 +153,6 @@ def test_the_mean_of_a_class_stays_until_somebody_reports_it_again():
     same(received["prototypes"], 3 * server["prototypes"])
 
 
-@pytest.mark.parametrize("executor", ["workers", "fused"])
-def test_means_on_every_executor(executor):
-    alone, other = (
-        build("fedsa", degenerate(), rounds=2, method__nearest="means", execution__executor=name)
-        for name in ("sequential", executor)
-    )
-    first, second = list(alone.run()), list(other.run())
-    assert [r.accuracy.clients["global"] for r in first] == [r.accuracy.clients["global"] for r in second]
-    same(alone.server["means"], other.server["means"])
-
-
 def test_clients_of_one_class_take_the_anchors_margin():
     federation = build("fedsa", degenerate(), rounds=2)
     records = list(federation.run())
@@ -184,47 +172,10 @@ def test_without_anchors_it_is_cross_entropy():
         same(sum(terms.values()), sum(expected.values()))
 
 
-@given(st.integers(0, 2**31), st.integers(1, 6), st.sampled_from([1e-3, 1.0, 1e3]))
-def test_the_gap_is_a_length_between_present_classes(seed, classes, scale):
-    source = torch.Generator().manual_seed(seed)
-    rows = torch.randn(classes, 3, generator=source, dtype=torch.float64)
-    present = torch.rand(classes, generator=source) < 0.7
-    kept, order = rows[present], torch.randperm(classes, generator=source)
-    found = fedsa.gap(Prototypes(rows, present))
-    assert float(found) == pytest.approx(gap(list(kept)))
-    assert len(kept) < 2 or 0 < float(found) <= float(torch.cdist(kept, kept).max())
-    moved = torch.where(present.unsqueeze(1), scale * (rows + 1), 9e9)
-    same(fedsa.gap(Prototypes(moved[order], present[order])), scale * found)
-
-
 @pytest.fixture(scope="module")
 def plain():
     """A federation whose features are the samples themselves."""
     return build("fedsa", model__name="identity", model__options={})
-
-
-@given(seed=st.integers(0, 2**31), n=st.integers(1, 5))
-def test_the_margin_raises_the_contrast_by_at_most_itself(plain, seed, n):
-    source, method, c = torch.Generator().manual_seed(seed), plain.method, visited(plain)["ann"]
-    own, anchors, x = (torch.randn(k, 6, generator=source, dtype=torch.float64) for k in (K, K, n))
-    held, present = torch.rand(2, K, generator=source) < 0.4
-    order = torch.randperm(K, generator=source)
-    y = torch.randint(0, K, (n,), generator=source)
-    state = {**c.state, **Prototypes(own, held).tensors()}
-    received = Prototypes(anchors, present).tensors()
-    method.begin(SimpleNamespace(state=state, received=received))
-    delta = float(state["gap"])
-    assert delta == pytest.approx(max(gap(list(own[held])), gap(list(anchors[present])), 0.0))
-
-    def contrast(rows, labels, margin):
-        terms, _ = method.loss(
-            c.model, Batch(x, labels), {**received, "prototypes": rows}, {**state, "gap": torch.tensor(margin)}
-        )
-        return float(terms["contrast"].detach())
-
-    raised = contrast(anchors, y, delta)
-    assert -1e-9 <= raised - contrast(anchors, y, 0.0) <= delta + 1e-9
-    assert contrast(anchors[order], order.argsort()[y], delta) == pytest.approx(raised)
 
 
 @given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.0, 1.0]))
@@ -237,10 +188,3 @@ def test_samples_on_their_anchors_have_finite_gradients(plain, seed, scale):
     terms, _ = plain.method.loss(c.model, Batch(x, y), received, c.state)
     sum(terms.values()).backward()
     assert bool(x.grad.isfinite().all())
-
-
-def test_bad_options():
-    with pytest.raises(ConfigError, match="classes"):
-        build("fedsa", method__classes="own")
-    with pytest.raises(ConfigError, match=r"momentum must be from 0 to 1"):
-        build("fedsa", method__momentum=1.5)

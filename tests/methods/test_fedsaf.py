@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import naive
 from naive import build, same, same_nets, uneven
-from protofed.errors import ConfigError
 from protofed.methods import Batch
 from protofed.methods.fedsaf import structural as structural_loss
 from support import K, visited
@@ -79,21 +76,6 @@ def test_three_rounds(kind):
         assert set(record.accuracy.clients) == {"head", "local"}
 
 
-@given(seed=st.integers(0, 2**31), kind=st.sampled_from(STRUCTURES), absent=st.booleans())
-def test_structures_know_nothing_of_the_basis(seed, kind, absent):
-    """Nor of the scale, nor, but for ``gram``, of the origin; rows that do not count change nothing."""
-    source = torch.Generator().manual_seed(seed)
-    rows, targets = torch.randn(2, 5, 4, generator=source, dtype=torch.float64)
-    turn = torch.linalg.qr(torch.randn(4, 4, generator=source, dtype=torch.float64))[0]
-    weight = torch.ones(5, dtype=torch.float64)
-    weight[2] = 0 if absent else 1
-    held = weight > 0
-    moved = 3.0 * rows @ turn + (0.0 if kind == "gram" else 10.0)
-    found = structural_loss(moved, targets, weight, kind)
-    same(found, structural([*rows[held]], [*targets[held]], kind))
-    same(structural_loss(moved, rows, weight, kind), torch.zeros_like(found))
-
-
 @pytest.mark.parametrize("kind", STRUCTURES)
 def test_coinciding_and_zero_rows_have_finite_gradients(kind):
     rows = torch.zeros(4, 3, requires_grad=True)
@@ -113,10 +95,3 @@ def test_one_sample_or_no_prototypes_leave_cross_entropy(kind):
         assert not terms["classes"].detach().any()
         assert not terms["samples"].detach().any()
         same(terms["cross_entropy"], expected["cross_entropy"])
-
-
-def test_bad_options():
-    with pytest.raises(ConfigError, match="regulariser"):
-        build("fedsaf", method__regulariser="samples")
-    with pytest.raises(ConfigError, match="structure"):
-        build("fedsaf", method__structure="angles")

@@ -17,7 +17,7 @@ K, D, CLIENTS = 5, 8, 4
 def margins(cap: float, rounds: int = 16) -> list[float]:
     """Return δ of each round in a federation whose clients go half the way to the global prototypes."""
     source = torch.Generator().manual_seed(0)
-    network = prototype_network(K, D, generator=source)
+    network = prototype_network(K, D, generator=source, dtype=torch.float32)
     labels = torch.arange(K).repeat(CLIENTS)
     centres = 0.2 * torch.randn(K, D, generator=source)
     uploads = centres[labels] + 0.05 * torch.randn(len(labels), D, generator=source)
@@ -25,14 +25,7 @@ def margins(cap: float, rounds: int = 16) -> list[float]:
     for _ in range(rounds):
         found.append(adaptive_margin(uploads, labels, K, cap))
         trained = train_prototypes(
-            network,
-            uploads,
-            labels,
-            contrast(found[-1]),
-            epochs=50,
-            lr=0.05,
-            batch_size=8,
-            generator=source,
+            network, uploads, labels, contrast(found[-1]), epochs=50, lr=0.05, batch_size=8, generator=source
         )
         network = trained.network
         uploads = uploads + 0.5 * (trained.prototypes[labels] - uploads)

@@ -35,8 +35,7 @@ VARIANTS = {
     "fedmrl balanced": ("fedmrl", {"softmax": "balanced", "auxiliary_d": 3}),
     "fedl2g features": ("fedl2g", {"guides": "features", "warm_up": 1, "study": 4, "quiz": 3}),
     "fedorgp own": ("fedorgp", {"classes": "own", "regulariser": "prototypes"}),
-    "fedpcl samples": ("fedpcl", {"contrast": "samples", "global_weight": 0.0}),
-    "fedpft full": ("fedpft", {"covariance": "full", "components": 2}),
+    "fedpft diag": ("fedpft", {"covariance": "diag", "components": 2}),
     "fedproc after": ("fedproc", {"prototypes": "after"}),
 }
 

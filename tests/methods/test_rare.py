@@ -10,6 +10,7 @@ import torch
 import support
 from protofed.config.schema import every_method
 from protofed.experiments.assemble import assemble
+from protofed.methods.contract import sends
 from protofed.stages.robust.vectors import parts_of
 from protofed.stages.secure.stage import SecureSum
 from protofed.visits.rare import notes
@@ -25,7 +26,7 @@ def uploads(method: str, least: int, **options) -> tuple[object, dict[str, dict[
     federation, _ = assemble(experiment, data)
     with closing(federation.executor):
         told = notes(federation.method, [m.plan.least_samples for m in federation.executor.clients.values()])
-        rounds = [r for r in range(1, 12) if federation.method.sends(r)] if federation.method.upload_schema else []
+        rounds = [r for r in range(1, 12) if sends(federation.method, r)] if federation.method.upload_schema else []
         found = federation.exchange(federation.names, rounds[0]) if rounds else []
         if found and support.stage(federation, SecureSum) is None:  # the server can go on from them
             federation.method.aggregate(federation.server, iter(found), rounds[0])

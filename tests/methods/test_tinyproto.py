@@ -9,7 +9,7 @@ import torch
 
 from protofed.errors import ConfigError
 from protofed.methods.contract import Upload
-from support import K, build, degenerate, few, uploads, visited
+from support import K, build, few, uploads, visited
 
 D = 5
 
@@ -137,7 +137,7 @@ def test_over_all_draws_of_clients_compensated_sums_average_to_the_full_sum(pres
 )
 def test_tinyproto_says_whether_sums_are_enough(options, enough):
     method = build("tinyproto", **{f"method__{name}": value for name, value in options.items()}).method
-    assert method.declared.sums_only is enough
+    assert (method.declared.aggregation == "sums") is enough
 
 
 def test_where_sums_are_enough_the_sum_of_all_uploads_gives_the_same():
@@ -168,17 +168,6 @@ def test_alignment_before_masking_keeps_length_and_masks():
         lengths[masking] = table.norm(dim=1)
     torch.testing.assert_close(lengths["before"], torch.full((K,), 4.0))
     assert bool((lengths["after"] < 3.99).all())
-
-
-@few("base", ["fedproto", "fedtgp", "protonorm"], 1)
-def test_tinyproto_traffic_is_s_in_place_of_d(base):
-    federation = build("tinyproto", degenerate(), method__base=base, method__s=2, rounds=2)
-    first, second = federation.run()
-    held = [4, 1, 1, 2]
-    assert first.parameters == {"up": sum(held) * 2, "down": 0}
-    assert second.parameters == {"up": sum(held) * 2, "down": 4 * K * 2}
-    for c in visited(federation).values():
-        assert torch.equal(c.received["prototypes"] != 0, (c.received["prototypes"] != 0) & federation.method.masks)
 
 
 def test_tinyproto_passes_options_to_its_base():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given
@@ -143,23 +141,6 @@ def test_fesem_with_equal_uploads_and_with_newcomers():
     assert torch.equal(method.broadcast(state, 3, "new")[name], payload[name])
 
 
-def test_fesem_regroups_in_every_round():
-    method = assemble(experiment("fesem", method__clusters=2), ordinary())[0].method
-    low, high = ({n: torch.full_like(w, v) for n, w in method.initial.items()} for v in (-1.0, 1.0))
-    count = {"samples": torch.tensor(1)}
-
-    def round_number(state, number, **weights):
-        uploads = iter([Upload(n, {**w, **count}) for n, w in weights.items()])
-        return method.aggregate(state, uploads, number).state
-
-    state = round_number(method.server_state(), 1, ann=low, bob=high)
-    first = {n: int(state[f"cluster.{n}"]) for n in ("ann", "bob")}
-    assert first["ann"] != first["bob"]
-    # ann's weights turn into bob's.
-    state = round_number(state, 2, ann=high, bob=high)
-    assert int(state["cluster.ann"]) == first["bob"]
-
-
 def test_fesem_by_numbers_of_classes():
     """bob and cid, with three classes each, are above the mean of 8/3; ann, with two, is alone."""
     data = federated(client("ann", [0, 0, 1, 1]), client("bob", [1, 2, 3]), client("cid", [0, 1, 3, 3]))
@@ -218,9 +199,8 @@ def test_more_classes_than_dimensions(method):
     assert len({tuple(row) for row in federation.server[name].tolist()}) == K
 
 
-@pytest.mark.parametrize("learned", [True, False])
-def test_the_scores_of_fednh_are_the_logits_that_it_trains(learned):
-    federation, _ = assemble(experiment("fednh", method__learn_scale=learned), ordinary())
+def test_the_scores_of_fednh_are_the_logits_that_it_trains():
+    federation, _ = assemble(experiment("fednh"), ordinary())
     list(federation.run())
     method, local = federation.method, visited(federation)["ann"]
     batch = Batch(local.test.x, local.test.y)
@@ -228,18 +208,9 @@ def test_the_scores_of_fednh_are_the_logits_that_it_trains(learned):
     terms, _ = method.loss(local.model, batch, local.received, local.state)
     loss = torch.nn.functional.cross_entropy(scores["head"], batch.y)
     torch.testing.assert_close(loss, terms["cross_entropy"])
-    shared = local.received["extras.scale.s"] if learned else method.options.scale
+    shared = local.received["extras.scale.s"]
     assert float(scores["global_model"].abs().max()) > 1, "longer than a cosine"
     assert float((scores["global_model"] / shared).abs().max()) <= 1 + 1e-6
-
-
-def test_fednh_trains_neither_its_prototypes_nor_the_models_head():
-    federation, _ = assemble(experiment("fednh"), ordinary())
-    before = {n: c.model.head.weight.detach().clone() for n, c in visited(federation).items()}
-    next(federation.run())
-    for name, c in visited(federation).items():
-        assert torch.equal(c.model.head.weight, before[name])
-    assert not any(n.startswith("head") for n in federation.server)
 
 
 def test_fedfa_starts_with_anchors_of_length_one():
@@ -276,19 +247,11 @@ def test_feduv_terms_are_zero_and_have_gradients_where_they_say_nothing(rows):
         assert gradient.isfinite().all()
 
 
-def test_feduv_leaves_out_padding():
-    g = torch.Generator().manual_seed(0)
-    z = torch.randn(6, 3, generator=g)
-    weight = torch.tensor([1.0, 1, 1, 1, 0, 0])
-    torch.testing.assert_close(uniformity(z, weight), uniformity(z[:4]))
-    torch.testing.assert_close(variance_hinge(z.softmax(-1), weight), variance_hinge(z[:4].softmax(-1)))
-
-
 # BatchNorm's running statistics
 
 
 @pytest.mark.parametrize("share", [True, False])
-@few("method", ["fedprox", "fedlc", "fedper", "fedrep", "feduv", "fednh", "fedfa", "fesem"], 2)
+@few("method", ["fedavg", "fedprox", "fedlc", "fedper", "fedrep", "feduv", "fednh", "fedfa", "fesem"], 2)
 def test_running_statistics_are_shared_on_request_and_it_is_said(method, share):
     federation, _ = assemble(experiment(method, method__share_buffers=share, **BATCH_NORM), ordinary())
     next(federation.run())
@@ -300,14 +263,13 @@ def test_running_statistics_are_shared_on_request_and_it_is_said(method, share):
 
 
 def test_notes_tell_what_is_shared_and_how_long_is_trained():
-    method = assemble(experiment("fedrep", method__final_head_epochs=10), ordinary())[0].method
+    method = assemble(experiment("fedrep"), ordinary())[0].method
     model = method.task.template()
     total = sum(p.numel() for p in model.parameters())
     shared = total - sum(p.numel() for p in model.head.parameters())
     assert method.notes() == (
         f"{shared:,} of the {total:,} parameters of a model are shared.",
-        "6 local epochs per round, whatever training.epochs says: 5 of the head, 1 of the rest; in the last round "
-        "10 of the heads alone.",
+        "6 local epochs per round, whatever training.epochs says: 5 of the head, 1 of the rest.",
     )
 
 
@@ -335,21 +297,12 @@ def test_clients_drawn_by_their_size():
     ("method", "options", "message"),
     [
         ("fesem", {"method__clusters": 4}, r"fesem: method.clusters = 4, but there are only 3 clients"),
-        ("fesem", {"method__clusters": 0}, "clusters must be at least 1, not 0"),
         ("fedrep", {"method__personal": []}, "fedrep: method.personal is empty, so no head is trained first"),
-        ("fedrep", {"method__head_epochs": -1}, "head_epochs must be at least 0"),
         ("fedrep", {"method__head_epochs": 0, "method__extractor_epochs": 0}, "nothing would be trained"),
         ("fedper", {"method__personal": ["haed"]}, "unknown module in method.personal 'haed': did you mean 'head'"),
         ("fedper", {"method__personal": ["extractor", "head"]}, "fedper: .*whole model, so nothing is shared"),
         ("lg_fedavg", {"method__shared": []}, "lg_fedavg: method.shared is empty"),
         ("lg_fedavg", {"method__shared": ["backbone"]}, "unknown module in method.shared 'backbone'"),
-        ("fedprox", {"method__mu": -1.0}, "mu must be at least 0"),
-        ("moon", {"method__temperature": 0.0}, "temperature must be above 0"),
-        ("fedlc", {"method__rho": 0.0}, "rho must be above 0, not 0"),
-        ("feduv", {"method__variance": -1.0}, "variance must be at least 0"),
-        ("fednh", {"method__rho": 1.5}, r"method\.rho must be from 0 to 1, not 1\.5"),
-        ("fednh", {"method__scale": 0.0}, "method.scale must be above 0, not 0"),
-        ("fedfa", {"method__lambda": -1.0}, "lambda must be at least 0"),
     ],
 )
 def test_refusals(method, options, message):
@@ -358,7 +311,9 @@ def test_refusals(method, options, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("method", ["fedprox", "fedlc", "fedper", "fedrep", "fesem", "feduv", "fednh", "fedfa"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedprox", "fedlc", "fedper", "fedrep", "fesem", "feduv", "fednh", "fedfa"]
+)
 def test_different_architectures_are_refused_by_name(method):
     data = federated(*(client(n, [0, 1, 2, 3]) for n in ("ann", "bob")), client("cid", [0, 1], model="mlp", d=9))
     with pytest.raises(ConfigError, match=rf"{method} shares weights .* ann has mlp.* cid has mlp.*model\.shared"):
@@ -377,14 +332,3 @@ def test_lg_fedavg_lets_extractors_differ_but_not_what_is_shared():
         assemble(experiment("lg_fedavg", method__shared=["extractor"]), data)
     with pytest.raises(ConfigError, match=r"ann has d=5 and bob has d=9"):
         assemble(experiment("lg_fedavg"), federated(data.clients[0], client("bob", [0], d=9)))
-
-
-def test_losses_of_one_sample_are_finite():
-    for name in ("feduv", "fedfa", "fednh", "fedprox"):
-        federation, data = assemble(experiment(name, training__batch_size=1), ordinary())
-        records = list(federation.run())
-        assert all(v is not None for r in records for v in r.losses.values()), name
-        c = visited(federation)["ann"]
-        batch = Batch(data.clients[0].train.x[:1], data.clients[0].train.y[:1])
-        terms, _ = federation.method.loss(copy.deepcopy(c.model), batch, c.received, c.state)
-        assert all(t.isfinite() for t in terms.values())

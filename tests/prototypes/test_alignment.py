@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofed.errors import ConfigError
 from protofed.prototypes.alignment import align, energy
 
 pytestmark = pytest.mark.fast
@@ -102,12 +101,6 @@ def test_energy_falls_and_distances_are_tracked():
     assert align(p).distances == []
 
 
-def test_scale_of_the_prototypes_is_irrelevant():
-    p = rows(5, 4)
-    lengths = torch.tensor([1e-20, 1e-3, 1.0, 1e5, 1e20], dtype=torch.float64).unsqueeze(1)
-    torch.testing.assert_close(align(p * lengths).directions, align(p).directions)
-
-
 def test_input_is_left_alone_and_dtype_kept():
     p = rows(4, 3, dtype=torch.float32)
     before = p.clone()
@@ -161,27 +154,6 @@ def test_degenerate_prototypes_stay_finite(K, d, seed, pattern, dtype):
     torch.testing.assert_close(found.directions.norm(dim=1), torch.ones(K, dtype=dtype), rtol=0, atol=1e-5)
 
 
-def test_one_class_keeps_its_direction():
-    found = align(torch.tensor([[0.0, -7.0]]))
-    assert found.directions.tolist() == [[0.0, -1.0]]
-    assert found.energy == 0
-
-
-@pytest.mark.parametrize(
-    ("prototypes", "options", "message"),
-    [
-        (torch.tensor([[torch.nan, 1.0]]), {}, "1 of 1 rows hold NaN"),
-        (torch.zeros(0, 3), {}, "nothing to align"),
-        (torch.zeros(3), {}, "floating-point matrix"),
-        (torch.ones(2, 2), {"lr": 0.0}, "lr > 0"),
-        (torch.ones(2, 2), {"patience": 0}, "patience >= 1"),
-    ],
-)
-def test_bad_arguments(prototypes, options, message):
-    with pytest.raises(ConfigError, match=message):
-        align(prototypes, **options)
-
-
 def test_aligned_within_masks_by_loops():
     """Forces act on the coordinates of each class's support; elsewhere directions stay 0."""
     K, d = 6, 8
@@ -219,9 +191,3 @@ def test_masked_directions_stay_unit_and_finite(K, d, seed):
     found = align(prototypes, support=support, max_iterations=30).directions
     torch.testing.assert_close(found.norm(dim=1), torch.ones(K, dtype=torch.float64))
     assert not bool(found[~support].any())
-
-
-@pytest.mark.parametrize("support", [torch.ones(2, 3).bool(), torch.tensor([[True, True], [False, False]])])
-def test_support_has_to_fit(support):
-    with pytest.raises(ConfigError, match="align: support must have the shape"):
-        align(rows(2, 2), support=support)

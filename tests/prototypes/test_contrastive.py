@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from protofed.errors import ConfigError
 from protofed.prototypes.contrastive import (
     adaptive_margin,
     contrast,
@@ -81,14 +80,7 @@ def test_training_equals_autograd_and_torch_sgd(n, K, d, batch_size):
     start = prototype_network(K, d, generator=generator(2), dtype=torch.float64)
     before = [parameter.clone() for parameter in start]
     trained = train_prototypes(
-        start,
-        prototypes,
-        labels,
-        contrast(1.5),
-        epochs=6,
-        lr=0.05,
-        batch_size=batch_size,
-        generator=generator(3),
+        start, prototypes, labels, contrast(1.5), epochs=6, lr=0.05, batch_size=batch_size, generator=generator(3)
     )
 
     network, g = Network(start), generator(3)
@@ -111,16 +103,6 @@ def test_training_equals_autograd_and_torch_sgd(n, K, d, batch_size):
     assert all(torch.equal(old, parameter) for old, parameter in zip(before, start, strict=True))
 
 
-def test_training_separates_the_classes():
-    prototypes, labels = uploads(60, 5, 8, seed=4)
-    start = prototype_network(5, 8, generator=generator(), dtype=torch.float64)
-    delta = adaptive_margin(prototypes, labels, 5)
-    trained = train_prototypes(start, prototypes, labels, contrast(delta), lr=0.05, generator=generator(1))
-    assert trained.losses[-1] < 0.5 * trained.losses[0]
-    nearest = torch.cdist(prototypes, trained.prototypes).argmin(1)
-    assert (nearest == labels).double().mean() > 0.9
-
-
 def test_training_continues_where_it_stopped():
     prototypes, labels = uploads()
     start = prototype_network(4, 3, generator=generator(), dtype=torch.float64)
@@ -132,17 +114,8 @@ def test_training_continues_where_it_stopped():
     assert torch.equal(whole.losses, torch.cat([half.losses, rest.losses]))
 
 
-def test_no_epochs_leave_the_network_as_it_is():
-    start = prototype_network(3, 2, generator=generator())
-    trained = train_prototypes(
-        start, torch.ones(1, 2), torch.tensor([0]), contrast(1.0), epochs=0, generator=generator()
-    )
-    assert torch.equal(trained.prototypes, start.prototypes())
-    assert trained.losses.shape == (0,)
-
-
 def test_initial_parameters_are_torchs():
-    state = prototype_network(200, 100, generator=generator())
+    state = prototype_network(200, 100, generator=generator(), dtype=torch.float32)
     assert abs(float(state.embedding.std()) - 1) < 0.02
     for parameter in state[1:]:
         assert 0.09 < float(parameter.abs().max()) <= 0.1
@@ -154,7 +127,7 @@ def test_degenerate_uploads_stay_finite(seed, n, same, classes):
     prototypes = torch.randn(n, 2, generator=generator(seed)) * (0 if same else 1)
     labels = torch.arange(n) % classes
     margin = adaptive_margin(prototypes, labels, 5)
-    start = prototype_network(5, 2, generator=generator(seed))
+    start = prototype_network(5, 2, generator=generator(seed), dtype=torch.float32)
     trained = train_prototypes(
         start, prototypes, labels, contrast(margin), epochs=3, batch_size=2, generator=generator()
     )
@@ -224,41 +197,3 @@ def test_hinge_parts_coinciding_means():
     found = hinge_prototypes(prototypes, torch.arange(3), 3)
     assert torch.equal(found.prototypes, hinge_prototypes(prototypes, torch.arange(3), 3).prototypes)
     assert math.dist(found.prototypes[0], found.prototypes[1]) > 1
-
-
-# --- bad arguments ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("prototypes", "labels", "message"),
-    [
-        (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), "no uploads"),
-        (torch.tensor([[torch.nan, 0.0]]), torch.tensor([0]), "1 of 1 rows hold NaN"),
-        (torch.zeros(1, 2), torch.tensor([3]), r"found 3\.\.3, classes are 0\.\.2"),
-        (torch.zeros(2, 2), torch.tensor([0]), "expected 2 integers"),
-        (torch.zeros(1, 2), torch.tensor([0.5]), "expected 1 integers"),
-    ],
-)
-def test_bad_uploads(prototypes, labels, message):
-    start = prototype_network(3, 2, generator=generator())
-    with pytest.raises(ConfigError, match=message):
-        adaptive_margin(prototypes, labels, 3)
-    with pytest.raises(ConfigError, match=message):
-        hinge_prototypes(prototypes, labels, 3)
-    with pytest.raises(ConfigError, match=message):
-        train_prototypes(start, prototypes, labels, contrast(1.0), generator=generator())
-
-
-def test_bad_options():
-    one, label = torch.ones(1, 2), torch.tensor([0])
-    start = prototype_network(3, 2, generator=generator())
-    with pytest.raises(ConfigError, match="d=2, got uploads of dimension 3"):
-        train_prototypes(start, torch.ones(1, 3), label, contrast(1.0), generator=generator())
-    with pytest.raises(ConfigError, match="batch_size >= 1"):
-        train_prototypes(start, one, label, contrast(1.0), batch_size=0, generator=generator())
-    with pytest.raises(ConfigError, match="cap must not be negative"):
-        adaptive_margin(one, label, 3, cap=-1.0)
-    with pytest.raises(ConfigError, match="must not be negative"):
-        hinge_prototypes(one, label, 3, margin=-1.0)
-    with pytest.raises(ConfigError, match="got K=0"):
-        prototype_network(0, 2, generator=generator())

@@ -77,15 +77,7 @@ def test_nothing_is_nan_without_pairs(present):
     assert margins(p, mask).tolist() == normalise_margins(p, mask).tolist() == [0, 0, 0]
 
 
-def test_no_classes_at_all():
-    empty = torch.zeros(0, 4)
-    assert summary(empty)["classes"] == 0
-    assert margins(empty).shape == normalise_margins(empty).shape == (0,)
-
-
-@given(
-    st.lists(st.lists(st.sampled_from([-1e30, -1.0, 0.0, 1e-30, 1.0, 2.0]), min_size=2, max_size=2), max_size=6),
-)
+@given(st.lists(st.lists(st.sampled_from([-1e30, -1.0, 0.0, 1e-30, 1.0, 2.0]), min_size=2, max_size=2), max_size=6))
 def test_summary_is_always_finite(values):
     found = summary(torch.tensor(values, dtype=torch.float64).reshape(-1, 2))
     assert all(math.isfinite(value) for value in found.values())

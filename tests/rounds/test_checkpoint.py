@@ -13,7 +13,7 @@ from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.state import ServerState
 from protofed.runs.findings import Findings
 from protofed.runs.records import RoundRecord
-from protofed.storage.files import read_json, read_tensors, write_bytes, write_tensors
+from protofed.storage.files import read_tensors, write_tensors
 from protofed.visits.roster import Roster, StoreSnapshot
 from support import experiment, ordinary
 
@@ -43,16 +43,6 @@ def test_only_the_newest_is_kept(federation, tmp_path):
         save(federation, tmp_path, round_number)
     assert [p.name for p in tmp_path.iterdir()] == ["round-000003"]
     assert load(tmp_path, federation).round == 3
-
-
-def test_a_half_written_one_is_ignored(federation, tmp_path):
-    save(federation, tmp_path, 1)
-    (tmp_path / ".round-000002.partial").mkdir()
-    assert load(tmp_path, federation).round == 1
-
-
-def test_none_yet(federation, tmp_path):
-    assert load(tmp_path / "absent", federation) is None
 
 
 @pytest.mark.parametrize("file", ["server.safetensors", "state.json", "clients.records"])
@@ -209,11 +199,3 @@ def test_damaged_refusals_are_named(federation, tmp_path, refusals):
     with pytest.raises(CheckpointError, match=r"state\.json: damaged: refusals") as caught:
         load(tmp_path, federation)
     assert "\n" not in str(caught.value)
-
-
-def test_a_failed_write_leaves_nothing(tmp_path):
-    with pytest.raises(TypeError):
-        write_bytes(tmp_path / "file", "text")  # type: ignore[arg-type]
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_json(tmp_path / "file")

@@ -108,21 +108,6 @@ def test_those_without_training_samples_are_no_newcomers():
     assert [s is None for s in first.accuracy.clients["head"]] == [False, False, True, False]
 
 
-def test_those_without_test_samples_have_no_score():
-    data = federated(*ordinary().clients[:2], client("late", [0, 1, 0, 1], []))
-    last = list(build("fedproto", data).run())[-1]
-    assert (last.participants, last.newcomers) == (["late"], None)
-    assert last.accuracy.weighted
-
-
-def test_some_of_them_may_sit_out():
-    """participation.fraction holds among the newcomers as among the others."""
-    federation = build("fedproto", participation__newcomers=2, participation__fraction=0.5, rounds=6)
-    found = [record.participants for record in federation.run()]
-    assert found[:4] == [["ann"]] * 4
-    assert all(len(names) == 1 and names[0] in ("bob", "cid") for names in found[4:])
-
-
 def test_records_and_summaries_keep_their_scores():
     records = list(build("beacon").run())
     again = [RoundRecord.from_dict(json.loads(json.dumps(r.to_dict())), "line 1") for r in records]
@@ -164,11 +149,6 @@ def test_bad_numbers_are_told_in_one_line(options, message):
     with pytest.raises(ConfigError, match=message) as caught:
         build(**{f"participation__{n}": v for n, v in options.items()})
     assert "\n" not in str(caught.value)
-
-
-def test_without_newcomers_their_rounds_mean_nothing():
-    federation = build(participation__newcomers=0, participation__newcomer_rounds=9)
-    assert [r.participants for r in federation.run()] == [["ann", "bob", "cid"]] * ROUNDS
 
 
 def test_nodes_of_a_network_join_when_they_like():

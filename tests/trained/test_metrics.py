@@ -128,7 +128,7 @@ def test_the_metrics_of_every_method_are_of_what_it_scored(method, tmp_path):
     """The correct answers of the confusion matrix are those of the last round, at every client."""
     options = {"model.options.hidden": [8], "rounds": 1, "data.samples": 100, "model.d": 10}
     options["data.labels"] = dict(zip("0123456789", "abcdefghij", strict=True))  # fedtsp takes no numbers
-    if methods().get(method).traits(methods().get(method).Options()).same_architecture:
+    if methods().get(method).traits(methods().get(method).Options()).alike == "architecture":
         options["model.name"] = "mlp"
     run = run_of(tmp_path / "run", **{"method.name": method, **options})
     found = run.metrics()

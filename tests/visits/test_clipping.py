@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from protofed.visits.clipping import clip
+from protofed.visits.plain import clip
 
 NAMES = ["extractor.map.weight", "head.bias", "extras.meme.head.weight", "extras.meme.head.bias", "extras.map"]
 SHAPES = [(3, 2), (4,), (2, 2), (), (1, 5)]

@@ -14,7 +14,7 @@ from protofed.visits.roster import PAGE, Files, Memory, Store
 
 
 def snapshot(value: float) -> Snapshot:
-    return Snapshot(*({name: torch.full((2, 3), value + i)} for i, name in enumerate(("w", "own", "got", "0/0/s"))))
+    return Snapshot(*({name: torch.full((2, 3), value + i)} for i, name in enumerate(("w", "own", "got"))))
 
 
 @pytest.fixture(params=["memory", "files"])

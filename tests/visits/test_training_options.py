@@ -1,9 +1,8 @@
-"""Transforms, schedules, clipping and kept states of optimisers: what they do, the same on every executor."""
+"""Transforms, schedules and clipping: what they do, the same on every executor."""
 
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from pathlib import Path
 
@@ -11,19 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protofed.errors import CheckpointError, ConfigError
+from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods.contract import Phase, Round, Update
 from protofed.methods.local import LocalTraining
 from protofed.prototypes.table import Prototypes
 from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.samples import FederatedData, Samples
-from protofed.storage.snapshots import flatten
 from protofed.visits.batches import epoch_rows, normalise
-from protofed.visits.client import LocalPlan, Schedule
-from protofed.visits.executor import Fused
-from protofed.visits.roster import Files
-from support import K, assert_alike, build, client, experiment, federated, few, images, ordinary, outcome, visited
+from protofed.visits.client import Schedule
+from support import K, assert_alike, build, experiment, few, images, ordinary, outcome, visited
 
 EXACT = {"rounds": 3, "execution__precision": "fp64", "wire__codec": "float64"}
 IMAGES = {"model__name": "support:Images", "model__options": {}}
@@ -34,15 +30,10 @@ TRANSFORMS = {
     "transforms__mean": [0.4, 0.5, 0.6],
     "transforms__std": [0.2],
 }
-KEPT_ADAM = {"training__optimizer": "Adam", "training__lr": 0.01, "training__keep_state": True}
-KEPT_SGD = {"training__momentum": 0.9, "training__keep_state": True}
+ADAM = {"training__optimizer": "Adam", "training__lr": 0.01}
+SGD = {"training__momentum": 0.9}
 SCHEDULED = {"training__schedule": "cosine", "training__clip": 0.5, "training__epochs": 2}
-OPTIONS = {"adam": KEPT_ADAM, "sgd": KEPT_SGD | SCHEDULED}
-
-
-def even() -> FederatedData:
-    """Return clients with as many steps each, so that optimisers that count steps can be stacked again."""
-    return federated(*(client(name, [0, 1, 2, 3] * 2) for name in ("ann", "bob", "cid")))
+OPTIONS = {"adam": ADAM, "sgd": SGD | SCHEDULED}
 
 
 def run(method: str, executor: str, data: FederatedData, **overrides):
@@ -69,9 +60,7 @@ def test_a_schedule_scales_every_learning_rate(executor, own, monkeypatch):
     """``w ← w - η·f_t·g`` with f = 1, 1/2, 1/4, for the experiment's η and for a method's own."""
     if own:
         monkeypatch.setattr(
-            LocalTraining,
-            "round",
-            lambda self, _: Round((Phase((Update(self.loss, optimizer={"lr": 0.3}),)),)),
+            LocalTraining, "round", lambda self, _: Round((Phase((Update(self.loss, optimizer={"lr": 0.3}),)),))
         )
     lr = 0.3 if own else 0.1
     options = {"training__batch_size": 20, "training__schedule": "exponential", "training__decay": 0.5}
@@ -100,35 +89,6 @@ def test_the_smaller_limit_holds(executor, mine, limit, monkeypatch):
     after = visited(federation)["ann"].model.named_parameters()
     step = sum(float((p - before[n]).detach().square().sum()) for n, p in after) ** 0.5
     assert step == pytest.approx(limit, rel=2e-2)
-
-
-@few("keep", [False, True], 1)
-@pytest.mark.parametrize("executor", ["sequential", "fused"])
-def test_kept_states_are_those_of_one_optimiser_for_all_rounds(executor, keep):
-    options = KEPT_ADAM | {"training__keep_state": keep}
-    federation = assemble(experiment("local", execution__executor=executor, **EXACT, **options), even())[0]
-    models = {name: copy.deepcopy(c.model).train() for name, c in visited(federation).items()}
-    list(federation.run())
-    assert not getattr(federation.executor, "refused", None)
-    for name, now in visited(federation).items():
-        model = models[name]
-        for t in range(1, 4):
-            if t == 1 or not keep:
-                optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-            for rows in epoch_rows(len(now.train), 4, False, 0, t, name, 0, 0):
-                optimizer.zero_grad()
-                F.cross_entropy(model(now.train.x[rows].double()).logits, now.train.y[rows]).backward()
-                optimizer.step()
-        expected = model.state_dict()
-        for n, tensor in now.model.state_dict().items():
-            torch.testing.assert_close(tensor, expected[n], rtol=1e-7, atol=1e-10)
-        kept = federation.executor.clients.snapshot(name).optimizer
-        assert bool(kept) is keep
-        if keep:
-            assert float(kept["0/0/PrivateHead.loss/head.bias/step"]) == 6
-            torch.testing.assert_close(
-                kept["0/0/PrivateHead.loss/head.weight/exp_avg"], optimizer.state[model.head.weight]["exp_avg"]
-            )
 
 
 @few("executor", ["sequential", "fused"], 1)
@@ -199,48 +159,13 @@ def test_a_seed_gives_the_same_numbers_in_every_version():
 
 
 @pytest.mark.slow
-def test_workers_agree():
-    chosen = IMAGES | TRANSFORMS | KEPT_ADAM | SCHEDULED
-    expected = run("probes:Probe", "sequential", images(), **chosen)
-    found = run("probes:Probe", "workers", images(), execution__workers=2, **chosen)
-    assert isinstance(found[0].executor.store, Files)
-    assert_alike(expected, found, exact=True)
-
-
-@few("data", [ordinary, even], 1)
-def test_stacks_go_on_with_kept_momentum(data):
-    """Clients with one, two and three steps: each has kept what its own last step left."""
-    expected = run("probes:Probe", "sequential", data(), **KEPT_SGD)
-    found = run("probes:Probe", "fused", data(), **KEPT_SGD)
-    assert isinstance(found[0].executor, Fused)
-    assert not found[0].executor.refused
-    assert_alike(expected, found, exact=False)
-
-
-@few(
-    ("overrides", "reason"),
-    [
-        (KEPT_ADAM, "the optimiser counts steps, and clients have taken different numbers of them"),
-        (KEPT_SGD | {"participation__fraction": 0.67, "rounds": 6}, "others have none yet"),
-    ],
-    1,
-)
-def test_stacks_that_cannot_go_on_are_run_one_by_one(overrides, reason, caplog):
-    expected = run("fedproto", "sequential", ordinary(), **overrides)
-    with caplog.at_level(logging.WARNING, logger="protofed"):
-        found = run("fedproto", "fused", ordinary(), **overrides)
-    assert [reason in record.message for record in caplog.records] == [True]
-    assert_alike(expected, found, exact=False)
-
-
-@pytest.mark.slow
 @few("simulated", [False, True], 1, ids=["deployment", "simulation"])
 def test_nodes_agree(simulated, tmp_path: Path):
     pytest.importorskip("protofed_flower", reason="needs protofed-flower")
     from network import assert_nodes_agree, wanted, write_folders
 
     root = write_folders(tmp_path / "data", images())
-    chosen = wanted("probes:Probe", root, execution__executor="sequential", **IMAGES, **TRANSFORMS, **KEPT_ADAM)
+    chosen = wanted("probes:Probe", root, execution__executor="sequential", **IMAGES, **TRANSFORMS, **ADAM)
     assert_nodes_agree(chosen, root, tmp_path, simulated=simulated)
 
 
@@ -260,55 +185,6 @@ def test_a_run_resumes_bit_for_bit(options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kept",
-    [
-        {"0/0/LocalTraining.loss/nobody.weight/exp_avg": torch.zeros(2)},
-        {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(K + 1)},
-        {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(1, K)},
-        {"0/0/head.bias/exp_avg": torch.zeros(K)},
-        {"": torch.zeros(K)},
-    ],
-)
-def test_a_state_of_another_model_is_told_in_one_line(kept, tmp_path):
-    federation = assemble(experiment("local", **EXACT, **KEPT_ADAM), ordinary())[0]
-    clients = federation.executor.clients
-    next(federation.run())
-    clients.store.write("bob", clients.snapshot("bob")._replace(optimizer=kept))
-    Saving(tmp_path).save(federation.state, clients)
-    with pytest.raises(CheckpointError, match=r"clients.records: does not fit the model of bob \(") as told:
-        load_checkpoint(tmp_path, federation.state, clients)
-    assert "\n" not in str(told.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "kept", "reason"),
-    [
-        ({}, {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(K)}, "optimisers of ann keep none"),
-        (
-            KEPT_ADAM,
-            {"0/0/LocalTraining.loss/head.bias/exp_avg": torch.zeros(2**20)},
-            "does not fit the model of ann",
-        ),
-    ],
-)
-def test_what_a_node_returns_as_a_state_is_checked(options, kept, reason, tmp_path, monkeypatch):
-    pytest.importorskip("protofed_flower", reason="needs protofed-flower")
-    from network import FakeGrid, forget, nodes_of, over, wanted, write_folders
-    from protofed.errors import FederationError
-    from protofed_flower import visits
-
-    forget()
-    root = write_folders(tmp_path / "data", ordinary())
-    nodes = nodes_of(root, tmp_path / "state")
-    nodes = {number: {"partition-id": i, "num-partitions": len(nodes)} for i, number in enumerate(nodes)}
-    pack = visits.pack
-    monkeypatch.setattr(visits, "pack", lambda snapshot: pack(snapshot._replace(optimizer=kept)))
-    chosen = wanted("local", root, participation__attempts=1, **options)
-    with pytest.raises(FederationError, match=reason):
-        over(FakeGrid(nodes), chosen, tmp_path / "remote", simulated=True)
-
-
-@pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ({"transforms__cutout": 3}, "unknown option of transforms 'cutout'"),
@@ -317,24 +193,12 @@ def test_what_a_node_returns_as_a_state_is_checked(options, kept, reason, tmp_pa
         ({"training__decay": 0}, r"training\.decay must be above 0 and at most 1, not 0"),
         ({"training__decay_every": 0}, "training.decay_every must be at least 1"),
         ({"training__clip": -1}, "training.clip must be at least 0"),
-        ({"training__keep_state": "always"}, "training.keep_state must be true or false"),
     ],
 )
 def test_it_is_told_before_training_starts(overrides, expected):
     with pytest.raises(ConfigError, match=expected) as told:
         assemble(experiment("local", **overrides), ordinary())
     assert "\n" not in str(told.value)
-
-
-def test_defaults_ask_for_nothing():
-    plan = LocalPlan()
-    assert plan.at(7, 10) is plan
-    phase = Phase(())
-    assert plan.clip_phase(phase) is phase
-    federation = assemble(experiment("local", **EXACT), ordinary())[0]
-    next(federation.run())
-    assert all(model.scale is None for model in federation.executor.clients.models.values())
-    assert not any(n.startswith("optimizer.") for n in flatten(federation.executor.clients.snapshot("ann")))
 
 
 @pytest.mark.parametrize("executor", ["sequential", "fused"])

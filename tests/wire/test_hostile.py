@@ -45,8 +45,7 @@ ALL = list(itertools.product(codecs, COMPRESSIONS))
 USUAL = [("float32", "none"), ("int8", "zstd"), ("float16", "none")]
 
 every_codec = pytest.mark.parametrize(
-    "codec",
-    [pytest.param(get_codec(*c), id="-".join(c), marks=[pytest.mark.slow] * (c not in USUAL)) for c in ALL],
+    "codec", [pytest.param(get_codec(*c), id="-".join(c), marks=[pytest.mark.slow] * (c not in USUAL)) for c in ALL]
 )
 
 

@@ -190,6 +190,6 @@ def _method(run: Run) -> Method | None:
     try:
         built = build_options(kind.Options, options, "method")
         traits = kind.traits(built)
-        return None if traits.same_architecture or traits.personal else kind(built, task)
+        return None if traits.alike == "architecture" or traits.personal else kind(built, task)
     except ConfigError as error:
         raise DataError(f"{run.directory / 'config.toml'}: {error}") from None

@@ -14,10 +14,10 @@ from protofed import methods, models
 from protofed.config.schema import Experiment, ModelOptions
 from protofed.data import Table
 from protofed.errors import ConfigError, refusal, unknown_name
-from protofed.options import build_options, option_fields
+from protofed.options import build_options
 from protofed.runs.description import ArchitectureName
 from protofed.samples import ClientData, Encoding, FederatedData
-from protofed.stages.robust.believed import limit_counts
+from protofed.stages.robust.vectors import limit_counts
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side, within
 
@@ -171,10 +171,6 @@ def check_alike(experiment: Experiment, own: bool = False) -> None:
             "secure.aggregation needs one architecture for all clients, since the sum of one alone among others "
             "would be its own: choose one in model.name, or set model.shared",
         )
-    options = experiment.method_options
-    for name, field in option_fields(type(options)).items():
-        if field.metadata.get("of") == "clients" and getattr(options, field.name):
-            raise refusal("secure", f"method.{name}", f"method.{name} takes clients out of secure sums")
 
 
 def why_one(experiment: Experiment) -> str:
@@ -186,7 +182,7 @@ def why_one(experiment: Experiment) -> str:
 
 def one_architecture(experiment: Experiment) -> bool:
     """Return whether the method needs all clients to have one architecture."""
-    return traits_of(experiment).same_architecture
+    return traits_of(experiment).alike == "architecture"
 
 
 def architecture_of(
@@ -241,9 +237,9 @@ def counts_needed(experiment: Experiment) -> str:
     traits = traits_of(experiment)
     if experiment.privacy.mode == "sample":
         return "ε follows from the number of training samples: choose counts=exact (no numbers per class are told)"
-    if traits.counts:
+    if traits.counts == "always":
         return f"{experiment.method} needs numbers of samples: choose counts=exact"
-    if (rule := experiment.robust.rule) != "none" and traits.sums:
+    if (rule := experiment.robust.rule) != "none" and traits.counts == "for robust rules":
         why = f"robust.rule={rule} has to divide the sums of {experiment.method}"
         return f"{why}: choose counts=exact or robust.rule=none"
     if experiment.participation.sampling == "samples":
@@ -261,8 +257,8 @@ def why_rounds_matter(experiment: Experiment) -> str:
         return "with participation.after, the last round waits for all"
     if experiment.privacy.mode != "none" and experiment.privacy.noise is None:
         return "the noise that privacy.epsilon needs depends on their number"
-    kind = methods.get(experiment.method)
-    return kind.traits(experiment.method_options).ends
+    planned = traits_of(experiment).rounds == "planned"
+    return f"what {experiment.method} does in a round depends on their number" if planned else ""
 
 
 def _fit_group(experiment: Experiment, table: Table | None) -> list[Architecture]:
@@ -327,7 +323,7 @@ def _check_same(experiment: Experiment, federated: FederatedData, architectures:
                 f"{kind.name} {why}, but {names[0]} has {first} (d={first.d}) and {names[index]} has "
                 f"{architecture} (d={architecture.d}): {remedy}"
             )
-        if traits_of(experiment).same_feature_dim and architecture.d != first.d:
+        if traits_of(experiment).alike == "features" and architecture.d != first.d:
             raise ConfigError(
                 f"{kind.name} exchanges features and needs one d, but {names[0]} has d={first.d} and "
                 f"{names[index]} has d={architecture.d}: give all clients the same d"

@@ -99,9 +99,6 @@ class TrainingOptions(Options):
     momentum: float = remote(0.0, "momentum, if the optimiser has it", least=0)
     weight_decay: float = remote(0.0, "weight decay", least=0)
     options: dict[str, Any] = remote({}, "further arguments of the optimiser")
-    keep_state: bool = remote(
-        False, "keep the optimiser's state (momentum, Adam's means) between a client's rounds, or start anew"
-    )
     clip: float = remote(
         0.0,
         "largest Euclidean norm of each network's gradient (0 = no limit); a method's own limit also applies",
@@ -132,7 +129,6 @@ class TrainingOptions(Options):
             self.optimizer,
             arguments,
             self.clip or None,
-            self.keep_state,
             Schedule(self.schedule, self.decay, self.decay_every),
             class_weights=self.class_weights == "balanced",
             shuffle=self.shuffle,
@@ -297,7 +293,7 @@ class Experiment:
         for f in fields(self):
             if f.name in SECTIONS:
                 tree[f.name] = plain(getattr(self, f.name))
-        if not self.encoder.name and methods.get(self.method).traits(self.method_options).rounds is not None:
+        if not self.encoder.name and methods.get(self.method).traits(self.method_options).rounds == "one":
             tree["encoder"]["name"] = NO_ENCODER
         return without_none(tree)
 
@@ -459,12 +455,12 @@ def resolve(tree: Mapping[str, Any], *, method: str | None = None, seed: int | N
     encoder, named = sections["encoder"], {"name", "members"} & _table(tree, "model").keys()
     if encoder.name and not named:
         sections["model"] = replace(sections["model"], name=ENCODED_MODEL)
-    if traits.rounds is not None and ("rounds" not in tree or tree.get(USUAL)):
-        scalars["rounds"] = traits.rounds
+    if traits.rounds == "one" and ("rounds" not in tree or tree.get(USUAL)):
+        scalars["rounds"] = 1
     if sections["data"].standardise in ("federated", "chosen"):
-        both = traits.chooses and encoder.name and sections["privacy"].mode == "none"
+        both = getattr(method_options, "chooses", False) and encoder.name and sections["privacy"].mode == "none"
         sections["data"] = replace(sections["data"], standardise="chosen" if both else "federated")
-    once = traits.rounds is not None and scalars["rounds"] == 1 and traits.exchanges != "nothing"
+    once = traits.rounds == "one" and scalars["rounds"] == 1 and traits.exchanges != "nothing"
     if once and sections["evaluation"].at == "trained":
         raise ConfigError(
             f"evaluation.at=trained scores the one round of {method_name} before its answer has reached the "
@@ -494,7 +490,7 @@ def _choose_encoder(tree: Mapping[str, Any], traits: methods.Traits) -> Mapping[
     own = _table(tree, "encoder")
     if own.get("name") == NO_ENCODER:
         return {**tree, "encoder": {**own, "name": ""}}
-    if own.get("name") or traits.rounds is None:
+    if own.get("name") or traits.rounds != "one":
         return tree
     return {**_for_vectors(tree), "encoder": {**own, "name": "auto", "dim": own.get("dim") or ENCODED_DIM}}
 

@@ -182,7 +182,7 @@ def run_federation(
 def _few_threads(experiment: Experiment, method: Method) -> Iterator[None]:
     """Compute closed forms of few features by one thread: others would only wait, for long on busy machines."""
     before = torch.get_num_threads()
-    if method.declared.rounds == 1 and method.task.feature_dim <= NARROW and not experiment.execution.threads:
+    if method.declared.rounds == "one" and method.task.feature_dim <= NARROW and not experiment.execution.threads:
         torch.set_num_threads(1)
     try:
         yield

@@ -79,15 +79,11 @@ def _hiding(
         members = {name: participation.executor.clients[name] for name in participation.trainable}
         return SamplePrivacy(options, method, members)
     o = participation.options
-    able, shared = participation.able, experiment.secure.aggregation
-    rates, expected = [], []
-    for round_number in range(1, participation.rounds + 1):
-        drawn = o.sampling == "poisson" and not method.round(round_number).everyone
-        # With secure aggregation, the clients of a round are told who else takes part.
-        coin = o.fraction if drawn and not shared else 1.0
-        rates.append(coin if participation.sends(round_number) else 0.0)
-        asked = len(able) if method.round(round_number).everyone else participation.number_of(able)
-        expected.append(len(able) * o.fraction if drawn else asked)
+    able, shared, drawn = participation.able, experiment.secure.aggregation, o.sampling == "poisson"
+    # With secure aggregation, the clients of a round are told who else takes part.
+    coin = o.fraction if drawn and not shared else 1.0
+    rates = [coin if participation.sends(n) else 0.0 for n in range(1, participation.rounds + 1)]
+    expected = len(able) * o.fraction if drawn else participation.number_of(able)
     source = from_system if participation.secret else from_seed(participation.seed, "privacy")
     return ClientPrivacy(options, method, rates, expected, source, shared)
 

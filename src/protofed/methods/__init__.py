@@ -14,22 +14,18 @@ from typing import TypeVar
 from protofed.compute.imports import user_class
 from protofed.methods.contract import (
     Aggregate,
-    Batch,
-    Build,
     Exchange,
-    Local,
     Method,
     Phase,
     Protection,
     Round,
     Statistics,
-    Task,
-    Tensors,
     Traits,
     Update,
     Upload,
     predict,
 )
+from protofed.methods.given import Batch, Build, Local, Task, Tensors
 from protofed.methods.parts.moments import ClosedForm, Sums, within
 from protofed.methods.parts.prior import own_classes
 from protofed.methods.traits import check_hooks

@@ -12,21 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Phase, Round, Tensors, Terms, Traits, Update
+from protofed.methods.contract import Batch, Local, Phase, Round, SplitModel, Tensors, Terms, Traits, Update
 from protofed.methods.lg_fedavg import LGFedAvg, LGFedAvgOptions
 from protofed.options import remote
 from protofed.prototypes.etf import spread_directions
 from protofed.wire.schema import Payload
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class AlignFed(LGFedAvg):
     @classmethod
     def traits(cls, options: LGFedAvgOptions) -> Traits:
         """λ falls until the last round."""
-        return replace(super().traits(options), ends="alignfed lessens its contrast until the last round")
+        return replace(super().traits(options), rounds="planned")
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Load the shared part, and derive the points ``z``, ``(K, d)`` unit rows."""

@@ -17,29 +17,27 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from protofed.errors import ConfigError, unknown_name
+from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
-from protofed.methods.given import Batch, Local, Task, Tensors
+from protofed.methods.given import Batch, Local, SplitModel, Task, Tensors
+from protofed.methods.parts.averaged import average
 from protofed.methods.parts.prior import cross_entropy, log_prior, over
-from protofed.methods.parts.weights import WeightedMean, copy_tensors, load_weights, select_weights, with_samples
+from protofed.methods.parts.weights import copy_tensors, load_weights, select_weights, with_samples
 from protofed.methods.traits import ALL_CLASSES, GLOBAL_MODEL, HEAD, Protection
 from protofed.models.tiny import tiny_width
-from protofed.options import Options, named, remote
+from protofed.options import Options, remote
 from protofed.prototypes.fusion import learn_weights
 from protofed.prototypes.inference import pull
 from protofed.prototypes.table import Prototypes
 from protofed.runs.rules import BEACON, EXPERT
 from protofed.wire.schema import Payload, Schema, weight_schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 log = logging.getLogger("protofed")
 
@@ -63,9 +61,6 @@ class BeaconOptions(Options):
         "score of a class, a·f_y + b·log softmax h(x)_y: their mean (a = b = ½), their sum (a = b = 1), or a and b "
         "that suit the client's validation samples",
     )
-    caution: float = remote(
-        1.0, "fusion=validation: κ of the penalty κ·((a - ½)² + (b - ½)²) on its cross-entropy", above=0
-    )
     expert: Literal["plain", "etf"] = remote(
         "plain", "what the expert minimises: cross-entropy, or also λ·MSE(f(x), γ·z_y) as fixed_etf"
     )
@@ -73,11 +68,6 @@ class BeaconOptions(Options):
     gamma: float = remote(10.0, "length γ of its targets", least=0)
     weighting: Literal["samples", "uniform"] = remote(
         "samples", "weight of a client in the mean: n_i, or 1, which discloses no numbers of samples"
-    )
-    receive_only: tuple[str, ...] = named(
-        (),
-        "names of clients that receive the beacon but send none: back goes what came, with weight 0",
-        of="clients",
     )
     exchange: bool = remote(
         True, "false: nothing is sent, and every client keeps a small network of its own (the control of fusion)"
@@ -120,22 +110,19 @@ class Beacon(Method[BeaconOptions]):
             exchanges="part of the weights" if options.exchange else "nothing",
             up=size,
             down=size,
-            class_sets="one K-way beacon",
             rules=(HEAD, EXPERT, BEACON, both, replace(GLOBAL_MODEL, open=False)),
-            counts=options.exchange and options.weighting == "samples",
+            counts="always" if options.exchange and options.weighting == "samples" else "never",
+            aggregation="sums",
             protection=Protection(dp_obstacle="", local_only=("prior", "own")),
         )
 
     def check(self, clients: Mapping[str, bool]) -> None:
-        """Refuse a client in ``receive_only`` that does not exist, and a fusion that nobody can learn."""
+        """Refuse a fusion that nobody can learn."""
         if self.options.fusion == "validation" and not any(clients.values()):
             raise ConfigError(
                 "method.fusion=validation needs validation samples, of which no client has any: set "
                 "data.validation_fraction, e.g. 0.2"
             )
-        for name in self.options.receive_only:
-            if name not in clients:
-                raise ConfigError(unknown_name("client in method.receive_only", name, clients))
 
     @cached_property
     def network(self) -> SplitModel:
@@ -176,12 +163,9 @@ class Beacon(Method[BeaconOptions]):
 
     @cached_property
     def upload_schema(self) -> Schema | None:
-        """θ_i and the client's weight: n_i, or 1; 0 if it only receives. Left out if all have weight 1."""
-        if not self.options.exchange:
-            return None
-        if self.options.weighting == "uniform" and not self.options.receive_only:
-            return self.broadcast_schema
-        return with_samples(weight_schema(self.initial, self.task.num_classes), self.options.weighting)
+        """θ_i, and n_i unless all clients have weight 1."""
+        schema, weighting = self.broadcast_schema, self.options.weighting
+        return schema if schema is None or weighting == "uniform" else with_samples(schema, weighting)
 
     # The client.
 
@@ -207,12 +191,11 @@ class Beacon(Method[BeaconOptions]):
             received = etf.receive(local, None)
         if message is not None:
             load_weights(local.model.extras["beacon"], message)
-            received = {**message, **received} if self.options.receive_only else received
         if self.options.fusion == "validation":
             with torch.no_grad():
                 answers = ((*self.outputs(local.model, b), b.y) for b in local.validation())
                 own, prior = local.state["own"], local.state["prior"]
-                received["fusion"] = learn_weights(answers, own, prior, self.options.caution)
+                received["fusion"] = learn_weights(answers, own, prior)
         return received
 
     def round(self, number: int) -> Round:
@@ -239,17 +222,8 @@ class Beacon(Method[BeaconOptions]):
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Step 3: send θ_i and n_i."""
-        assert self.upload_schema is not None
-        receives = local.name in self.options.receive_only
-        weights = local.received if receives else select_weights(local.model.extras["beacon"], buffers=False)
-        payload = {name: weights[name] for name in self.initial}
-        if "samples" in self.upload_schema.fields:
-            payload["samples"] = torch.tensor(0 if receives else self.weight(int(local.counts.sum())))
-        return payload
-
-    def weight(self, samples: int) -> int:
-        """Return a client's weight in the mean, given its number of samples."""
-        return samples if self.options.weighting == "samples" else min(samples, 1)
+        weights = select_weights(local.model.extras["beacon"], buffers=False)
+        return weights if self.options.weighting == "uniform" else {**weights, "samples": local.counts.sum()}
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """``P(y)`` with and without the client's class frequencies; expert and beacon alone.
@@ -294,12 +268,8 @@ class Beacon(Method[BeaconOptions]):
         return dict(server) if self.options.exchange else None
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
-        """``θ = Σ n_i·θ_i / Σ n_i`` over the clients of this round; θ stays if all of them only receive."""
-        mean = WeightedMean()
-        for _, payload in uploads:
-            samples = int(payload["samples"]) if "samples" in payload else 1
-            mean.add({name: payload[name] for name in server}, self.weight(samples))
-        return Aggregate(mean.mean(server), {})
+        """``θ = Σ n_i·θ_i / Σ n_i`` over the clients of this round."""
+        return Aggregate(average(server, uploads, self.options.weighting), {})
 
 
 def all_classes(s: Tensor, g: Tensor, own: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 from torch import Tensor
 
 from protofed.errors import ConfigError
-from protofed.methods.given import Batch, Build, Local, Task, Tensors
+from protofed.methods.given import Batch, Build, Local, Output, SplitModel, Task, Tensors
 from protofed.methods.traits import HEAD, Exchange, Protection, Traits
 from protofed.options import NoOptions
 from protofed.prototypes.inference import most_likely
@@ -24,16 +24,15 @@ from protofed.wire.schema import Payload, Schema
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from protofed.models import Output, SplitModel
-
     O = TypeVar("O", default=Any)  # noqa: E741
 else:
     from typing import TypeVar
 
     O = TypeVar("O")  # noqa: E741
 
-__all__ = ["Aggregate", "Batch", "Build", "Exchange", "Local", "Loss", "Method", "Phase", "Round", "Statistics"]
-__all__ += ["Protection", "Task", "Tensors", "Terms", "Traits", "Update", "Upload", "every_parameter", "predict"]
+__all__ = ["Aggregate", "Batch", "Build", "Exchange", "Local", "Loss", "Method", "Output", "Phase", "Protection"]
+__all__ += ["Round", "SplitModel", "Task", "Tensors", "Terms", "Traits", "Update", "Upload", "every_parameter"]
+__all__ += ["predict", "sends"]
 
 Terms: TypeAlias = "tuple[Tensors, Output | None]"
 """Named scalar terms, whose sum is minimised, and the output of the client's model for the batch; None if the loss
@@ -108,16 +107,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Round:
-    """The phases of a round, and who takes part in it.
+    """The phases of a round.
 
     Attributes:
         communicates: Clients upload, if the method has an upload at all.
-        everyone: All clients take part, whatever ``participation.fraction`` is.
     """
 
     phases: tuple[Phase, ...]
     communicates: bool = True
-    everyone: bool = False
 
 
 class Statistics(NamedTuple):
@@ -126,12 +123,10 @@ class Statistics(NamedTuple):
     Attributes:
         of: Returns those of a batch, given the model's ``(B, d)`` features and ``(B, K)`` logits.
         when: In an eval-mode pass after training or before it, or from the training steps of the last epoch.
-        by_batch: They are more than sums over samples, and so have to be computed batch by batch.
     """
 
     of: Callable[[Output, Batch], Tensors]
     when: Literal["after", "during", "before"] = "after"
-    by_batch: bool = False
 
 
 class Upload(NamedTuple):
@@ -198,10 +193,6 @@ class Method(Generic[O]):
         """Return the phases of a round, counted from 1."""
         return Round((Phase((Update(self.loss),)),))
 
-    def sends(self, round_number: int) -> bool:
-        """Return whether clients upload in ``round``; not to be overridden."""
-        return self.upload_schema is not None and self.round(round_number).communicates
-
     @property
     def statistics(self) -> Statistics | None:
         """Sums over the training samples for :meth:`upload`; None if it needs none."""
@@ -254,12 +245,6 @@ class Method(Generic[O]):
         """Return ``(B, K)`` logits of class probabilities by rule; all rules should share one forward pass."""
         return {HEAD.name: model(batch.x).logits}
 
-    def typical(
-        self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors, rule: str
-    ) -> Tensor | None:
-        """Return p-values of samples being of classes that the client knows, ``(B,)``; None if none are known."""
-        return None
-
     # The server.
 
     def server_state(self) -> Tensors:
@@ -289,6 +274,11 @@ class Method(Generic[O]):
     def read(self, message: Payload, server: Tensors) -> Payload:
         """Return the content of a message of either direction, e.g. whole rows of which some entries were sent."""
         return message
+
+
+def sends(method: Method, round_number: int) -> bool:
+    """Return whether clients upload in a round."""
+    return method.upload_schema is not None and method.round(round_number).communicates
 
 
 def predict(method: Method, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:

@@ -2,7 +2,7 @@
 
 Fanì et al., "Accelerating Heterogeneous Federated Learning with Closed-form Classifiers", ICML 2024. AFL (He et
 al., "AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained Models", CVPR 2025) is the same
-for λ → 0, without the normalisation.
+for λ → 0, without the normalisation. The authors' code appends a feature that is 1; the paper does not.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class Fed3ROptions(RidgeOptions):
     )
     normalise: bool = remote(True, "columns of W of unit length, so that frequent classes are not preferred")
 
-    constant: bool = remote(False, "one more feature, which is 1 (the authors' code)")
-
     @property
     def ridge(self) -> float | Literal["auto"]:
         """λ."""
@@ -51,11 +49,6 @@ class Fed3R(Ridged[Fed3ROptions]):
     taken = True
 
     @property
-    def constant(self) -> bool:
-        """As the options say."""
-        return self.options.constant
-
-    @property
     def normalised(self) -> bool:
         """As the options say."""
         return self.options.normalise
@@ -64,7 +57,7 @@ class Fed3R(Ridged[Fed3ROptions]):
         """Choose in units of the features' sum of squares, of which λ itself knows nothing."""
         return float(gram.matrix.diagonal().mean())
 
-    def gathered(self, parts: Iterable[Sums]) -> Gram:
+    def gather(self, parts: Iterable[Sums]) -> Gram:
         """Add up."""
         none = Sums.none(self.task.num_classes, self.task.feature_dim, second=True)
         total = reduce(Sums.plus, parts, none)

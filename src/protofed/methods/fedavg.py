@@ -6,34 +6,27 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 from torch.func import functional_call
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Method, Tensors, Traits
-from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
-from protofed.methods.parts.weights import copy_tensors, load_weights, sharing_notes
-from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
+from protofed.methods.contract import Batch, Local, Output, SplitModel, Tensors, Traits
+from protofed.methods.parts.averaged import FedAvgOptions, SharedPart
+from protofed.methods.parts.weights import copy_tensors, load_weights
+from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.wire.schema import Payload
 
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
-
-
-@dataclass(frozen=True)
-class FedAvgOptions(AveragingOptions):
-    """Hyperparameters."""
-
+__all__ = ["FedAvg", "FedAvgOptions"]
 
 W = TypeVar("W", bound=FedAvgOptions)
 
 
 @register
-class FedAvg(AveragedWeights[W], Method[W]):
+class FedAvg(SharedPart[W]):
     """FederatedAveraging (Algorithm 1): E epochs of cross-entropy from ``w^t``, then the mean of the ``w_i``.
 
     A client keeps its own model, as its last training left it, beside the global model that it received. Both are
@@ -48,22 +41,9 @@ class FedAvg(AveragedWeights[W], Method[W]):
 
     @classmethod
     def traits(cls, options: W) -> Traits:
-        """Every upload holds ``n_i``, and the server takes a mean."""
-        return Traits(
-            exchanges="all weights",
-            up="|w|",
-            down="|w|",
-            class_sets="one K-way head",
-            rules=(GLOBAL_MODEL, HEAD),
-            same_architecture=True,
-            counts=True,
-            protection=Protection(dp_obstacle=""),
-            stale=cls.aggregate is FedAvg.aggregate,
-        )
-
-    def notes(self) -> tuple[str, ...]:
-        """Describe the shared share of the model, and the place of BatchNorm's running statistics."""
-        return sharing_notes(self.first_model(), self.shares, self.options.share_buffers)
+        """All weights travel, so that all clients have one architecture."""
+        found, rules = super().traits(options), (GLOBAL_MODEL, HEAD)
+        return replace(found, exchanges="all weights", up="|w|", down="|w|", rules=rules, alike="architecture")
 
     # The client: ClientUpdate(i, w^t).
 

@@ -59,9 +59,9 @@ class FedCOF(Ridged[FedCOFOptions]):
     def traits(cls, options: FedCOFOptions) -> Traits:
         """Noise on the means of single clients exceeds what they tell of the covariance."""
         more = "its server compares the means of single clients, which noise hides (fedlda takes the sums)"
-        return replace(super().traits(options), sums_only=False, protection=Protection(dp_obstacle=more))
+        return replace(super().traits(options), aggregation="single", protection=Protection(dp_obstacle=more))
 
-    def gathered(self, parts: Iterable[Sums]) -> Gram:
+    def gather(self, parts: Iterable[Sums]) -> Gram:
         """Estimate the covariance from the single clients' means.
 
         Without classes that several clients hold, nothing is known of it, and the variance between classes stands

@@ -3,21 +3,22 @@
 Jeong, Oh, Kim, Park, Bennis and Kim, "Communication-Efficient On-Device Machine Learning: Federated Distillation
 and Augmentation under Non-IID Private Data", NeurIPS 2018 workshop.
 
-Not confirmed from the paper's text: its γ, and the divisor of the leave-one-out mean (here the number of others).
+Not confirmed from the paper's text: its γ. In it every client gets the mean of the others; here, as in public code,
+all get the mean of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Statistics, Terms, Traits, Update, Upload
-from protofed.methods.given import Batch, Local, Task, Tensors
+from protofed.methods.given import Batch, Local, Output, SplitModel, Task, Tensors
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy
 from protofed.methods.parts.training import HTFL_CLIP
 from protofed.methods.traits import Protection
@@ -25,9 +26,6 @@ from protofed.options import remote
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 
 @dataclass(frozen=True)
@@ -41,18 +39,14 @@ class FedDistillOptions(SoftmaxOptions):
         "and PFLlib's code: raw logits of the last local epoch, used as if they were probabilities, the own output "
         "for a class without target, and (ours, or the loss ends in NaN) gradients clipped to a norm of 10",
     )
-    leave_one_out: bool = remote(False, "every client gets the mean of the others, K² numbers of its own (paper)")
 
 
 @register
 class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
     """``F_ij``, the mean output of client i for class j, goes up; ``F_j``, the mean over its reporters, comes down.
 
-    A class that nobody reports keeps its last ``F_j``; a class never reported has none. With ``leave_one_out`` a
-    client is sent no ``F_j`` of a class that it alone reports.
-
-    Server state: ``sums`` ``(K, K)`` of the rows reported last for each class, and their number ``reporters``
-    ``(K,)``; with ``leave_one_out`` every client's share in them, ``rows.NAME`` ``(K, K)``.
+    A class that nobody reports keeps its last ``F_j``; a class never reported has none. Server state: ``sums``
+    ``(K, K)`` of the rows reported last for each class, and their number ``reporters`` ``(K,)``.
     """
 
     name = "feddistill"
@@ -72,17 +66,10 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
 
     @classmethod
     def traits(cls, options: FedDistillOptions) -> Traits:
-        """The server takes means, unless every client's targets leave out its own share."""
-        alone = options.leave_one_out
+        """The server takes means."""
+        rules, protection = options.head_rules(), Protection(dp_obstacle="")
         return Traits(
-            exchanges="logits",
-            up="K_i·K",
-            down="≤ K²" if alone else "K²",
-            class_sets="yes, of one K",
-            rules=options.head_rules(),
-            sums_only=not alone,
-            personal=alone,
-            protection=Protection(dp_obstacle="leave_one_out treats every client differently" if alone else ""),
+            exchanges="logits", up="K_i·K", down="K²", rules=rules, aggregation="sums", protection=protection
         )
 
     @property
@@ -152,44 +139,28 @@ class FedDistill(PrivateHead[FedDistillOptions], Method[FedDistillOptions]):
     def server_state(self) -> Tensors:
         """Start without targets."""
         K = self.task.num_classes
-        return {
-            "sums": torch.zeros(K, K, dtype=torch.float64),
-            "reporters": torch.zeros(K, dtype=torch.int64),
-        }
+        return {"sums": torch.zeros(K, K, dtype=torch.float64), "reporters": torch.zeros(K, dtype=torch.int64)}
 
     def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
-        """Send ``F_j = (1/M_j)·Σ_i F_ij``, or to a client that reported it, the mean of the ``M_j − 1`` others."""
+        """Send ``F_j = (1/M_j)·Σ_i F_ij``."""
         sums, reporters = server["sums"], server["reporters"]
-        if f"rows.{client}" in server:
-            sums = sums - server[f"rows.{client}"]
-            reporters = reporters - server[f"reported.{client}"]
         classes = (reporters > 0).nonzero().squeeze(-1)
         if not len(classes):
             return None
         means = sums[classes] / reporters[classes].unsqueeze(-1)
         if not self.htfl:
-            means = means.clamp(0, 1)  # a difference of sums may end just below 0
+            means = means.clamp(0, 1)  # a mean of rounded probabilities may end just above 1
         return {"classes": classes, "outputs": means.to(self.task.dtype)}
 
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Add up the reported rows; a class that nobody reports keeps its last sum."""
-        K = self.task.num_classes
         sums, reporters = self.server_state().values()
-        shares: Tensors = {}
-        for name, payload in uploads:
-            classes, rows = payload["classes"], payload["outputs"].double()
-            sums[classes] += rows
-            reporters[classes] += 1
-            if self.options.leave_one_out:
-                shares[f"rows.{name}"], reported = Prototypes.received(rows, classes, K)
-                shares[f"reported.{name}"] = reported.to(torch.int64)
+        for _, payload in uploads:
+            sums[payload["classes"]] += payload["outputs"].double()
+            reporters[payload["classes"]] += 1
         new = reporters > 0
         state = {
             "sums": torch.where(new.unsqueeze(-1), sums, server["sums"]),
             "reporters": torch.where(new, reporters, server["reporters"]),
         }
-        for key, old in server.items():
-            if key not in state:  # a client's share in a sum ends when the class is reported anew
-                kept = old.masked_fill(new.unsqueeze(-1) if old.dim() > 1 else new, 0)
-                state[key] = kept + shares.pop(key, torch.zeros_like(kept))
-        return Aggregate({**state, **shares}, {"classes_reported": int(new.sum())})
+        return Aggregate(state, {"classes_reported": int(new.sum())})

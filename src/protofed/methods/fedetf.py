@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +21,12 @@ from torch.func import functional_call
 
 from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods.contract import Batch, Tensors, Terms, Traits
+from protofed.methods.contract import Batch, SplitModel, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
-from protofed.methods.parts.prior import over
 from protofed.methods.parts.training import linear_layer
 from protofed.methods.parts.weights import under
 from protofed.options import remote
 from protofed.prototypes.etf import spread_directions
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -39,9 +34,6 @@ class FedETFOptions(FedAvgOptions):
     """Hyperparameters."""
 
     scale: float = remote(10.0, "learned β at the start (the authors: 10 for a small CNN, 1 for LeNet)", above=0)
-    absent: Literal["one", "left_out"] = remote(
-        "one", "a class that a client lacks, in its loss: counted as one sample (the authors' code), or left out"
-    )
 
 
 class _Head(nn.Module):
@@ -78,7 +70,7 @@ class FedETF(FedAvg[FedETFOptions]):
     def traits(cls, options: FedETFOptions) -> Traits:
         """All but the head travels, and the projection."""
         size = "|θ| + d² + d + 1"
-        return replace(super().traits(options), up=size, down=size, class_sets="one set of K directions")
+        return replace(super().traits(options), up=size, down=size)
 
     def shares(self, name: str) -> bool:
         """All but the head and the directions."""
@@ -103,9 +95,8 @@ class FedETF(FedAvg[FedETFOptions]):
         return model.to(self.task.dtype)
 
     def client_state(self, counts: Tensor) -> Tensors:
-        """Remember the client's frequencies."""
-        frequencies = counts.clamp(min=1).double().log().to(self.task.dtype)
-        return {"frequencies": frequencies if self.options.absent == "one" else over(frequencies, counts > 0)}
+        """Remember the client's frequencies; a class that it lacks counts as one sample (the authors' code)."""
+        return {"frequencies": counts.clamp(min=1).double().log().to(self.task.dtype)}
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy of the head's outputs plus ``log n_ic``."""

@@ -2,15 +2,15 @@
 
 Zhou et al., "FedFA: Federated Learning with Feature Anchors to Align Features and Classifiers for Heterogeneous
 Data", IEEE Transactions on Mobile Computing 23(6), 2024. The formulas are from the authors' code, as the paper's
-body could not be read; its variant that calibrates once per epoch is not offered. GFPL counts FedFA as FedAvg,
-without the anchors.
+body could not be read. That code also calibrates once per epoch, and takes means of batches, with which anchors of
+rare classes shrink; both are left out. GFPL counts FedFA as FedAvg, without the anchors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +18,14 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Phase, Round, Statistics, Tensors, Terms, Traits, Update
+from protofed.methods.contract import Phase, Round, Statistics, Terms, Traits, Update
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
+from protofed.methods.given import Batch, Local, SplitModel, Tensors
+from protofed.methods.parts.nearest import class_statistics
 from protofed.methods.parts.weights import with_samples
 from protofed.options import remote
 from protofed.prototypes.means import class_means, class_sums
 from protofed.wire.schema import Field, Payload, Schema
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 CALIBRATION = {"name": "Adam", "lr": 1e-3}
 
@@ -38,11 +37,6 @@ class FedFAOptions(FedAvgOptions):
     lambda_: float = remote(0.1, "weight λ of the pull towards the anchors", least=0)
     calibration: Literal["after", "before", "none"] = remote(
         "after", "when the head is fitted to the anchors: after each step on a batch, before it, or never"
-    )
-    anchor_mean: Literal["samples", "batches"] = remote(
-        "samples",
-        "m_c: mean over an epoch's samples of class c, or the sum of the batches' class means divided by the "
-        "number of all batches (the authors' code; anchors of rare classes shrink)",
     )
 
 
@@ -133,23 +127,15 @@ class FedFA(FedAvg[FedFAOptions]):
 
     @property
     def statistics(self) -> Statistics:
-        """Of the features of each epoch's steps; means of batches are not sums over samples."""
-        return Statistics(self.sums, "during", self.options.anchor_mean == "batches")
-
-    def sums(self, output: Output, batch: Batch) -> Tensors:
-        """Return sums and counts per class, of features or of the batches' class means."""
-        sums, counts = class_sums(output.features, batch.y, self.task.num_classes, batch.weight)
-        if self.options.anchor_mean == "samples":
-            return {"sums": sums, "held": counts, "counts": counts}
-        return {"sums": class_means(sums, counts)[0], "held": counts, "counts": torch.ones_like(counts)}
+        """Of the features of each epoch's steps."""
+        return class_statistics(self.task.num_classes, "during")
 
     def follow(self, local: Local, statistics: Tensors) -> None:
-        """``â_c ← ½·â_c + ½·m_c`` for the client's own classes."""
+        """``â_c ← ½·â_c + ½·m_c`` with the means ``m_c`` of the client's own classes."""
         if statistics:
-            m, _ = class_means(statistics["sums"], statistics["counts"])
+            m, held = class_means(statistics["sums"], statistics["counts"])
             old = local.state["anchors"]
-            held = (statistics["held"] > 0).unsqueeze(-1)
-            local.state["anchors"] = torch.where(held, 0.5 * old + 0.5 * m, old)
+            local.state["anchors"] = torch.where(held.unsqueeze(-1), 0.5 * old + 0.5 * m, old)
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
         """Send ``w_i``, ``â`` and ``n_i``."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,8 +24,7 @@ from protofed.errors import ModelError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Phase, Round, Terms, Traits, Update, Upload
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.given import Batch, Local, Task, Tensors
-from protofed.methods.parts.distillation import divergence
+from protofed.methods.given import Batch, Local, SplitModel, Task, Tensors
 from protofed.methods.parts.generator import (
     FeatureGenerator,
     GeneratorOptions,
@@ -34,13 +33,11 @@ from protofed.methods.parts.generator import (
     Teachers,
     diversity,
 )
+from protofed.methods.parts.training import divergence
 from protofed.methods.parts.weights import WeightedMean, load_weights, weight_of
 from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.options import remote
 from protofed.wire.schema import Payload, Schema, weight_schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 class Code(NamedTuple):
@@ -111,9 +108,8 @@ class FedGen(FedAvg[FedGenOptions]):
         self.beta = code.beta if o.beta is None else o.beta
         self.steps = o.generator_steps or code.steps
         self.lr = o.generator_lr or code.lr
-        self.generator = FeatureGenerator(
-            o, task, o.generator_hidden or code.hidden, o.label_prior or code.label_prior
-        )
+        prior = o.label_prior or code.label_prior
+        self.generator = FeatureGenerator(task, o.generator_hidden or code.hidden, prior)
 
     @classmethod
     def traits(cls, options: FedGenOptions) -> Traits:
@@ -125,9 +121,8 @@ class FedGen(FedAvg[FedGenOptions]):
             up="|φ|" if alone else "|w|",
             down="|φ| + |G|" if alone else "|w| + |G|",
             rules=(HEAD,) if alone else (GLOBAL_MODEL, HEAD),
-            same_architecture=not alone,
-            same_feature_dim=True,
-            sums_only=False,
+            alike="features" if alone else "architecture",
+            aggregation="single",
             protection=Protection(),
         )
 

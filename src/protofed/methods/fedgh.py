@@ -12,23 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from protofed.compute.seeding import generator
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Local, Method, Statistics, Tensors, Traits, Upload
+from protofed.methods.contract import Aggregate, Local, Method, SplitModel, Statistics, Tensors, Traits, Upload
 from protofed.methods.parts.nearest import class_statistics
 from protofed.methods.parts.training import linear_layer, sound, train_linear
 from protofed.methods.parts.weights import load_weights
 from protofed.options import Options, remote
 from protofed.prototypes.means import class_means
 from protofed.wire.schema import Payload, Schema, prototype_schema, weight_schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -62,14 +59,7 @@ class FedGH(Method[FedGHOptions]):
     @classmethod
     def traits(cls, options: FedGHOptions) -> Traits:
         """Training needs every single pair."""
-        return Traits(
-            exchanges="prototypes",
-            up="K_i·d",
-            down="d·K + K",
-            class_sets="one K-way head",
-            same_feature_dim=True,
-            sums_only=False,
-        )
+        return Traits(exchanges="prototypes", up="K_i·d", down="d·K + K", alike="features")
 
     @property
     def upload_schema(self) -> Schema:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,15 @@ from torch import Tensor, nn
 from protofed.errors import PayloadError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Phase, Round, Terms, Traits, Update, Upload
-from protofed.methods.given import Batch, Local, Tensors
+from protofed.methods.given import Batch, Local, SplitModel, Tensors
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
-from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.lowrank import LowRank
 from protofed.methods.parts.prior import cross_entropy
-from protofed.methods.parts.training import HTFL_CLIP, sound
+from protofed.methods.parts.training import HTFL_CLIP, divergence, sound
 from protofed.methods.parts.weights import WeightedMean, copy_tensors, load_weights, under, weight_of, with_samples
 from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.wire.schema import Field, Payload, Schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 GUARD = 1e-8
 """Added to the sum of losses that divides the distillation."""
@@ -82,10 +78,9 @@ class FedKD(AuxiliaryMethod[FedKDOptions]):
             super().traits(options),
             up="≈ r·|w_aux|",
             down="≈ r·|w_aux|",
-            sums_only=compress == "none",
-            personal=compress == "updates",
+            aggregation="personal" if compress == "updates" else "single" if compress == "parameters" else "sums",
+            rounds="any" if compress == "none" else "planned",
             protection=Protection(),
-            ends="fedkd raises the energy of its messages until the last round" if compress != "none" else "",
         )
 
     def energy(self, round_number: int) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.func import functional_call, grad
 from protofed.compute.seeding import generator
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
-from protofed.methods.given import Batch, Local, Tensors
+from protofed.methods.given import Batch, Local, Output, SplitModel, Tensors
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy
 from protofed.methods.parts.training import batch_statistics
 from protofed.methods.traits import Protection
@@ -29,9 +29,6 @@ from protofed.prototypes.inference import pull
 from protofed.prototypes.means import RunningMean
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 SERVER_LR = {"logits": 0.1, "features": 100.0}
 """The authors' learning rates of the server."""
@@ -86,9 +83,9 @@ class FedL2G(PrivateHead[FedL2GOptions], Method[FedL2GOptions]):
             exchanges="prototypes" if of_features else "logits",
             up="K_b·d" if of_features else "K_b·K",
             down="K·d" if of_features else "K²",
-            class_sets="yes" if of_features else "yes, of one K",
             rules=options.head_rules(),
-            same_feature_dim=of_features,
+            alike="features" if of_features else "nothing",
+            aggregation="sums",
             protection=Protection(dp_obstacle="they are gradients of a few samples, to which no noise is added"),
         )
 

@@ -11,20 +11,17 @@ network that is trained as the one of :mod:`~protofed.methods.beacon`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Tensors, Terms, Traits
+from protofed.methods.contract import Batch, SplitModel, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.prior import log_prior, over
 from protofed.methods.traits import GLOBAL_MODEL, HEAD
 from protofed.options import remote
 from protofed.runs.rules import GLOBAL_PRIOR
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)

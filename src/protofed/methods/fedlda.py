@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Task, Tensors, Traits
+from protofed.methods.contract import Batch, Local, SplitModel, Task, Tensors, Traits
 from protofed.methods.parts import centring
 from protofed.methods.parts.gaussian import (
     SHRINKAGE,
@@ -43,7 +43,7 @@ from protofed.methods.parts.moments import (
     triangle,
     within,
 )
-from protofed.methods.parts.resemblance import listen, resemblance
+from protofed.methods.parts.resemblance import resemblance
 from protofed.methods.traits import HEAD
 from protofed.options import Options, remote
 from protofed.prototypes.inference import closeness
@@ -51,12 +51,8 @@ from protofed.prototypes.table import Prototypes
 from protofed.runs.rules import NEAREST
 from protofed.wire.schema import Field, Payload, Schema
 
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
-
-
 SHOWN = 200
-"""Most clients of which the server notes who resembles whom although nobody listens."""
+"""Most clients of which the server notes who resembles whom."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,11 @@ class Shrunk(Options):
         least=0,
         most=1,
     )
+
+    @property
+    def chooses(self) -> bool:
+        """Return whether clients choose by their own samples among features side by side (:attr:`Task.views`)."""
+        return True
 
     @property
     def first(self) -> Shrinkage:
@@ -92,16 +93,16 @@ class FedLDAOptions(Shrunk):
         "for head, each client mixes its own sums with all others', as its own samples, each left out in turn, are "
         "most likely; or takes the classifier of all",
     )
-    listen: bool = remote(
-        False,
-        "for head, class means of others whom a client's own resemble count for more, as another choice beside "
-        "those that count alike",
-    )
     centre: bool = remote(
         False,
         "subtract from a client's features b_i of μ_ik ≈ a_k + b_i, what sets all of its class means apart from "
         "everybody's: for clients whose devices or populations differ; answers are then for its own samples",
     )
+
+    @property
+    def chooses(self) -> bool:
+        """Return whether clients choose among features side by side."""
+        return self.personal
 
 
 @register
@@ -110,9 +111,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     For ``head``, a client chooses between its own sums and those of all (:mod:`protofed.methods.parts.gaussian`).
     Server state then: also ``counts`` ``(K,)``; ``moment`` and ``within`` ``(d·(d + 1)/2,)``, the mean second
-    moment and scatter about each client's own class means; ``most``, the largest number of samples of one client.
-    Of clients in the order of their names, ``apart`` ``(M, M)``, and with ``listen`` ``precisions`` ``(M, K)`` and
-    ``heard`` ``(M, K, d)``: :mod:`protofed.methods.parts.resemblance`.
+    moment and scatter about each client's own class means; ``most``, the largest number of samples of one client;
+    and of clients in the order of their names, ``apart`` ``(M, M)``: :func:`.resemblance.resemblance`.
     """
 
     name = "fedlda"
@@ -123,7 +123,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     def __init__(self, options: FedLDAOptions, task: Task) -> None:
         self.mixes = options.personal and task.noise is None  # sums within clients have no bound that noise hides
-        self.listens = self.mixes and options.listen
         super().__init__(options, task)
         if task.noise is not None and options.centre:
             raise ConfigError("privacy.mode=sample: fedlda sends noisy sums: set method.centre=false")
@@ -131,15 +130,13 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     @classmethod
     def traits(cls, options: FedLDAOptions) -> Traits:
         """A client that mixes is sent all sums."""
-        found, listens = super().traits(options), options.personal and options.listen
+        found = super().traits(options)
         return replace(
             found,
-            down=("2·K·d" if listens else "K·d") + " + d·(d+1)" if options.personal else "K·(2·d + 1)",
+            down="K·d + d·(d+1)" if options.personal else "K·(2·d + 1)",
             rules=(*found.rules, NEAREST),
-            sums_only=not (options.centre or listens),
-            personal=listens,
+            aggregation="single" if options.centre else "sums",
             protection=replace(found.protection, local_only=(*found.protection.local_only, "sent")),
-            chooses=options.personal,
         )
 
     # What crosses the network.
@@ -159,13 +156,11 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         d = self.task.feature_dim
         square = Field((size(d, self.task.views),), limit=LARGEST**2)
         counts = {"counts": Field(("k",), "count", parameter=False), "most": Field((), "count", parameter=False)}
-        near = {"heard": Field(("k", "d"), limit=LARGEST), "precisions": Field(("k",), limit=LARGEST)}
-        more = near if self.listens else {}
-        return self.schema({**self.rows("means"), **counts, "moment": square, "within": square, **more})
+        return self.schema({**self.rows("means"), **counts, "moment": square, "within": square})
 
-    def packed(self, sums: Sums) -> Payload:
+    def pack_moment(self, sums: Sums) -> Payload:
         """Return the moment, and where the server sees sums alone the scatter."""
-        payload = super().packed(sums)
+        payload = super().pack_moment(sums)
         if self.mixes and self.task.summed:
             payload["within"] = triangle(sums.scatter, self.task.views) / sums.counts.sum().clamp(min=1)
         return payload
@@ -233,15 +228,6 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         total = self.sums_in(message)
         within_ = symmetric(message["within"].cpu().double(), self.task.feature_dim, self.task.views)
         scatter = within_ * float(total.counts.sum())
-        near = None
-        if self.listens:
-            K, classes = self.task.num_classes, message["classes"].cpu()
-            precisions = message["precisions"].cpu().double().clamp(min=0)
-            sums = message["heard"].cpu().double() * precisions.unsqueeze(-1)
-            none = Sums.none(K, self.task.feature_dim, second=False)
-            near = Sums(
-                none.counts.index_copy(0, classes, precisions), none.sums.index_copy(0, classes, sums), none.moment
-            )
         reported, mine = self.reported(local), own
         if bool((reported != (own.counts > 0)).any()):
             mine = centring.move_sums(self.own_sums(local, among=reported), by)
@@ -249,10 +235,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         share = min(1.0, float(message["most"]) / max(1.0, float(mine.counts.sum())))
         rest = total.plus(mine, -share)
         if not bool(local.state["sent"]) or bool((rest.counts <= -1).any()):
-            return Pools(own, total, scatter, self.task.views, near)
+            return Pools(own, total, scatter, self.task.views)
         known = rest.counts >= 0.5
         rest = rest._replace(counts=rest.counts * known, sums=rest.sums * known.unsqueeze(-1))
-        return Pools(own, rest, scatter - share * mine.scatter, self.task.views, near)
+        return Pools(own, rest, scatter - share * mine.scatter, self.task.views)
 
     def head(self, classifier: Linear, features: Tensor, state: Tensors) -> Tensor:
         """Return log-posteriors of the client's classes, up to a constant."""
@@ -282,10 +268,10 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     # The server.
 
-    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+    def combine(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
         """Return the sums of all features, less their clients' offsets if these are to be centred."""
         if not self.options.centre:
-            return super().combined(parts)
+            return super().combine(parts)
         seen: list[tuple[Tensor, Tensor]] = []
 
         def note_choices() -> Iterator[Sums]:
@@ -293,12 +279,12 @@ class FedLDA(ClosedForm[FedLDAOptions]):
                 seen.append((part.counts, part.sums.sum(0)))
                 yield part
 
-        total = centring.centre_sums(super().combined(note_choices())[0], *zip(*seen, strict=True))
+        total = centring.centre_sums(super().combine(note_choices())[0], *zip(*seen, strict=True))
         return total, self.classifier(total)
 
-    def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
+    def conclude(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
         """Return the server's state, with the sums of all if clients need them."""
-        state = super().concluded(held, total, classifier)
+        state = super().conclude(held, total, classifier)
         if not self.mixes:
             return state
         d, n, most = self.task.feature_dim, total.counts.sum().clamp(min=1), total.counts.sum()
@@ -324,18 +310,14 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         }
 
     def _resembling(self, held: Tensors, covariance: Tensor) -> Tensors:
-        """Return who resembles whom, of clients in the order of their names, and what each hears of all others."""
-        number = len(senders(held))
-        if not number or (number > SHOWN and not self.listens):
+        """Return who resembles whom, of clients in the order of their names."""
+        if not 0 < len(senders(held)) <= SHOWN:
             return {}
         parts = list(self.parts(held))
         counts, means = torch.stack([p.counts for p in parts]), torch.stack([p.means.rows for p in parts])
         square = max(part.square for part in parts)
         apart = resemblance(counts, means, covariance, floor(square, self.task.dtype))
-        named = {"apart": apart}
-        if self.listens:
-            named["precisions"], named["heard"] = listen(counts, means, apart)
-        return {name: tensor.to(self.task.dtype) for name, tensor in named.items()}
+        return {"apart": apart.to(self.task.dtype)}
 
     def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or the sums of all."""
@@ -346,20 +328,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         means = server["prototypes"][classes]
         if not self.mixes:
             return {**message, "means": means}
-        counts = server["counts"][classes]
-        more = {}
-        if self.listens:
-            names = senders(server)
-            at = names.index(client) if client in names else None
-            precisions = counts.to(means) if at is None else server["precisions"][at, classes]
-            more = {"heard": means if at is None else server["heard"][at, classes], "precisions": precisions}
-        return {
-            **more,
-            "classes": classes,
-            "means": means,
-            "counts": counts,
-            **{name: server[name] for name in ("most", "moment", "within")},
-        }
+        squares = {name: server[name] for name in ("most", "moment", "within")}
+        return {"classes": classes, "means": means, "counts": server["counts"][classes], **squares}
 
 
 def choose_at(

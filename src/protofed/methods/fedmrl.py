@@ -9,23 +9,19 @@ weights, and its clients forget at the end of every round what their projector h
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import Phase, Round, Terms, Traits, Update
-from protofed.methods.given import Batch, Task, Tensors
+from protofed.methods.contract import Batch, Output, Phase, Round, SplitModel, Task, Tensors, Terms, Traits, Update
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
 from protofed.methods.parts.prior import cross_entropy, head_scores
 from protofed.methods.traits import GLOBAL_MODEL
 from protofed.options import remote
 from protofed.runs.rules import Rule
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 SHARED_HEAD = Rule(
     "shared_head",

@@ -1,7 +1,8 @@
 """FedNH: a head of unit prototypes that no client trains, moved by the class means of all.
 
 Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes", AAAI 2023. The formulas are
-from the authors' code; how the paper spreads prototypes for K > d is not confirmed.
+from the authors' code, which can also fix the scale, and does not normalise features for Tiny ImageNet; how the
+paper spreads prototypes for K > d is not confirmed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +20,13 @@ from protofed.compute.seeding import generator
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Phase, Round, Statistics, Terms, Traits, Update, Upload
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
-from protofed.methods.given import Batch, Local, Tensors
+from protofed.methods.given import Batch, Local, Output, SplitModel, Tensors
 from protofed.methods.parts.weights import WeightedMean, weight_of, with_samples
 from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.means import class_means, class_sums
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
-
 
 SHORTEST = 1e-6
 """Length below which a mixture of old and new prototype is taken for a rounding error."""
@@ -43,14 +40,7 @@ class FedNHOptions(FedAvgOptions):
         "uniform", "weight of a client in the mean of θ and s: n_i, or 1"
     )
     rho: float = remote(0.9, "ρ: share of the old prototypes that is kept in a round", least=0, most=1)
-    scale: float = remote(
-        20.0, "s at the start (the authors: 1 for a small CNN, 20 for ResNets), or for good", above=0
-    )
-    learn_scale: bool = remote(True, "s is learned (the authors' code can also fix it, at 30)")
-    normalise: bool = remote(True, "features on the unit sphere (the authors leave that out for Tiny ImageNet)")
-    start: Literal["orthogonal", "spread"] = remote(
-        "orthogonal", "first prototypes: orthogonal, or a simplex ETF (where K > d, always spread directions)"
-    )
+    scale: float = remote(20.0, "s at the start (the authors: 1 for a small CNN, 20 for ResNets)", above=0)
 
 
 class _Scale(nn.Module):
@@ -76,13 +66,10 @@ class FedNH(FedAvg[FedNHOptions]):
     @classmethod
     def traits(cls, options: FedNHOptions) -> Traits:
         """Uploads hold the sums of normalised features per class."""
-        size = "|θ| + 1 + K·d" if options.learn_scale else "|θ| + K·d"
         return replace(
             super().traits(options),
-            up=size,
-            down=size,
-            class_sets="one set of K prototypes",
-            sums=True,
+            up="|θ| + 1 + K·d",
+            down="|θ| + 1 + K·d",
             protection=Protection(dp_obstacle="its server needs n_ic, which no noise hides"),
         )
 
@@ -94,8 +81,7 @@ class FedNH(FedAvg[FedNHOptions]):
 
     def extend(self, model: SplitModel) -> None:
         """Add s."""
-        if self.options.learn_scale:
-            model.extras["scale"] = _Scale(self.options.scale)
+        model.extras["scale"] = _Scale(self.options.scale)
 
     def first_model(self) -> SplitModel:
         """Return the first model with s."""
@@ -129,11 +115,7 @@ class FedNH(FedAvg[FedNHOptions]):
 
     def cosines(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Return ``(f/‖f‖)·Wᵀ``, ``(B, K)``, of features ``(B, d)`` and prototypes ``(K, d)``."""
-        return self.normalise_features(features) @ prototypes.T
-
-    def normalise_features(self, features: Tensor) -> Tensor:
-        """Return ``f/‖f‖``, or f itself without normalisation."""
-        return F.normalize(features, dim=-1, eps=1e-12) if self.options.normalise else features
+        return F.normalize(features, dim=-1, eps=1e-12) @ prototypes.T
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy of the logits ``s·(f/‖f‖)·Wᵀ``."""
@@ -143,7 +125,7 @@ class FedNH(FedAvg[FedNHOptions]):
 
     def scale(self, model: SplitModel) -> Any:
         """Return a model's s."""
-        return model.extras["scale"].s if self.options.learn_scale else self.options.scale
+        return model.extras["scale"].s
 
     @property
     def statistics(self) -> Statistics:
@@ -152,9 +134,8 @@ class FedNH(FedAvg[FedNHOptions]):
 
     def sums(self, output: Output, batch: Batch) -> Tensors:
         """Return sums of ``f/‖f‖`` and counts per class."""
-        sums, counts = class_sums(
-            self.normalise_features(output.features), batch.y, self.task.num_classes, batch.weight
-        )
+        unit = F.normalize(output.features, dim=-1, eps=1e-12)
+        sums, counts = class_sums(unit, batch.y, self.task.num_classes, batch.weight)
         return {"sums": sums, "counts": counts}
 
     def upload(self, local: Local, statistics: Tensors) -> Payload:
@@ -179,7 +160,7 @@ class FedNH(FedAvg[FedNHOptions]):
     def directions(self) -> Tensor:
         """The first W, ``(K, d)`` unit rows."""
         K, d = self.task.num_classes, self.task.feature_dim
-        if self.options.start == "spread" or d < K:
+        if d < K:
             return spread_directions(K, d, self.task.seed, dtype=self.task.dtype)
         g = generator(self.task.seed, "orthogonal prototypes", K, d)
         Q, R = torch.linalg.qr(torch.randn(d, K, generator=g, dtype=torch.float64))
@@ -209,5 +190,5 @@ class FedNH(FedAvg[FedNHOptions]):
         moves = (counts > 0) & (between.norm(dim=-1) > SHORTEST)
         W = torch.where(moves.unsqueeze(-1), F.normalize(between, dim=-1), W).to(server["prototypes"].dtype)
         averaged = weights.mean({n: server[n] for n in self.initial})
-        scale = {"scale": float(averaged["extras.scale.s"])} if self.options.learn_scale else {}
-        return Aggregate({**server, **averaged, "prototypes": W}, scale)
+        scale = float(averaged["extras.scale.s"])
+        return Aggregate({**server, **averaged, "prototypes": W}, {"scale": scale})

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Tensors, Traits, Upload
+from protofed.methods.contract import Aggregate, Batch, SplitModel, Tensors, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.nearest import nearest_scores
 from protofed.methods.parts.trainable import first_network, pairs, train_network
@@ -23,9 +23,6 @@ from protofed.prototypes.contrastive import orthogonality
 from protofed.prototypes.geometry import unit_vectors
 from protofed.prototypes.inference import Distance, alignment
 from protofed.prototypes.table import Prototypes
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,8 @@ class FedORGP(FedProto[FedORGPOptions]):
     def traits(cls, options: FedORGPOptions) -> Traits:
         """Training needs every single upload."""
         found = super().traits(options)
-        return replace(found, sums_only=False).protecting(dp_obstacle=found.protection.dp_obstacle or None)
+        alone = found if found.personal else replace(found, aggregation="single")
+        return alone.protecting(dp_obstacle=found.protection.dp_obstacle or None)
 
     def scores(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Tensors:
         """Logits of the head, and 2·cos(f(x), C_j) − 2 of prototypes."""
@@ -81,8 +79,5 @@ class FedORGP(FedProto[FedORGPOptions]):
         away = (directions @ directions.T).fill_diagonal_(0).abs()
         diagnostics = {"largest_cosine": float(away.max())}
         if len(losses):
-            diagnostics |= {
-                "server_loss_first": float(losses[0]),
-                "server_loss_last": float(losses[-1]),
-            }
+            diagnostics |= {"server_loss_first": float(losses[0]), "server_loss_last": float(losses[-1])}
         return Aggregate(self.merge(state, new), diagnostics)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from protofed.errors import ModelError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Phase, Round, Statistics, Terms, Traits, Update, Upload
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.given import Batch, Local, Task, Tensors
+from protofed.methods.given import Batch, Local, SplitModel, Task, Tensors
 from protofed.methods.parts.generator import (
     FeatureGenerator,
     GeneratorOptions,
@@ -36,9 +36,6 @@ from protofed.prototypes.inference import pull
 from protofed.prototypes.means import RunningMean, class_means
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 DECAY = 0.98
 """Factor on α, β and the server's learning rate per round."""
@@ -80,7 +77,7 @@ class FedPA(FedAvg[FedPAOptions]):
 
     def __init__(self, options: FedPAOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.generator = FeatureGenerator(options, task, options.generator_hidden, options.label_prior)
+        self.generator = FeatureGenerator(task, options.generator_hidden, options.label_prior)
 
     @classmethod
     def traits(cls, options: FedPAOptions) -> Traits:
@@ -89,8 +86,7 @@ class FedPA(FedAvg[FedPAOptions]):
             super().traits(options),
             up="|w| + K_i·d",
             down="|w| + |G| + K·d",
-            same_feature_dim=True,
-            sums_only=False,
+            aggregation="single",
             protection=Protection(),
         )
 

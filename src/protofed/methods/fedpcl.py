@@ -4,15 +4,14 @@ Tan, Long, Ma, Liu, Zhou and Jiang, "Federated Learning from Pre-Trained Models:
 NeurIPS 2022.
 
 The two terms are those of PFLlib; projection, temperature and answers are those of the authors' code, whose loss is
-another: it leaves the global term out, and compares a prototype with the samples of the batch instead of a sample
-with the prototypes. ``contrast`` and ``global_weight`` choose. The authors also show each sample in two views.
+another: it leaves the global term out (``global_weight = 0``), compares a prototype with the samples of the batch
+instead of a sample with the prototypes, and shows each sample in two views.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +19,13 @@ from torch import Tensor, nn
 
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
-from protofed.methods.given import Batch, Local, Tensors
+from protofed.methods.given import Batch, Local, SplitModel, Tensors
 from protofed.methods.parts.nearest import SeenUploads, nearest_scores
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN, LOCAL
 from protofed.options import Options, remote
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, prototype_schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 ABSENT = -1e4
 """Similarity to what does not count: far below any cosine, and finite, since an infinity has no gradient."""
@@ -45,11 +41,6 @@ class FedPCLOptions(Options):
     temperature: float = remote(0.07, "temperature τ (the authors' 0.07; PFLlib: 1)", above=0)
     global_weight: float = remote(
         1.0, "weight of the contrast with global prototypes (PFLlib: 1; the authors' code: 0)", least=0
-    )
-    contrast: Literal["prototypes", "samples"] = remote(
-        "prototypes",
-        "a sample is compared with the prototypes of all classes (PFLlib), or its class's prototype with all other "
-        "samples of the batch (the authors' code, which also sums over clients)",
     )
 
 
@@ -82,8 +73,7 @@ class FedPCL(Method[FedPCLOptions]):
             up=f"K_i·{width}",
             down=f"c·{width}",
             rules=(LOCAL, GLOBAL, GLOBAL_OWN),
-            same_feature_dim=not options.projection_dim,
-            sums_only=False,
+            alike="nothing" if options.projection_dim else "features",
         )
 
     @property
@@ -147,10 +137,9 @@ class FedPCL(Method[FedPCLOptions]):
         """``w·L_g`` and ``L_p``, 0 before there are prototypes."""
         o, output = self.options, model(batch.x)
         z, shared = self.project(model, output.features), Prototypes.of(received)
-        apart = among_prototypes if o.contrast == "prototypes" else among_samples
-        terms = {"contrast": apart(z, batch, received["sets"], shared.present, o.temperature)}
+        terms = {"contrast": among_prototypes(z, batch, received["sets"], shared.present, o.temperature)}
         if o.global_weight:
-            globally = apart(z, batch, shared.rows.unsqueeze(0), shared.present, o.temperature)
+            globally = among_prototypes(z, batch, shared.rows.unsqueeze(0), shared.present, o.temperature)
             terms["global_contrast"] = o.global_weight * globally
         return terms, output
 
@@ -196,7 +185,7 @@ class FedPCL(Method[FedPCLOptions]):
         held = torch.stack([table.present for table in sets])
         rows = torch.stack([table.rows for table in sets]).double().sum(0)
         mean = (rows / held.sum(0).clamp(min=1).unsqueeze(-1)).to(self.task.dtype)
-        return seen.concluded(Aggregate({**state, **Prototypes(mean, held.any(0)).tensors()}, {}))
+        return seen.conclude(Aggregate({**state, **Prototypes(mean, held.any(0)).tensors()}, {}))
 
 
 def last_sent(server: Tensors) -> list[Prototypes]:
@@ -207,27 +196,8 @@ def last_sent(server: Tensors) -> list[Prototypes]:
 
 
 def among_prototypes(z: Tensor, batch: Batch, sets: Tensor, present: Tensor, temperature: float) -> Tensor:
-    """Return the mean over samples and sets of ``−log(e^{z·C_y/τ} / Σ_c e^{z·C_c/τ})``, 0 without ``C_y``.
-
-    Args:
-        z: ``(B, p)``.
-        sets: ``(M, K, p)``.
-        present: ``(K,)`` bool.
-    """
+    """Return the mean over samples and sets of ``−log(e^{z·C_y/τ} / Σ_c e^{z·C_c/τ})``, 0 without ``C_y``."""
     logits = torch.einsum("bp,mkp->mbk", z, sets).masked_fill(~present, ABSENT) / temperature
     own = batch.y.view(1, -1, 1).expand(len(sets), -1, 1)
     apart = -logits.log_softmax(-1).gather(-1, own).squeeze(-1).mean(0)
-    return batch.mean(torch.where(present[batch.y], apart, 0.0))
-
-
-def among_samples(z: Tensor, batch: Batch, sets: Tensor, present: Tensor, temperature: float) -> Tensor:
-    """Return the mean over samples i, sets, and others j of i's class of ``−log softmax_j(C_y·z_j/τ)``.
-
-    The softmax is over all j ≠ i; it is 0 without ``C_y`` or without such a j. Arguments as above.
-    """
-    real = torch.ones_like(z[:, 0]) if batch.weight is None else batch.weight
-    other = real * (1 - torch.eye(len(z), dtype=z.dtype, device=z.device))
-    logits = (sets[:, batch.y] @ z.mT).masked_fill(other == 0, ABSENT) / temperature
-    same = other * (batch.y.unsqueeze(1) == batch.y).to(z)
-    apart = -(logits.log_softmax(-1) * same).sum(-1).mean(0) / same.sum(-1).clamp(min=1)
     return batch.mean(torch.where(present[batch.y], apart, 0.0))

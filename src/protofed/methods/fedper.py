@@ -12,9 +12,8 @@ from typing import TypeVar
 from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Task, Traits
-from protofed.methods.fedavg import FedAvgOptions
+from protofed.methods.parts.averaged import FedAvgOptions, SharedPart
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
-from protofed.methods.parts.sharing import SharedPart
 from protofed.methods.parts.weights import check_parts, within
 from protofed.options import named
 
@@ -52,7 +51,7 @@ class FedPer(PrivateHead[P], SharedPart[P]):
         """The extractor travels."""
         up = "|θ|" if options.personal == ("head",) else "part of |w|"
         rules = options.head_rules()
-        return replace(super().traits(options), up=up, down=up, rules=rules, same_architecture=True)
+        return replace(super().traits(options), up=up, down=up, rules=rules, alike="architecture")
 
     def personal(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``φ_i``."""

@@ -4,8 +4,9 @@ Beitollahi, Bie, Hemati, Brunswic, Li, Chen and Zhang, "Parametric Feature Trans
 with Foundation Models", 2024.
 
 Steps and settings are those of the first author's code (a baseline of Flower). That code leaves out a class with no
-more samples than components; here it gets fewer components. The private variant, which adds noise to the mean and
-the covariance of a class, is not offered: ``fedlda`` sends sums with noise.
+more samples than components; here it gets fewer components. Not offered are whole covariance matrices, of d²/2
+numbers a class, and the private variant, with noise on the mean and the covariance of a class: ``fedlda`` sends
+sums with noise.
 
 The mixtures are also those of ``gfpl``, whose clients go on training, send them again and again, and draw from them
 themselves. With one Gaussian per class and the same covariance for all, the best head for infinitely many draws is
@@ -17,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,17 +25,14 @@ from torch import Tensor
 from protofed.compute.seeding import generator
 from protofed.errors import ModelError
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Round, Tensors, Traits, Upload
-from protofed.methods.parts.moments import LARGEST, within
+from protofed.methods.contract import Aggregate, Batch, Local, Method, Round, SplitModel, Tensors, Traits, Upload
+from protofed.methods.parts.moments import within
 from protofed.methods.parts.training import linear_layer, sound, train_linear
 from protofed.methods.parts.weights import load_weights
 from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.options import Options, remote
 from protofed.prototypes.mixtures import Covariance, choose, fit_mixtures, shares
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 MOST_SAMPLES = 10_000
 """Features that are drawn of one class of one client, at most."""
@@ -47,7 +44,7 @@ class FedPFTOptions(Options):
 
     components: int = remote(1, "Gaussians of a class's mixture, at most", least=1)
     covariance: Covariance = remote(
-        "spherical", "covariance of a Gaussian: one variance, one per dimension (diag), or a whole matrix (full)"
+        "spherical", "covariance of a Gaussian: one variance, or one per dimension (diag)"
     )
     samples: int = remote(
         0,
@@ -55,9 +52,7 @@ class FedPFTOptions(Options):
         least=0,
     )
     server_lr: float = remote(
-        0.01,
-        "learning rate of the AdamW that trains the head (the first author's 1e-4)",
-        above=0,
+        0.01, "learning rate of the AdamW that trains the head (the first author's 1e-4)", above=0
     )
     server_epochs: int = remote(50, "its epochs over the drawn features", least=1)
     server_batch_size: int = remote(32, "drawn features per server step", least=1)
@@ -79,18 +74,16 @@ class FedPFT(Method[FedPFTOptions]):
     @classmethod
     def traits(cls, options: FedPFTOptions) -> Traits:
         """Draws need every single mixture, and the number of samples that it stands for."""
-        spread = {"spherical": "1", "diag": "d", "full": "d·(d + 1)/2"}[options.covariance]
+        spread = "1" if options.covariance == "spherical" else "d"
         return Traits(
             exchanges="prototypes",
             up=f"K_i·{options.components}·(1 + d + {spread})",
             down="K·d + K",
             rules=(HEAD, GLOBAL_MODEL),
-            same_architecture=True,
-            same_feature_dim=True,
-            counts=True,
-            sums_only=False,
+            alike="architecture",
+            counts="always",
+            rounds="one",
             protection=Protection(local_only=("own",)),
-            rounds=1,
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -107,20 +100,16 @@ class FedPFT(Method[FedPFTOptions]):
 
     @property
     def upload_schema(self) -> Schema:
-        """Mixtures of ``k`` classes and the samples that each stands for; unused components weigh 0.
-
-        ``scales`` hold a standard deviation, ``d`` of them, or the triangle of ``L`` with ``Σ = LLᵀ``, which stands
-        for a covariance whatever its numbers are.
-        """
-        n, d, full = self.options.components, self.task.feature_dim, self.options.covariance == "full"
-        width = {"spherical": 1, "diag": d, "full": d * (d + 1) // 2}[self.options.covariance]
+        """Mixtures of ``k`` classes and the samples that each stands for; unused components weigh 0."""
+        n, d = self.options.components, self.task.feature_dim
+        width = 1 if self.options.covariance == "spherical" else d
         fields = {
             "classes": Field(("k",), "label", parameter=False),
             "counts": Field(("k",), "count", parameter=False),
             "weights": Field(("k", n), minimum=0.0),
             "means": Field(("k", n, d)),
             # Bounded, and so sent in float32 and not compared in length: those of a single sample are tiny.
-            "scales": Field(("k", n, width), limit=LARGEST) if full else Field(("k", n, width), minimum=0.0),
+            "scales": Field(("k", n, width), minimum=0.0),
         }
         return Schema(fields, self.task.num_classes, limits={"k": self.task.num_classes})
 
@@ -168,10 +157,7 @@ class FedPFT(Method[FedPFTOptions]):
         )
         classes = (local.counts > 0).nonzero().squeeze(-1)
         weights, means, scales = (part[classes] for part in found)
-        if o.covariance == "full":
-            rows, columns = torch.tril_indices(*scales.shape[-2:], device=scales.device)
-            scales = scales[..., rows, columns]
-        elif o.covariance == "spherical":
+        if o.covariance == "spherical":
             scales = scales[..., :1]
         sent = {"weights": weights, "means": means, "scales": scales}
         return {"classes": classes, "counts": local.counts[classes], **sent}
@@ -229,22 +215,6 @@ class FedPFT(Method[FedPFTOptions]):
             uniform = torch.rand(n, generator=source, dtype=torch.float64)
             noise = torch.randn(n, self.task.feature_dim, generator=source, dtype=self.task.dtype)
             chosen = choose(shares(sent["weights"][i]), uniform)
-            x.append(sent["means"][i][chosen] + self.spread(sent["scales"][i], chosen, noise))
+            x.append(sent["means"][i][chosen] + sent["scales"][i][chosen] * noise)
             y.append(torch.full((n,), label))
         return torch.cat(x), torch.cat(y)
-
-    def spread(self, scales: Tensor, chosen: Tensor, noise: Tensor) -> Tensor:
-        """Return ``L·ε`` of the chosen components for standard normal ε, ``(n, d)``.
-
-        Args:
-            scales: ``(c, width)``, as they are sent.
-            chosen: ``(n,)`` int64 components.
-        """
-        if self.options.covariance != "full":
-            return scales[chosen] * noise
-        d, spread = noise.shape[1], torch.empty_like(noise)
-        rows, columns = torch.tril_indices(d, d)
-        for c in chosen.unique().tolist():
-            L = scales.new_zeros(d, d).index_put((rows, columns), scales[c])
-            spread[chosen == c] = noise[chosen == c] @ L.mT
-        return spread

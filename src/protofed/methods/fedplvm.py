@@ -10,21 +10,17 @@ are not negative; here cosines below 10⁻⁴ count as that.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Tensors, Terms, Traits
+from protofed.methods.contract import Batch, Local, SplitModel, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.beside import ClustersBeside, centres, cluster_means, contrast
 from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.wire.schema import Payload
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,11 @@ class FedPLVM(ClustersBeside, FedAvg[FedPLVMOptions]):
     def traits(cls, options: FedPLVMOptions) -> Traits:
         """Clusters need every single row."""
         return replace(
-            super().traits(options), up="|w| + c_i·d", down="|w| + c·d", sums_only=False, protection=Protection()
+            super().traits(options),
+            up="|w| + c_i·d",
+            down="|w| + c·d",
+            aggregation="single",
+            protection=Protection(),
         )
 
     @property

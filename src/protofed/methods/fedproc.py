@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Phase, Round, Tensors, Terms, Traits, Update
+from protofed.methods.contract import Batch, Phase, Round, SplitModel, Tensors, Terms, Traits, Update
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.beside import MeansBeside, contrast
 from protofed.options import remote
 from protofed.prototypes.table import Prototypes
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,7 @@ class FedProc(MeansBeside, FedAvg[FedProcOptions]):
     @classmethod
     def traits(cls, options: FedProcOptions) -> Traits:
         """Class means travel with the weights; α falls until the last round."""
-        ends = "fedproc lessens its contrast until the last round"
-        return replace(super().traits(options), up="|w| + K_i·d", down="|w| + K·d", ends=ends)
+        return replace(super().traits(options), up="|w| + K_i·d", down="|w| + K·d", rounds="planned")
 
     def round(self, number: int) -> Round:
         """α is 1 in the first round and 0 in the last."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Method, Statistics, Tensors, Terms, Traits, Upload
+from protofed.methods.contract import Aggregate, Method, Statistics, Terms, Traits, Upload
+from protofed.methods.given import Batch, Local, SplitModel, Tensors
 from protofed.methods.parts.nearest import SeenUploads, class_statistics, mean_of, nearest_scores, no_rows, pulled
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN, LOCAL, Protection
@@ -22,9 +23,6 @@ from protofed.prototypes.inference import Distance
 from protofed.prototypes.means import class_means
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Payload, Schema, prototype_schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -76,18 +74,17 @@ class FedProto(PrivateHead[P], Method[P]):
         """A weighted mean takes ``n_ij``, and ``classes = own`` tells the server who holds which."""
         counted, own = options.aggregation != "mean", options.classes == "own"
         known = "method.classes=own lets the server know who holds which class: choose all" if own else ""
+        mixes = cls.update is FedProto.update and options.aggregation != "paper"
         weighted = f"method.aggregation={options.aggregation} weights them by n_ij: choose mean"
         return Traits(
             exchanges="prototypes",
             up="K_i·d",
             down="K_i·d" if own else "K·d",
             rules=options.head_rules(LOCAL, GLOBAL, GLOBAL_OWN),
-            same_feature_dim=True,
-            counts=counted,
-            sums_only=not own,
-            personal=own,
+            alike="features",
+            counts="always" if counted else "never",
+            aggregation="personal" if own else "mean" if mixes else "sums",
             protection=Protection(dp_obstacle=weighted if counted else known),
-            stale=cls.update is FedProto.update and options.aggregation != "paper",
         )
 
     @property
@@ -163,7 +160,7 @@ class FedProto(PrivateHead[P], Method[P]):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Update the global prototypes; add the geometry of the result to the diagnostics."""
         seen = SeenUploads(uploads, self.task.num_classes if self.declared.personal else 0)
-        return seen.concluded(self.update(server, seen, round_number))
+        return seen.conclude(self.update(server, seen, round_number))
 
     def update(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """Eq. 6: ``C_j`` from the ``c_ij`` of the clients ``i ∈ 𝒩_j`` that report class ``j``."""

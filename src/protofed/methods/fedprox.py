@@ -10,15 +10,12 @@ clients uniformly and weights them by n_i, as here by default. For the former se
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Tensors, Terms
+from protofed.methods.contract import Batch, SplitModel, Tensors, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import remote
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)

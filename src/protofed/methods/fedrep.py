@@ -5,11 +5,11 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Phase, Round, Task, Traits, Update
+from protofed.methods.contract import Phase, Round, Task, Update
 from protofed.methods.fedper import FedPer, FedPerOptions
 from protofed.options import remote
 
@@ -20,11 +20,6 @@ class FedRepOptions(FedPerOptions):
 
     head_epochs: int = remote(5, "τ_h: epochs of the head, with the representation frozen", least=0)
     extractor_epochs: int = remote(1, "τ_r: epochs of the representation, with the head frozen", least=0)
-    final_head_epochs: int = remote(
-        0,
-        "in the last round all clients train their heads alone for so many epochs (the authors' code: 10)",
-        least=0,
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,7 +31,8 @@ class FedRepOptions(FedPerOptions):
 class FedRep(FedPer[FedRepOptions]):
     """Algorithm 1: τ_h epochs of ``φ_i``, then τ_r of ``θ``, each with an optimiser of its own; ``θ`` is averaged.
 
-    BatchNorm's running statistics move in both phases, as in the authors' code.
+    BatchNorm's running statistics move in both phases, as in the authors' code, which in the end also trains all
+    heads alone; that is left out.
     """
 
     name = "fedrep"
@@ -49,30 +45,13 @@ class FedRep(FedPer[FedRepOptions]):
         if not options.personal:
             raise ConfigError("fedrep: method.personal is empty, so no head is trained first: name it, e.g. head")
 
-    @classmethod
-    def traits(cls, options: FedRepOptions) -> Traits:
-        """The extractor travels; heads are trained once more in the last round."""
-        ends = "fedrep's last round trains heads only" if options.final_head_epochs else ""
-        return replace(super().traits(options), ends=ends)
-
     def round(self, number: int) -> Round:
-        """The head first, then the representation; in the end all clients fine-tune their heads."""
-        o = self.options
-        last = o.final_head_epochs > 0 and number == self.task.rounds
-        parts = [(self.personal, o.head_epochs), (self.shares, o.extractor_epochs)]
-        if last:
-            parts = [(self.personal, o.final_head_epochs)]
-        phases = tuple(
-            Phase((Update(self.loss, trainable=chosen),), epochs=epochs) for chosen, epochs in parts if epochs
-        )
-        return Round(phases, everyone=last)
+        """The head first, then the representation."""
+        parts = [(self.personal, self.options.head_epochs), (self.shares, self.options.extractor_epochs)]
+        return Round(tuple(Phase((Update(self.loss, trainable=chosen),), epochs=n) for chosen, n in parts if n))
 
     def notes(self) -> tuple[str, ...]:
         """Add how many local epochs there are, because ``training.epochs`` has no effect."""
-        o = self.options
-        final = f"; in the last round {o.final_head_epochs} of the heads alone" if o.final_head_epochs else ""
-        epochs = f"{o.head_epochs + o.extractor_epochs} local epochs per round, whatever training.epochs says"
-        return (
-            *super().notes(),
-            f"{epochs}: {o.head_epochs} of the head, {o.extractor_epochs} of the rest{final}.",
-        )
+        head, rest = self.options.head_epochs, self.options.extractor_epochs
+        epochs = f"{head + rest} local epochs per round, whatever training.epochs says"
+        return (*super().notes(), f"{epochs}: {head} of the head, {rest} of the rest.")

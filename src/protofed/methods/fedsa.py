@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protofed.compute.seeding import generator
 from protofed.methods import register
-from protofed.methods.contract import Aggregate, Batch, Local, Task, Tensors, Terms, Traits, Upload
+from protofed.methods.contract import Aggregate, Batch, Local, SplitModel, Task, Tensors, Terms, Traits, Upload
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.nearest import mean_of, nearest_scores, no_rows
 from protofed.methods.parts.training import linear_layer
@@ -27,9 +27,6 @@ from protofed.options import fixed, remote
 from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 EPSILON = 1e-5
 """Added to the variance by the batch normalisation of the first anchors."""

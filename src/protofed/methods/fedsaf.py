@@ -8,23 +8,20 @@ of the first author's public code; it names them CKA, Gram and RDM, the paper GC
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Tensors, Terms, Traits
+from protofed.methods.contract import Batch, SplitModel, Tensors, Terms, Traits
 from protofed.methods.fedproto import FedProto, FedProtoOptions
 from protofed.methods.parts.prior import cross_entropy
 from protofed.methods.traits import LOCAL
 from protofed.options import fixed, remote
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 Structure = Literal["cka", "gram", "distances"]
 

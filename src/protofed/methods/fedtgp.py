@@ -53,7 +53,8 @@ class FedTGP(FedProto[FedTGPOptions]):
     def traits(cls, options: FedTGPOptions) -> Traits:
         """Training needs every single upload."""
         found = super().traits(options)
-        return replace(found, sums_only=False).protecting(dp_obstacle=found.protection.dp_obstacle or None)
+        alone = found if found.personal else replace(found, aggregation="single")
+        return alone.protecting(dp_obstacle=found.protection.dp_obstacle or None)
 
     def server_state(self) -> Tensors:
         """Start with a random prototype network (softmax)."""

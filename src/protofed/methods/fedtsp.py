@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,7 @@ from torch import Tensor
 from protofed.compute.seeding import generator
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Batch, Tensors, Terms
+from protofed.methods.contract import Batch, SplitModel, Tensors, Terms
 from protofed.methods.fixed_etf import FixedETF, FixedETFOptions
 from protofed.methods.parts.nearest import nearest_scores
 from protofed.methods.parts.prior import cross_entropy
@@ -32,9 +31,6 @@ from protofed.options import fixed, remote
 from protofed.prototypes.inference import alignment
 from protofed.prototypes.table import Prototypes
 from protofed.text import few
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 _NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*")
 

@@ -9,19 +9,14 @@ layers before the head; here that is a matter of the architecture.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Tensors, Terms
+from protofed.methods.contract import Batch, SplitModel, Tensors, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import remote
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 LEAST_VARIANCE = 1e-12
 """Variance below which the standard deviation has no useful gradient."""
@@ -33,9 +28,6 @@ class FedUVOptions(FedAvgOptions):
 
     variance: float = remote(2.5, "weight λ_v of the hinge on the variance of each class's probability", least=0)
     uniformity: float = remote(0.5, "weight λ_u of the uniformity of the features", least=0)
-    normalise: bool = remote(
-        False, "features on the unit sphere for the uniformity (the paper's words, not its code)"
-    )
 
 
 @register
@@ -50,11 +42,10 @@ class FedUV(FedAvg[FedUVOptions]):
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:
         """Cross-entropy and the two regularisers, which are 0 for a batch of one sample."""
         output = model(batch.x)
-        z = F.normalize(output.features, dim=-1, eps=1e-12) if self.options.normalise else output.features
         return {
             "cross_entropy": batch.cross_entropy(output.logits),
             "variance": self.options.variance * variance_hinge(output.logits.softmax(-1), batch.weight),
-            "uniformity": self.options.uniformity * uniformity(z, batch.weight),
+            "uniformity": self.options.uniformity * uniformity(output.features, batch.weight),
         }, output
 
 
@@ -80,7 +71,6 @@ def uniformity(z: Tensor, weight: Tensor | None = None) -> Tensor:
     one. The result is 0 if all features are the same.
 
     Args:
-        z: ``(B, d)`` features.
         weight: ``(B,)``, 0 for padding; None keeps all.
     """
     if len(z) < 2:

@@ -40,9 +40,6 @@ class FeSEMOptions(FedAvgOptions):
         "nearest weights | two groups: clients with fewer classes than the mean, and the others (a function in "
         "FedProto's repository that nothing calls)",
     )
-    compare: Literal["all", "head"] = remote(
-        "all", "weights whose distance decides: all parameters, or the head's (the authors' code: one dense layer)"
-    )
 
 
 @register
@@ -73,9 +70,7 @@ class FeSEM(FedAvg[FeSEMOptions]):
     def traits(cls, options: FeSEMOptions) -> Traits:
         """Assignment compares single models; a client may be alone in its group, or among others of its class."""
         rules = (replace(GLOBAL_MODEL, open=False), HEAD)
-        return replace(
-            super().traits(options), rules=rules, sums_only=False, personal=True, protection=Protection()
-        )
+        return replace(super().traits(options), rules=rules, aggregation="personal", protection=Protection())
 
     @cached_property
     def upload_schema(self) -> Schema:
@@ -93,8 +88,7 @@ class FeSEM(FedAvg[FeSEMOptions]):
     @cached_property
     def compared(self) -> list[str]:
         """Names of the weights whose distance decides: parameters only, buffers never."""
-        everything = self.options.compare == "all"
-        return [n for n, _ in self.first_model().named_parameters() if everything or n.startswith("head.")]
+        return [n for n, _ in self.first_model().named_parameters()]
 
     def server_state(self) -> Tensors:
         """Start with ``C`` times the same model."""

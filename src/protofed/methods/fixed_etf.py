@@ -6,13 +6,12 @@ A control: does exchanging prototypes help at all? GFPL's ablation "w/o PFG" (Ta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Method, Tensors, Terms, Traits
+from protofed.methods.contract import Batch, Local, Method, SplitModel, Tensors, Terms, Traits
 from protofed.methods.parts.nearest import nearest_scores, pulled
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, own_classes
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN
@@ -20,9 +19,6 @@ from protofed.options import remote
 from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Payload
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)

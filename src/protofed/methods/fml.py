@@ -11,19 +11,14 @@ used nor the code behind their tables is confirmed: choose the meme by ``auxilia
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from protofed.methods import register
-from protofed.methods.contract import Phase, Round, Terms, Update
-from protofed.methods.given import Batch, Tensors
+from protofed.methods.contract import Batch, Phase, Round, SplitModel, Tensors, Terms, Update
 from protofed.methods.parts.auxiliary import AuxiliaryMethod, AuxiliaryOptions
-from protofed.methods.parts.distillation import divergence
 from protofed.methods.parts.prior import cross_entropy
-from protofed.methods.parts.training import HTFL_CLIP
+from protofed.methods.parts.training import HTFL_CLIP, divergence
 from protofed.options import remote
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,15 @@ The formulas and the temperature are those of the authors' code.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Tensors, Terms, Traits
+from protofed.methods.contract import Batch, SplitModel, Tensors, Terms, Traits
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.methods.parts.beside import ClustersBeside, centres, contrast
 from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.prototypes.inference import pull
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,11 @@ class FPL(ClustersBeside, FedAvg[FPLOptions]):
     def traits(cls, options: FPLOptions) -> Traits:
         """Clusters need every single mean."""
         return replace(
-            super().traits(options), up="|w| + K_i·d", down="|w| + c·d", sums_only=False, protection=Protection()
+            super().traits(options),
+            up="|w| + K_i·d",
+            down="|w| + c·d",
+            aggregation="single",
+            protection=Protection(),
         )
 
     def loss(self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors) -> Terms:

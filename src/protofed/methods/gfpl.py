@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,16 +17,13 @@ from torch import Tensor, nn
 from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Aggregate, Method, Phase, Round, Terms, Traits, Update, Upload
-from protofed.methods.given import Batch, Local, Task, Tensors
+from protofed.methods.given import Batch, Local, SplitModel, Task, Tensors
 from protofed.methods.parts import pseudo
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions, cross_entropy, head_scores
 from protofed.options import remote
 from protofed.prototypes.etf import simplex_etf
 from protofed.runs.rules import ETF
 from protofed.wire.schema import Field, Payload, Schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,8 @@ class GFPL(PrivateHead[GFPLOptions], Method[GFPLOptions]):
             up="c_i·(2·d + 1)" if options.pfg else "0",
             down="c·(2·d + 1)" if options.pfg else "0",
             rules=options.head_rules(*etf) if options.cross_entropy else etf,
-            same_feature_dim=True,
-            counts=options.pfg and options.weight_by_counts,
-            sums_only=False,
+            alike="features",
+            counts="always" if options.pfg and options.weight_by_counts else "never",
         )
 
     def __init__(self, options: GFPLOptions, task: Task) -> None:

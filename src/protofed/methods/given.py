@@ -13,7 +13,11 @@ from torch import Tensor
 from protofed.compute.seeding import generator
 
 if TYPE_CHECKING:
-    from protofed.models import SplitModel
+    from protofed.models import Output, SplitModel
+else:
+    Output = SplitModel = Any  # only annotations name them, so that no architecture has to be imported
+
+__all__ = ["Batch", "Build", "Local", "Output", "SplitModel", "Task", "Tensors"]
 
 Tensors = dict[str, Tensor]
 

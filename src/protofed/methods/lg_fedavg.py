@@ -8,18 +8,13 @@ that is ``shared = extractor.…``. It also starts from a model trained by FedAv
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from protofed.errors import ConfigError
 from protofed.methods import register
-from protofed.methods.contract import Task, Traits
-from protofed.methods.fedavg import FedAvgOptions
-from protofed.methods.parts.sharing import SharedPart
+from protofed.methods.contract import SplitModel, Task, Traits
+from protofed.methods.parts.averaged import FedAvgOptions, SharedPart
 from protofed.methods.parts.weights import check_parts, first_model, select_weights, within
 from protofed.options import named
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class LGFedAvg(SharedPart[LGFedAvgOptions]):
     def traits(cls, options: LGFedAvgOptions) -> Traits:
         """The head travels."""
         up = "|φ|" if options.shared == ("head",) else "part of |w|"
-        return replace(super().traits(options), up=up, down=up, class_sets="one K-way head", same_feature_dim=True)
+        return replace(super().traits(options), up=up, down=up, alike="features")
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to ``φ``."""

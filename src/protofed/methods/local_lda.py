@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Tensors, Traits
+from protofed.methods.contract import Batch, Local, SplitModel, Tensors
 from protofed.methods.fedlda import Shrunk, choose_at
 from protofed.methods.parts.gaussian import Pools, discriminant, typical
 from protofed.methods.parts.moments import ClosedForm, Linear, Sums
 from protofed.wire.schema import Payload
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @register
@@ -27,11 +21,6 @@ class LocalLDA(ClosedForm[Shrunk]):
     Options = Shrunk
     second = True
     alone = True
-
-    @classmethod
-    def traits(cls, options: Shrunk) -> Traits:
-        """Choose among features side by side."""
-        return replace(super().traits(options), chooses=True)
 
     def classifier(self, total: Sums) -> Linear:
         """Return the discriminant of the client's own samples."""

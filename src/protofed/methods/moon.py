@@ -8,7 +8,6 @@ trained has no last model, and minimises cross-entropy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +15,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from protofed.methods import register
-from protofed.methods.contract import Batch, Local, Tensors, Terms
+from protofed.methods.contract import Batch, Local, SplitModel, Tensors, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import remote
 from protofed.wire.schema import Payload
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 LAST = "last."
 """Prefix of the weights of the client's last model."""

@@ -43,17 +43,13 @@ class ProtoNormOptions(FedProtoOptions):
 
 @register
 class ProtoNorm(FedProto[ProtoNormOptions]):
-    """FedProto's client with the target ``γ·u_y``; the server aligns.
-
-    Attributes:
-        support: ``(K, d)`` bool, each class's coordinates; None for all.
-    """
+    """FedProto's client with the target ``γ·u_y``; the server aligns."""
 
     name = "protonorm"
     summary = "class means spread over the unit sphere (alignment) and scaled up"
     reference = "Lee, Shin and Choi, 2025, arXiv 2507.04310"
     Options = ProtoNormOptions
-    support: Tensor | None = None
+    support: Tensor | None = None  # ``(K, d)`` bool, each class's coordinates; None for all
 
     @property
     def gamma(self) -> float:
@@ -79,10 +75,7 @@ class ProtoNorm(FedProto[ProtoNormOptions]):
                 support=None if self.support is None else self.support[present],
             )
             table[present] = aligned.directions
-            diagnostics = {
-                "alignment_iterations": aligned.iterations,
-                "alignment_energy": aligned.energy,
-            }
+            diagnostics = {"alignment_iterations": aligned.iterations, "alignment_energy": aligned.energy}
             if aligned.distances:
                 diagnostics["alignment_distances"] = [list(extent) for extent in aligned.distances]
         else:

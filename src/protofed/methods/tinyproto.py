@@ -88,23 +88,20 @@ class TinyProto(FedProto[Any]):
         """``μ`` follows from ``ρ`` by the mean number of samples of a class; scaled prototypes are sums over it."""
         kind, base_options = resolve_base(options)
         base, more = kind.traits(base_options), None
-        sums, reduction = options.scaling and base.sums_only, reduction_of(options)
+        sums, reduction = options.scaling and base.aggregation in ("mean", "sums"), reduction_of(options)
         if sums:
             more = "" if options.mu else "method.rho derives μ from their numbers of samples: set method.mu"
             if reduction != "sum":
                 more = f"method.reduction={reduction} needs the number of clients that hold a class: choose sum"
-        hidden = "Prototypes are multiplied by sample counts that are not sent (method.scaling)."
+        scaled: Literal["for robust rules", "always"] = "for robust rules" if options.mu else "always"
+        summed = base.aggregation in ("mean", "sums") and reduction != "compensated"
         return replace(
             base,
             up="K_i·s" if options.cps else base.up,
             down="K·s" if options.cps else base.down,
-            counts=(options.scaling and not options.mu) or base.counts,
-            sums=options.scaling,
-            sums_only=base.sums_only and reduction != "compensated",
-            protection=Protection(
-                dp_obstacle=more if sums else base.protection.dp_obstacle, hidden=hidden if options.scaling else ""
-            ),
-            stale=False,
+            counts=scaled if options.scaling else base.counts,
+            aggregation="sums" if summed else "personal" if base.personal else "single",
+            protection=Protection(dp_obstacle=more if sums else base.protection.dp_obstacle),
         )
 
     @property
@@ -172,7 +169,7 @@ class TinyProto(FedProto[Any]):
         whole = ((client, self.read(payload, {})) for client, payload in uploads)
         scaled = (Upload(c, {**sent, "prototypes": scale * sent["prototypes"]}) for c, sent in whole)
         seen = SeenUploads(scaled, self.task.num_classes if noted else 0)
-        return seen.concluded(self.base.update(server, self._reduce(server, seen), round_number))
+        return seen.conclude(self.base.update(server, self._reduce(server, seen), round_number))
 
     def _reduce(self, server: Tensors, seen: SeenUploads) -> Iterator[Upload]:
         """Reduce the clients to one upload, their sum: the base's mean then is Eq. 10-11 with Σ for the mean."""
@@ -223,7 +220,8 @@ def check(o: TinyProtoOptions, base: FedProto[Any], s: int) -> None:
             o.masking == "before" and not masked
         ),
         f"method.scaling weights prototypes by n_ij without sending it, but this {base.name} sends it too: "
-        "set method.scaling=false, or let the base take the plain mean": o.scaling and base.declared.counts,
+        "set method.scaling=false, or let the base take the plain mean": o.scaling
+        and base.declared.counts == "always",
     }
     for fault, found in refused.items():
         require(not found, fault)

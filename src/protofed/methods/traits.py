@@ -31,13 +31,11 @@ class Protection:
             sample-level DP adds noise; empty if uploads are something else, or change from round to round.
         local_only: Names in :meth:`Method.client_state` of tensors on which nothing that is sent may depend: they
             are for predictions and for phases that stay on the client.
-        hidden: What uploads do not show of clients, as a sentence.
     """
 
     dp_obstacle: str | None = None
     dp_statistics: Mapping[str, float] = field(default_factory=dict)
     local_only: tuple[str, ...] = ()
-    hidden: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,37 +47,32 @@ class Traits:
         up: Numbers that one client sends in a round that communicates, as papers count them: a formula with its
             classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|`` and head ``|φ|``.
         down: As ``up``, for one client's receipts.
-        class_sets: Whether clients may have different classes, in words.
         rules: Keys of :meth:`Method.scores`. The first gives the headline numbers, unless there is ``global``, the
             nearest global prototype.
-        same_architecture: All clients must have one architecture.
-        counts: Clients must disclose their numbers of samples, in uploads or before the first round.
-        sums_only: Whether the server needs only sums over clients.
-        personal: Clients are sent different messages.
+        alike: What all clients must have alike: the length of features, or the whole architecture.
+        counts: When clients must disclose their numbers of samples, in uploads or before the first round.
+        aggregation: What the server needs: ``sums`` of uploads; their ``mean``, which is the next broadcast, so
+            that late uploads can be mixed with it; every ``single`` upload; or these, to send each client a
+            ``personal`` message.
+        rounds: ``one`` if more would change nothing; ``planned`` if a round depends on how many are planned, so
+            that a run cannot be extended.
         protection: What protects clients.
-        stale: Whether uploads of an earlier round may be mixed with a later broadcast, which is a mean of such
-            uploads.
-        chooses: Clients choose by their own samples among features side by side (:attr:`Task.views`).
-        rounds: Number of rounds after which more would change nothing; None if there is none.
-        ends: Why the planned number of rounds matters before the last one, so that a run cannot be extended.
     """
 
     exchanges: Exchange = "nothing"
     up: str = "0"
     down: str = "0"
-    class_sets: str = "yes"
     rules: tuple[Rule, ...] = (HEAD,)
-    same_architecture: bool = False
-    same_feature_dim: bool = False
-    counts: bool = False
-    sums: bool = False
-    sums_only: bool = True
-    personal: bool = False
+    alike: Literal["nothing", "features", "architecture"] = "nothing"
+    counts: Literal["never", "for robust rules", "always"] = "never"
+    aggregation: Literal["mean", "sums", "single", "personal"] = "single"
+    rounds: Literal["any", "one", "planned"] = "any"
     protection: Protection = Protection()
-    stale: bool = False
-    chooses: bool = False
-    rounds: int | None = None
-    ends: str = ""
+
+    @property
+    def personal(self) -> bool:
+        """Return whether clients are sent different messages."""
+        return self.aggregation == "personal"
 
     def protecting(self, **changes: Any) -> Traits:
         """Return these traits with changes to their protection."""

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from protofed.compute import seeding
-from protofed.errors import ConfigError
-from protofed.prototypes.geometry import exact, require_vectors, unit_vectors, working
+from protofed.prototypes.geometry import exact, unit_vectors, working
 
 CHECK_FROM = 10
 """First iteration (counted from 0) whose mean force the stop rule considers."""
@@ -56,7 +55,7 @@ def align(
     track_distances: bool = False,
     support: Tensor | None = None,
 ) -> Alignment:
-    """Align global prototypes (ProtoNorm, Algorithm 1).
+    """Align ``(K, d)`` prototypes of any norm (ProtoNorm, Algorithm 1); ``K > d`` is fine.
 
     From ``u_j = C_j/‖C_j‖`` and ``v_j = 0`` repeat ::
 
@@ -67,47 +66,14 @@ def align(
     and stop once ``mean_j ‖F_j‖``, rounded to ``decimals``, equals its predecessor ``patience`` times in a row; the
     first value compared is that of iteration 10. ``η`` is multiplied by ``decay`` after iterations 0,
     ``decay_every``, 2·``decay_every``, ... (the paper's text can be read as starting after ``decay_every``; the
-    authors' code starts at 0). With its defaults the rule stops short of the optimum: the mean force hardly
-    depends on the last few degrees. A larger ``patience`` gets closer.
-
-    Each iteration costs two ``K×K×d`` matrix products and holds ``O(K² + K·d)`` numbers, in float64 whatever the
+    authors' code starts at 0). With its defaults the rule stops short of the optimum. In float64 whatever the
     input's dtype: near convergence the stop rule compares digits that float32 does not have.
 
-    Zero prototypes (no direction of their own) and prototypes less than 0.001 rad from an earlier one (no force
-    would part equal ones) start from a direction drawn from a fixed seed: any for the former, about 0.01 rad away
-    for the latter. All other directions start exactly where the paper's do.
+    Zero prototypes and prototypes less than 0.001 rad from an earlier one (no force would part equal ones) start
+    from a direction drawn from a fixed seed: any for the former, about 0.01 rad away for the latter.
 
-    Args:
-        prototypes: ``(K, d)`` finite, of any norm; ``K > d`` is fine.
-        momentum: ``μ``.
-        lr: ``η``, the step of the first iteration.
-        decay: Factor on ``η``.
-        decay_every: Iterations between two decays.
-        max_iterations: 0 only normalises.
-        patience: Equal mean forces in a row that stop the iteration.
-        decimals: Digits to which mean forces are compared.
-        track_distances: Record the distances of Fig. 4 (a little slower).
-        support: ``(K, d)`` bool, the coordinates in which each direction moves; in others it is 0. None for all.
-
-    Example:
-        >>> square = align(torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3], [0.9, -0.2]])).directions
-        >>> (square @ square.T).amin(1).round(decimals=3)  # each has an opposite neighbour
-        tensor([-1., -1., -1., -1.])
+    ``support`` ``(K, d)`` bool has the coordinates in which each direction moves; in others it is 0.
     """
-    require_vectors("prototypes", prototypes)
-    if not len(prototypes):
-        raise ConfigError("prototypes: nothing to align, got 0 rows")
-    if not 0 <= momentum < 1 or lr <= 0 or not 0 < decay <= 1:
-        raise ConfigError(
-            f"align: expected 0 <= momentum < 1, lr > 0, 0 < decay <= 1; got {momentum}, {lr}, {decay}"
-        )
-    if decay_every < 1 or patience < 1 or max_iterations < 0:
-        raise ConfigError(
-            "align: expected decay_every >= 1, patience >= 1, max_iterations >= 0; "
-            f"got {decay_every}, {patience}, {max_iterations}"
-        )
-    if support is not None and (support.shape != prototypes.shape or not bool(support.any(1).all())):
-        raise ConfigError("align: support must have the shape of the prototypes, and a coordinate in every row")
     within = None if support is None else support.to(exact(prototypes))
     u = distinct_directions(exact(prototypes), within=within)
     v = torch.zeros_like(u)
@@ -140,16 +106,7 @@ def align(
 
 
 def energy(directions: Tensor) -> float:
-    """Return the surrogate energy ``E = Σ_{j<k} log 1/‖u_j − u_k‖`` of unit vectors (Eq. 10).
-
-    Args:
-        directions: ``(K, d)``, unit; coincident ones count as 1e-5 apart, so that E stays finite.
-
-    Example:
-        >>> round(energy(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 6)  # log(1/2)
-        -0.693147
-    """
-    require_vectors("directions", directions)
+    """Return the energy ``E = Σ_{j<k} log 1/‖u_j − u_k‖`` of unit vectors (Eq. 10), coincident ones 1e-5 apart."""
     squared = _squared_distances(exact(directions))
     squared.fill_diagonal_(1.0)
     # Each pair occurs twice in the matrix, and log 1/x = −½ log x².
@@ -157,14 +114,10 @@ def energy(directions: Tensor) -> float:
 
 
 def distinct_directions(prototypes: Tensor, within: Tensor | None = None) -> Tensor:
-    """Return the rows' directions, made distinct so that forces can part them.
+    """Return the ``(K, d)`` rows' directions, made distinct so that forces can part them.
 
-    Args:
-        prototypes: ``(K, d)``.
-        within: ``(K, d)``, 0 for the coordinates in which a direction has to be 0, and 1 for others; None for all.
-
-    Returns:
-        ``(K, d)`` unit vectors, a new tensor; rows that are neither zero nor repeated are just normalised.
+    ``within`` is 0 for the coordinates in which a direction has to be 0. Rows that are neither zero nor repeated
+    are just normalised.
     """
     prototypes = working(prototypes)
     u = unit_vectors(prototypes if within is None else prototypes * within)

@@ -16,16 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.compute.seeding import generator as seeded_generator
-from protofed.errors import ConfigError
 from protofed.prototypes.alignment import NUDGE
-from protofed.prototypes.geometry import (
-    exact,
-    pairwise_distances,
-    require_labels,
-    require_vectors,
-    unit_vectors,
-    working,
-)
+from protofed.prototypes.geometry import exact, pairwise_distances, unit_vectors, working
 from protofed.prototypes.means import average_by_label
 
 MIN_DISTANCE = 1e-6
@@ -38,17 +30,7 @@ the uploads' losses, and the gradient of their mean by ``P``."""
 
 
 class PrototypeNetwork(NamedTuple):
-    """The trainable prototypes ``P_j = F(e_j)``: one embedding per class through Linear – ReLU – Linear.
-
-    Plain tensors, so that a server's state can be stored as they are (``network._asdict()``).
-
-    Attributes:
-        embedding: ``(K, d)``, the ``e_j``.
-        hidden_weight: ``(d, d)`` of the first linear map, ``z = W e + b``.
-        hidden_bias: ``(d,)``.
-        output_weight: ``(d, d)`` of the second.
-        output_bias: ``(d,)``.
-    """
+    """The trainable prototypes ``P_j = F(e_j)``: one embedding per class through Linear – ReLU – Linear."""
 
     embedding: Tensor
     hidden_weight: Tensor
@@ -63,32 +45,18 @@ class PrototypeNetwork(NamedTuple):
 
 
 class TrainedPrototypes(NamedTuple):
-    """The result of one server round.
-
-    Attributes:
-        prototypes: ``(K, d)`` global prototypes to broadcast.
-        network: The state from which the next round continues.
-        losses: ``(epochs,)`` mean loss over the uploaded prototypes, each taken before its own step.
-    """
+    """``(K, d)`` global prototypes, the state for the next round, and ``(epochs,)`` mean losses."""
 
     prototypes: Tensor
     network: PrototypeNetwork
     losses: Tensor
 
 
-def prototype_network(
-    K: int,
-    d: int,
-    *,
-    generator: torch.Generator,
-    dtype: torch.dtype = torch.float32,
-) -> PrototypeNetwork:
+def prototype_network(K: int, d: int, generator: torch.Generator, dtype: torch.dtype) -> PrototypeNetwork:
     """Return trainable prototypes drawn from a CPU generator.
 
     Embeddings are standard normal; weights and biases uniform on ``±1/√d``, as torch initialises them.
     """
-    if K < 1 or d < 1:
-        raise ConfigError(f"prototype_network: needs K >= 1 and d >= 1, got K={K}, d={d}")
     bound = d**-0.5
 
     def uniform(*shape: int) -> Tensor:
@@ -99,29 +67,11 @@ def prototype_network(
 
 
 def adaptive_margin(prototypes: Tensor, labels: Tensor, K: int, cap: float = 100.0) -> float:
-    """Return FedTGP's margin ``δ = min(max_c gap_c, τ)`` of one round's uploads.
+    """Return FedTGP's margin ``δ = min(max_c gap_c, τ)`` of one round's uploads, with ``τ`` the ``cap``.
 
     ``Q_c`` is the plain mean of class c's uploads and ``gap_c = min_{c'≠c} ‖Q_c − Q_c'‖`` over reported classes.
-    It is one scalar for all classes; classes that nobody reports do not take part.
-
-    Args:
-        prototypes: ``(n, d)``, of all clients.
-        labels: ``(n,)``.
-        cap: ``τ``.
-
-    Returns:
-        ``δ``; ``cap`` with a single reported class.
-
-    Raises:
-        ConfigError: No uploads, entries that are not finite, labels outside ``0..K-1``, or ``cap < 0``.
-
-    Example:
-        >>> adaptive_margin(torch.tensor([[0.0], [3.0], [5.0], [9.0]]), torch.tensor([0, 1, 1, 2]), K=4)
-        5.0
+    It is one scalar for all classes, the cap with a single reported one.
     """
-    _require_uploads(prototypes, labels, K)
-    if cap < 0:
-        raise ConfigError(f"adaptive_margin: cap must not be negative, got {cap}")
     Q, counts = average_by_label(working(prototypes), labels, K)
     Q = Q[counts > 0]
     if len(Q) < 2:
@@ -141,39 +91,13 @@ def train_prototypes(
     batch_size: int = 32,
     generator: torch.Generator,
 ) -> TrainedPrototypes:
-    """Train the global prototypes on one round's uploads.
+    """Train the global prototypes for ``S = epochs`` passes over one round's uploads ``(n, d)``.
 
-    Plain SGD without momentum over shuffled mini-batches, whose last one may be smaller. The network's gradient is
-    written out by hand, and the steps update copies of the parameters in place: the same numbers as autograd and
-    ``torch.optim.SGD``, without their overhead.
-
-    Args:
-        network: Of the previous round, or :func:`prototype_network`; not modified.
-        prototypes: ``(n, d)``, of all clients.
-        labels: ``(n,)``.
-        objective: See :func:`contrast` and :func:`orthogonality`.
-        epochs: ``S``, passes over the uploads.
-        batch_size: Uploads per step.
-        generator: CPU; one permutation of n is drawn per epoch.
-
-    Example:
-        >>> uploads, labels = torch.eye(3), torch.arange(3)
-        >>> start = prototype_network(3, 3, generator=torch.Generator().manual_seed(0))
-        >>> delta = adaptive_margin(uploads, labels, K=3)
-        >>> trained = train_prototypes(
-        ...     start, uploads, labels, contrast(delta), lr=0.1, generator=torch.Generator().manual_seed(1)
-        ... )
-        >>> bool(trained.losses[-1] < trained.losses[0])
-        True
+    Plain SGD without momentum over shuffled mini-batches. The network's gradient is written out by hand, and the
+    steps update copies of the parameters in place: the same numbers as autograd and ``torch.optim.SGD``, without
+    their overhead.
     """
-    K, d = network.embedding.shape
-    _require_uploads(prototypes, labels, K)
-    if prototypes.shape[1] != d:
-        raise ConfigError(f"prototypes: the network has d={d}, got uploads of dimension {prototypes.shape[1]}")
-    if epochs < 0 or lr <= 0 or batch_size < 1:
-        raise ConfigError(
-            f"train_prototypes: expected epochs >= 0, lr > 0, batch_size >= 1; got {epochs}, {lr}, {batch_size}"
-        )
+    K = len(network.embedding)
     state = PrototypeNetwork(*(parameter.detach().clone() for parameter in network))
     n = len(prototypes)
     uploads = prototypes.detach().to(state.embedding)
@@ -207,18 +131,14 @@ def _step(state: PrototypeNetwork, p: Tensor, own: Tensor, objective: Objective,
 
 
 def contrast(margin: float) -> Objective:
-    """Return FedTGP's adaptive-margin contrastive objective.
+    """Return FedTGP's adaptive-margin contrastive objective with ``δ = margin``.
 
     The loss of an upload ``p`` of class ``y`` with ``D_c = ‖p − P_c‖`` is ::
 
         ℓ = −log [ e^{−(D_y + δ)} / (e^{−(D_y + δ)} + Σ_{c≠y} e^{−D_c}) ]
 
-    that is, cross-entropy on the logits ``−(D_c + δ·1[c = y])`` over all K classes. The margin enlarges the true
-    class's distance, so training has to beat the other classes by ``δ``. Where an upload coincides with a global
-    prototype, that distance contributes no gradient.
-
-    Args:
-        margin: ``δ``, see :func:`adaptive_margin`.
+    that is, cross-entropy on the logits ``−(D_c + δ·1[c = y])`` over all K classes. Where an upload coincides with
+    a global prototype, that distance contributes no gradient.
     """
 
     def objective(p: Tensor, P: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,14 +153,10 @@ def contrast(margin: float) -> Objective:
 
 
 def orthogonality(attraction: float, separation: float) -> Objective:
-    """Return FedORGP's objective (Eq. 3 to 5).
+    """Return FedORGP's objective (Eq. 3 to 5), ``λ_s`` being ``attraction`` and ``γ`` ``separation``.
 
     The loss of an upload ``p`` of class ``y`` is ``λ_s·(1 − cos(p, P_y)) + γ/(K − 1)·Σ_{c≠y} |cos(p, P_c)|``: its
     own prototype should point the same way, all others be orthogonal.
-
-    Args:
-        attraction: ``λ_s``.
-        separation: ``γ``.
     """
 
     @torch.enable_grad()
@@ -258,12 +174,7 @@ def orthogonality(attraction: float, separation: float) -> Objective:
 
 @dataclass(frozen=True)
 class HingePrototypes:
-    """The result of :func:`hinge_prototypes`.
-
-    Attributes:
-        prototypes: ``(K, d)``, ``g``; zero where a class has no upload.
-        losses: Objective at the start and after each iteration; never rises.
-    """
+    """``(K, d)`` prototypes ``g``, zero where a class has no upload, and the objective, which never rises."""
 
     prototypes: Tensor
     present: Tensor
@@ -271,26 +182,14 @@ class HingePrototypes:
 
 
 def pair_margins(means: Tensor, margin: float) -> Tensor:
-    """Return per-pair margins that are larger for pairs that are harder to tell apart.
+    """Return ``(K, K)`` margins of ``(K, d)`` class means, larger for pairs that are harder to tell apart.
 
     ::
 
         m_jk = margin · 2 D̄² / (D̄ + D_jk),    D_jk = ‖Q_j − Q_k‖,    D̄ = mean of D_jk over pairs
 
-    A pair at the average distance gets ``margin·D̄``, a coinciding pair twice that, a remote one little. With
-    ``margin = 1`` exactly the pairs closer than average fall short of their margin. The rule follows the features'
-    scale, so that one setting serves all models.
-
-    Args:
-        means: ``(K, d)`` class means ``Q``.
-        margin: In units of the average distance; 0 switches repulsion off.
-
-    Returns:
-        ``(K, K)`` symmetric, with zero diagonal.
-
-    Example:
-        >>> pair_margins(torch.tensor([[0.0], [1.0], [4.0]]), margin=1.0)[0]
-        tensor([0.0000, 3.8788, 2.1333])
+    A pair at the average distance gets ``margin·D̄``, a coinciding pair twice that, a remote one little. The rule
+    follows the features' scale, so that one setting serves all models.
     """
     distances = pairwise_distances(means)
     K = len(means)
@@ -315,29 +214,9 @@ def hinge_prototypes(
 
     Deterministic and without a step size: each iteration minimises a quadratic that lies above the objective and
     touches it at the present ``g`` (each ``max(0, m − ‖z‖)`` is at most ``‖z − z'‖``, ``z'`` the present difference
-    lengthened to at least m), so the objective never rises. One iteration is two ``K×K×d`` products.
-
-    Args:
-        prototypes: ``(n, d)``, of all clients.
-        labels: ``(n,)``.
-        margin: See :func:`pair_margins`.
-        tolerance: Stop when an iteration lowers the objective by less than this share.
-
-    Returns:
-        In the dtype of the uploads. Classes whose means coincide part in a fixed, arbitrary way.
-
-    Example:
-        >>> uploads = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 0.0]])
-        >>> found = hinge_prototypes(uploads, torch.tensor([0, 1, 2]), K=3, margin=1.0)
-        >>> bool((found.prototypes[0] - found.prototypes[1]).norm() > 1.0)
-        True
+    lengthened to at least m), so the objective never rises. It ends when an iteration lowers the objective by less
+    than the share ``tolerance``. Classes whose means coincide part in a fixed, arbitrary way.
     """
-    _require_uploads(prototypes, labels, K)
-    if margin < 0 or iterations < 0 or tolerance < 0:
-        raise ConfigError(
-            "hinge_prototypes: margin, iterations and tolerance must not be negative; "
-            f"got {margin}, {iterations}, {tolerance}"
-        )
     c = exact(prototypes)
     labels = labels.to(c.device)
     means, counts = average_by_label(c, labels, K)
@@ -387,10 +266,3 @@ def _part(Q: Tensor, scale: float) -> Tensor:
         return Q
     random = torch.randn(Q.shape, generator=seeded_generator(0, "parted means"), dtype=torch.float64)
     return torch.where(repeated.unsqueeze(1), Q + NUDGE * scale * unit_vectors(random.to(Q)), Q)
-
-
-def _require_uploads(prototypes: Tensor, labels: Tensor, K: int) -> None:
-    require_vectors("prototypes", prototypes)
-    require_labels(labels, len(prototypes), K)
-    if not len(prototypes):
-        raise ConfigError("prototypes: no uploads to work with; skip this server step")

@@ -11,17 +11,10 @@ from torch import Tensor
 
 
 def finch(rows: Tensor) -> Tensor:
-    """Return the cluster of each row, ``(n,)`` int64: the coarsest partition that still has two clusters.
+    """Return the cluster of each of ``(n, d)`` rows, ``(n,)`` int64: the coarsest partition with two clusters.
 
     Every row is joined to its neighbour of the largest cosine; so are then the means of the clusters. If the rows
     themselves make one cluster, it is that. A merge that leaves only one cluster fewer is the last.
-
-    Args:
-        rows: ``(n, d)``.
-
-    Example:
-        >>> finch(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]))
-        tensor([0, 0, 1, 1])
     """
     found = _join_neighbours(rows)
     fewer = 2

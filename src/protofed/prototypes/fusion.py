@@ -9,38 +9,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def learn_weights(
-    answers: Iterable[tuple[Tensor, Tensor, Tensor]], own: Tensor, prior: Tensor, caution: float
-) -> Tensor:
+def learn_weights(answers: Iterable[tuple[Tensor, Tensor, Tensor]], own: Tensor, prior: Tensor) -> Tensor:
     """Return ``a`` and ``b``, ``(2,)``: those that suit a client's validation samples of its classes, or halves.
 
-    Args:
-        answers: Batches of the outputs ``f`` and ``g``, ``(B, K)`` each, and ``(B,)`` labels.
-        own: ``(K,)`` bool, the client's classes.
-        prior: ``(K,)``, ``π``.
-        caution: ``κ``, above 0.
+    ``answers`` are batches of the outputs ``f`` and ``g``, ``(B, K)`` each, and labels; ``prior`` is ``π``.
     """
     found = [(f[own[y]][:, own], g[own[y]][:, own], own.cumsum(0)[y[own[y]]] - 1) for f, g, y in answers]
     if not found:
         return prior.new_full((2,), 0.5)
     f, g, y = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return fit_weights(f, g, prior[own], y, caution).to(prior)
+    return fit_weights(f, g, prior[own], y).to(prior)
 
 
-def fit_weights(f: Tensor, g: Tensor, prior: Tensor, y: Tensor, caution: float) -> Tensor:
+def fit_weights(f: Tensor, g: Tensor, prior: Tensor, y: Tensor, caution: float = 1.0) -> Tensor:
     """Return ``a`` and ``b``, ``(2,)`` float64, that minimise the cross-entropy of ``a·f + b·g + π``.
 
-    ``Σ CE + κ·((a − ½)² + (b − ½)²)`` is convex; Newton's method with steps halved until it falls.
-
-    Args:
-        f: ``(n, |A|)`` outputs of the expert.
-        g: ``(n, |A|)`` log-probabilities of the beacon.
-        prior: ``(|A|,)`` log-prior ``π``.
-        y: ``(n,)`` int64 labels within A.
-        caution: ``κ``, above 0.
-
-    Returns:
-        ``(½, ½)`` without samples, or for a diverged model.
+    ``Σ CE + κ·((a − ½)² + (b − ½)²)`` with ``κ = caution`` is convex; Newton's method with steps halved until it
+    falls. ``f`` are outputs of the expert, ``g`` log-probabilities of the beacon; ``(½, ½)`` for a diverged model.
     """
     x, prior = torch.stack([f, g], -1).double(), prior.double()
     middle = x.new_full((2,), 0.5)

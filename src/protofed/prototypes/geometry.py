@@ -19,14 +19,6 @@ def require_vectors(name: str, tensor: Tensor) -> None:
         raise ConfigError(f"{name}: {rows} of {len(tensor)} rows hold NaN or infinite values; leave them out")
 
 
-def require_labels(labels: Tensor, rows: int, K: int) -> None:
-    """Require ``rows`` integer class indices below ``K``."""
-    if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ConfigError(f"labels: expected {rows} integers, got {labels.dtype} of shape {tuple(labels.shape)}")
-    if rows and (int(labels.min()) < 0 or int(labels.max()) >= K):
-        raise ConfigError(f"labels: found {int(labels.min())}..{int(labels.max())}, classes are 0..{K - 1}")
-
-
 def working(tensor: Tensor) -> Tensor:
     """Return ``tensor`` in a dtype that is accurate enough for sums of products: float64 as it is, else float32."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
@@ -45,22 +37,10 @@ def unit_vectors(vectors: Tensor) -> Tensor:
 
 
 def pairwise_distances(prototypes: Tensor, others: Tensor | None = None) -> Tensor:
-    """Return the Euclidean distance between every row of one matrix and every row of another.
+    """Return the ``(K, L)`` Euclidean distances between the rows of one matrix and those of another, or its own.
 
-    Distances come from differences, not from ``‖a‖² + ‖b‖² − 2ab``, so near-equal rows keep their digits; no
-    ``(rows, rows, d)`` tensor is formed. Differentiable, with gradient 0 (not NaN) between equal rows.
-
-    Args:
-        prototypes: ``(K, d)``.
-        others: ``(L, d)``; None for the prototypes themselves.
-
-    Returns:
-        ``(K, L)``, float64 for float64 input, else float32.
-
-    Example:
-        >>> pairwise_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
-        tensor([[0., 5.],
-                [5., 0.]])
+    Distances come from differences, not from ``‖a‖² + ‖b‖² − 2ab``, so near-equal rows keep their digits.
+    Differentiable, with gradient 0 (not NaN) between equal rows.
     """
     left = working(prototypes)
     right = left if others is None else working(others)
@@ -68,26 +48,13 @@ def pairwise_distances(prototypes: Tensor, others: Tensor | None = None) -> Tens
 
 
 def pairwise_cosines(prototypes: Tensor) -> Tensor:
-    """Return the ``(K, K)`` cosines between the rows of ``(K, d)``; a zero row has cosine 0 with every row.
-
-    Example:
-        >>> pairwise_cosines(torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]]))[0].tolist()
-        [1.0, 0.0, -1.0]
-    """
+    """Return the ``(K, K)`` cosines between the rows of ``(K, d)``; a zero row has cosine 0 with every row."""
     units = unit_vectors(working(prototypes))
     return (units @ units.T).clamp(-1.0, 1.0)
 
 
 def margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
-    """Return each class's margin: its distance to the nearest other class (ProtoNorm Sec. 6.1, after FedTGP).
-
-    Args:
-        prototypes: ``(K, d)``.
-        present: ``(K,)`` bool, the classes that have a prototype; None for all.
-
-    Returns:
-        ``(K,)`` margins; 0 for absent classes and for a class without any other.
-    """
+    """Return each class's distance to the nearest other one (ProtoNorm Sec. 6.1); 0 for absent classes."""
     distances = pairwise_distances(prototypes)
     if present is not None:
         absent = ~present
@@ -96,35 +63,16 @@ def margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
 
 
 def normalise_margins(prototypes: Tensor, present: Tensor | None = None) -> Tensor:
-    """Return :func:`margins` divided by the largest of them (ProtoNorm Fig. 5).
-
-    Args:
-        prototypes: ``(K, d)``.
-        present: ``(K,)`` bool, the classes that have a prototype; None for all.
-
-    Returns:
-        ``(K,)`` in [0, 1], all 0 if all margins are.
-    """
+    """Return :func:`margins` divided by the largest of them (ProtoNorm Fig. 5), all 0 if all margins are."""
     values = margins(prototypes, present)
     return values / _or_one(values.amax()) if len(values) else values
 
 
 def summary(prototypes: Tensor, present: Tensor | None = None) -> dict[str, float]:
-    """Return the geometry of one set of prototypes as plain numbers.
+    """Return the geometry of the ``present`` rows of one set of prototypes as plain numbers.
 
-    Args:
-        prototypes: ``(K, d)``.
-        present: ``(K,)`` bool, the classes that have a prototype; None for all.
-
-    Returns:
-        ``classes`` (how many are present); ``distance_min/mean/max`` over pairs; ``angle_min/mean/max`` over pairs,
-        in degrees (a zero prototype is at 90° to all); ``margin_min/mean``, normalised; ``norm_mean``. Always
-        finite: with fewer than two classes all figures of pairs are 0.
-
-    Example:
-        >>> square = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
-        >>> {name: round(value, 3) for name, value in summary(square).items() if name.startswith("angle")}
-        {'angle_min': 90.0, 'angle_mean': 120.0, 'angle_max': 180.0}
+    Angles are in degrees, margins normalised. Always finite: with fewer than two classes all figures of pairs are
+    0.
     """
     kept = prototypes.detach() if present is None else prototypes.detach()[present]
     require_vectors("prototypes", kept)

@@ -18,16 +18,10 @@ Distance = Literal["squared", "euclidean", "l1", "cosine"]
 def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
     """Return the distance ρ between rows (FedProto, Eq. 8).
 
-    Args:
-        kind: ``squared`` is ``‖a − b‖²/d``, the MSE of all public code; ``euclidean`` is ``‖a − b‖₂`` and ``l1``
-            ``‖a − b‖₁``. For these two, entries that differ by rounding alone count as equal, with gradient 0:
-            otherwise a rounding error would decide the direction of a gradient of full length. ``cosine`` is
-            ``1 − cos(a, b)`` (FedORGP).
-
-    Example:
-        >>> a, b = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)
-        >>> [float(distance(a, b, kind)) for kind in ("squared", "euclidean", "l1")]
-        [12.5, 5.0, 7.0]
+    ``squared`` is ``‖a − b‖²/d``, the MSE of all public code; ``euclidean`` is ``‖a − b‖₂`` and ``l1`` ``‖a −
+    b‖₁``. For these two, entries that differ by rounding alone count as equal, with gradient 0: otherwise a
+    rounding error would decide the direction of a gradient of full length. ``cosine`` is ``1 − cos(a, b)``
+    (FedORGP).
     """
     if kind == "squared":
         return F.mse_loss(left, right, reduction="none").mean(-1)
@@ -43,13 +37,7 @@ def distance(left: Tensor, right: Tensor, kind: Distance = "squared") -> Tensor:
 def pull(features: Tensor, labels: Tensor, prototypes: Prototypes, kind: Distance = "squared") -> Tensor:
     """Return ``ρ(f(x), C_y)`` per sample, 0 for samples whose class has no prototype.
 
-    Args:
-        features: ``(B, d)``.
-        labels: ``(B,)`` int64.
-
-    Returns:
-        ``(B,)``; its batch mean is the term of the public code, in which a sample without prototype still counts
-        in the denominator.
+    Its batch mean is the term of the public code, in which a sample without prototype still counts below.
     """
     apart = distance(features, prototypes.rows[labels], kind)
     return torch.where(prototypes.present[labels], apart, 0.0)
@@ -60,11 +48,7 @@ def pull_of_means(
 ) -> Tensor:
     """Return ``R = Σ_j ρ(c_j, C_j)``, with the prototypes ``c_j`` of the batch (FedProto Eq. 8).
 
-    Args:
-        features: ``(B, d)``.
-        labels: ``(B,)`` int64.
-        prototypes: Classes that have none, or no sample in the batch, have no term.
-        weight: ``(B,)``, 0 for padding; None keeps all.
+    Classes without a prototype, or a sample in the batch, have no term; ``weight`` is 0 for padding.
     """
     own = class_means(*class_sums(features, labels, len(prototypes.rows), weight))
     apart = distance(own.rows, prototypes.rows, kind)
@@ -72,14 +56,9 @@ def pull_of_means(
 
 
 def closeness(features: Tensor, prototypes: Prototypes) -> Tensor:
-    """Return −‖f − C_j‖² of every class (TinyProto Eq. 12, ProtoNorm Eq. 6).
+    """Return −‖f − C_j‖² of every class (TinyProto Eq. 12, ProtoNorm Eq. 6); the least number if it has none.
 
-    Args:
-        features: ``(B, d)``.
-        prototypes: Classes without one get the least number of the type.
-
-    Returns:
-        ``(B, K)``; its softmax are the probabilities of prototypical networks (Snell et al., 2017, Eq. 2).
+    Its softmax are the probabilities of prototypical networks (Snell et al., 2017, Eq. 2).
     """
     # ONNX has no distance: its exporter adds 1e-6 to every difference. Asking would import it in every run.
     if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():
@@ -91,15 +70,7 @@ def closeness(features: Tensor, prototypes: Prototypes) -> Tensor:
 
 
 def alignment(features: Tensor, prototypes: Prototypes) -> Tensor:
-    """Return ``2·cos(f, C_j) − 2 = −‖f/‖f‖ − C_j/‖C_j‖‖²`` of every class; features of length 0 are equally far.
-
-    Args:
-        features: ``(B, d)``.
-        prototypes: As for :func:`closeness`.
-
-    Returns:
-        ``(B, K)``.
-    """
+    """Return ``2·cos(f, C_j) − 2 = −‖f/‖f‖ − C_j/‖C_j‖‖²`` of every class; features of length 0 are equally far."""
     cosines = F.normalize(features, dim=-1) @ F.normalize(prototypes.rows, dim=-1).mT
     return (2 * cosines - 2).masked_fill(~prototypes.present, torch.finfo(features.dtype).min)
 

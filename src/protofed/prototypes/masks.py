@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from protofed.compute import seeding
-from protofed.errors import ConfigError
 
 MAX_ATTEMPTS = 8000
 MAX_WORK = 4_000_000
@@ -34,85 +33,26 @@ Words = npt.NDArray[np.uint64]
 
 
 def class_masks(K: int, d: int, s: int, seed: int = 0) -> Tensor:
-    """Return the CPS masks ``m_j`` of K classes.
+    """Return the CPS masks ``m_j`` of K classes, ``(K, d)`` bool on the CPU with exactly ``s`` ones per row.
 
     While ``K·s <= d`` supports are disjoint. Otherwise each dimension serves ``⌊Ks/d⌋`` or ``⌈Ks/d⌉`` classes,
     which maximises the mean pairwise Hamming distance, and exchanges between classes raise the minimum one.
 
     Only 64-bit integer arithmetic decides, so the masks depend on the four arguments and on nothing else: not on
-    the machine, the process, or the versions of torch and numpy. They need never be sent. The last few are kept in
-    memory.
-
-    Args:
-        s: Dimensions kept per class.
-        seed: Shared by server and clients.
-
-    Returns:
-        ``(K, d)`` bool on the CPU, exactly ``s`` ones per row.
-
-    Example:
-        >>> masks = class_masks(K=10, d=100, s=25)
-        >>> masks.sum(1).unique().tolist(), sorted(masks.sum(0).unique().tolist())
-        ([25], [2, 3])
+    the machine, the process, or the versions of torch and numpy. They need never be sent.
     """
-    if K < 1 or not 1 <= s <= d:
-        raise ConfigError(f"class_masks: needs K >= 1 and 1 <= s <= d, got K={K}, d={d}, s={s}")
     return torch.from_numpy(_class_masks(K, d, s, seed).copy())
 
 
 def compress(prototypes: Tensor, masks: Tensor) -> Tensor:
-    """Return the kept entries of each prototype, ``ĉ = (c_l : m_l = 1)`` (Definition 2).
-
-    Args:
-        prototypes: ``(k, d)``.
-        masks: ``(k, d)`` bool, ``s`` ones per row, of the same classes.
-
-    Returns:
-        ``(k, s)``, in the order of the dimensions.
-
-    Example:
-        >>> masks = torch.tensor([[True, False, True], [False, True, True]])
-        >>> compress(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), masks)
-        tensor([[1., 3.],
-                [5., 6.]])
-    """
-    if prototypes.shape != masks.shape:
-        raise ConfigError(f"compress: prototypes {tuple(prototypes.shape)} and masks {tuple(masks.shape)} differ")
-    s = _count_ones(masks)
-    return prototypes[masks.to(prototypes.device)].view(len(masks), s)
+    """Return the ``(k, s)`` kept entries of each prototype, ``ĉ = (c_l : m_l = 1)`` (Definition 2)."""
+    return prototypes[masks.to(prototypes.device)].view(len(masks), -1)
 
 
 def rebuild(values: Tensor, masks: Tensor) -> Tensor:
-    """Return the structured sparse prototypes: the kept entries in their places, zeros elsewhere (Definition 1).
-
-    Args:
-        values: ``(k, s)`` from :func:`compress`.
-        masks: ``(k, d)`` bool, ``s`` ones per row.
-
-    Returns:
-        ``(k, d)``, so that ``compress(rebuild(v, m), m) == v`` and ``rebuild(compress(c, m), m) == c * m``.
-
-    Example:
-        >>> rebuild(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, False, True]]))
-        tensor([[1., 0., 3.]])
-    """
-    s = _count_ones(masks)
-    if values.shape != (len(masks), s):
-        raise ConfigError(f"rebuild: masks keep {len(masks)} x {s} entries, got values {tuple(values.shape)}")
+    """Return the structured sparse prototypes: the kept entries in their places, zeros elsewhere (Definition 1)."""
     masks = masks.to(values.device)
     return values.new_zeros(masks.shape).masked_scatter(masks, values)
-
-
-def _count_ones(masks: Tensor) -> int:
-    """Return the common number of ones per row."""
-    if masks.dim() != 2 or masks.dtype != torch.bool:
-        raise ConfigError(f"masks: expected a bool matrix (k, d), got {masks.dtype} of shape {tuple(masks.shape)}")
-    if not len(masks):
-        return 0
-    low, high = masks.sum(1).aminmax()
-    if low != high:
-        raise ConfigError(f"masks: every class must keep equally many dimensions, found {int(low)} to {int(high)}")
-    return int(low)
 
 
 @functools.lru_cache(maxsize=8)
@@ -195,12 +135,7 @@ def _spread_overlaps(masks: Bits, stream: _Stream) -> None:
 
 
 def _exchange(
-    a: int,
-    b: int,
-    columns: Bits,
-    overlaps: npt.NDArray[np.int64],
-    cost: npt.NDArray[np.int64],
-    stream: _Stream,
+    a: int, b: int, columns: Bits, overlaps: npt.NDArray[np.int64], cost: npt.NDArray[np.int64], stream: _Stream
 ) -> bool:
     """Let a give to some class c a dimension x it shares with b, for a dimension y of c that b lacks.
 

@@ -11,16 +11,7 @@ from protofed.prototypes.table import Prototypes
 def class_sums(
     features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of features and the number of samples of each class.
-
-    Args:
-        features: ``(B, d)``.
-        labels: ``(B,)`` int64 in ``[0, K)``.
-        weight: ``(B,)``, 0 for padding; None keeps all.
-
-    Returns:
-        ``(K, d)`` sums and ``(K,)`` counts, both in the dtype of ``features``.
-    """
+    """Return ``(K, d)`` sums and ``(K,)`` numbers of features of each class; ``weight`` is 0 for padding."""
     # A product, because on a GPU sums by index depend on the order in which threads arrive.
     members = (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).to(features.dtype)
     if weight is not None:
@@ -29,25 +20,12 @@ def class_sums(
 
 
 def class_means(sums: Tensor, counts: Tensor) -> Prototypes:
-    """Return local prototypes ``c_ij = mean f_i(x)`` (FedProto Eq. 3).
-
-    Args:
-        sums: ``(K, d)`` from :func:`class_sums`, possibly added up over batches.
-        counts: ``(K,)``.
-    """
+    """Return local prototypes ``c_ij = mean f_i(x)`` (FedProto Eq. 3), of sums over any number of batches."""
     return Prototypes(sums / counts.clamp(min=1).unsqueeze(-1), counts > 0)
 
 
 def average_by_label(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """Return the plain mean of the rows of each class and the number of rows.
-
-    Args:
-        prototypes: ``(n, d)``.
-        labels: ``(n,)``.
-
-    Returns:
-        ``(K, d)``, zero where a class has no row, and ``(K,)`` int64 counts.
-    """
+    """Return the plain mean of the rows of each class, zero where it has none, and the number of rows."""
     counts = torch.bincount(labels, minlength=K)
     sums = prototypes.new_zeros(K, prototypes.shape[1]).index_add_(0, labels, prototypes)
     return sums / counts.clamp(min=1).unsqueeze(1).to(sums.dtype), counts
@@ -56,8 +34,7 @@ def average_by_label(prototypes: Tensor, labels: Tensor, K: int) -> tuple[Tensor
 class RunningMean:
     """Weighted per-class mean over uploads that are seen once, one at a time.
 
-    Holds ``K·d`` numbers whatever the number of clients; sums in float64, so that the result does not depend
-    on the order of arrival beyond rounding at 1e-16.
+    Sums in float64, so that the result does not depend on the order of arrival beyond rounding at 1e-16.
     """
 
     def __init__(self, num_classes: int, width: int) -> None:
@@ -66,13 +43,7 @@ class RunningMean:
         self.reporters = torch.zeros(num_classes, dtype=torch.int64)
 
     def add(self, classes: Tensor, rows: Tensor, weights: Tensor | None = None) -> None:
-        """Add one upload.
-
-        Args:
-            classes: ``(k,)`` distinct classes.
-            rows: ``(k, width)``.
-            weights: ``(k,)``; 1 if None.
-        """
+        """Add one upload of ``(k, width)`` rows of distinct classes; weights are 1 if None."""
         w = torch.ones(len(classes), dtype=torch.float64) if weights is None else weights.double()
         self.sums[classes] += rows.double() * w.unsqueeze(-1)
         self.weights[classes] += w

@@ -2,7 +2,7 @@
 
 Lu et al., *GFPL: Generative Federated Prototype Learning for Resource-Constrained and Data-Imbalanced Vision Task*,
 Eq. 4-8 and Algorithm 1, with diagonal covariances: a component is a weight ``π``, a mean ``μ`` and standard
-deviations ``σ``. :func:`fit_mixtures` also fits spherical and full covariances, as FedPFT sends them.
+deviations ``σ``. :func:`fit_mixtures` also fits spherical covariances, as FedPFT sends them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protofed.errors import ConfigError
-from protofed.prototypes.geometry import exact, require_labels, require_vectors, working
+from protofed.prototypes.geometry import exact, working
 
 CHUNK = 2**24
 """Classes are fitted together while their padded features stay below this many numbers (128 MiB)."""
@@ -28,21 +27,15 @@ CANDIDATES = 3
 ROWS = 512
 """Components whose distances to all others :func:`fuse` bounds at once."""
 
-JITTER = 1e-12
-"""Share of a full covariance's mean variance added to all variances, so that rounding leaves it positive."""
-
-Covariance = Literal["spherical", "diag", "full"]
+Covariance = Literal["spherical", "diag"]
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
 class Mixture(NamedTuple):
-    """A Gaussian mixture with diagonal covariances, or a batch of them.
+    """Weights ``(c,)``, means and stds ``(c, d)`` of a diagonal mixture, or a batch ``(B, …)`` of them.
 
-    Attributes:
-        weights: ``(c,)``, not necessarily summing to 1; 0 marks an unused place. Batch: ``(B, c)``.
-        means: ``(c, d)``. Batch: ``(B, c, d)``.
-        stds: ``(c, d)``, positive. Batch: ``(B, c, d)``.
+    Weights need not sum to 1; 0 marks an unused place.
     """
 
     weights: Tensor
@@ -65,74 +58,29 @@ def fit_mixtures(
     """Fit a Gaussian mixture to the features of each class by expectation-maximisation (GFPL Eq. 5-6).
 
     Starts from greedy k-means++ means; computed in float64. There are never more components than distinct samples,
-    so one sample, or many equal ones, give a single component at the variance floor.
-
-    Args:
-        features: ``(n, d)``.
-        labels: ``(n,)``.
-        components: Largest number per class, ``n`` in the paper.
-        generator: CPU; a fixed amount is drawn, so a class's start does not depend on the others' data.
-        variance_floor: Smallest variance of any component in any dimension; added to all of a full covariance.
-        tolerance: Stop when the mean log-likelihood per sample rises by less than this.
-        covariance: One variance per component, one per dimension, or a whole matrix.
-
-    Returns:
-        A batch of K mixtures with ``components`` places each. Unused places, also of classes without samples, have
-        weight, mean and std 0. With full covariances, ``stds`` ``(K, c, d, d)`` are their lower triangular roots.
-
-    Example:
-        >>> x = torch.tensor([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0], [5.1, 5.0]])
-        >>> fitted = fit_mixtures(x, torch.zeros(4).long(), 1, 2, generator=torch.Generator().manual_seed(0))
-        >>> fitted.weights[0].tolist(), sorted(fitted.means[0, :, 0].round().tolist())
-        ([0.5, 0.5], [0.0, 5.0])
+    so one sample, or many equal ones, give a single component at the variance floor. A fixed amount is drawn, so a
+    class's start does not depend on the others' data; it ends when the mean log-likelihood per sample rises by less
+    than ``tolerance``. Unused places, also of classes without samples, have weight, mean and std 0.
     """
-    require_vectors("features", features)
-    require_labels(labels, len(features), K)
-    if components < 1 or iterations < 1 or variance_floor <= 0 or tolerance < 0:
-        raise ConfigError(
-            "fit_mixtures: expected components >= 1, iterations >= 1, variance_floor > 0, tolerance >= 0; "
-            f"got {components}, {iterations}, {variance_floor}, {tolerance}"
-        )
     d = features.shape[1]
     x = exact(features)
     labels = labels.to(x.device)
     draws = torch.rand(K, components, CANDIDATES, generator=generator, dtype=torch.float64).to(x.device)
-    full = covariance == "full"
-    weights, means = x.new_zeros(K, components), x.new_zeros(K, components, d)
-    spreads = x.new_zeros(K, components, d, d) if full else x.new_zeros(K, components, d)
-    for classes, batch, valid in _batches(x, labels, K, components * d * d if full else 0):
+    weights, means, variances = x.new_zeros(K, components), *x.new_zeros(2, K, components, d)
+    for classes, batch, valid in _batches(x, labels, K):
         centre = batch.sum(1, keepdim=True) / valid.sum(1)[:, None, None]
         batch = (batch - centre) * valid.unsqueeze(2)  # around 0, second moments keep their digits
         fitted = _fit(batch, valid, draws[classes], iterations, variance_floor, tolerance, covariance)
         used = (fitted[0] > 0).unsqueeze(2)
         weights[classes] = fitted[0]
         means[classes] = torch.where(used, fitted[1] + centre, 0.0)
-        spreads[classes] = torch.where(used.unsqueeze(3) if full else used, fitted[2], 0.0)
-    stds = spreads if full else spreads.sqrt()
-    return Mixture(*(part.to(features) for part in (weights, means, stds)))
+        variances[classes] = torch.where(used, fitted[2], 0.0)
+    return Mixture(*(part.to(features) for part in (weights, means, variances.sqrt())))
 
 
 def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
-    """Draw pseudo-features from a mixture, or from each of a batch (GFPL's prototype-driven feature generation).
-
-    Args:
-        mixture: Weights ``(c,)``, or ``(B, c)`` for a batch; they need not sum to 1.
-        r: Samples per mixture.
-
-    Returns:
-        ``(r, d)``, or ``(B, r, d)`` for a batch, in the dtype and on the device of the means.
-
-    Example:
-        >>> narrow = Mixture(torch.tensor([1.0]), torch.tensor([[2.0, -1.0]]), torch.full((1, 2), 1e-6))
-        >>> sample(narrow, 3, torch.Generator().manual_seed(0)).round()
-        tensor([[ 2., -1.],
-                [ 2., -1.],
-                [ 2., -1.]])
-    """
+    """Draw ``(r, d)`` pseudo-features from a mixture, or ``(B, r, d)`` from a batch (GFPL's feature generation)."""
     weights, means, stds = mixture
-    totals = weights.detach().cpu().double().sum(-1)
-    if r < 0 or not weights.shape[-1] or bool((weights < 0).any()) or not bool((totals > 0).all()):
-        raise ConfigError("sample: needs r >= 0 and, in each mixture, non-negative weights that are not all 0")
     shape = (*weights.shape[:-1], r)
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
     chosen = choose(shares(weights), uniform).to(means.device)
@@ -141,24 +89,15 @@ def sample(mixture: Mixture, r: int, generator: torch.Generator) -> Tensor:
 
 
 def shares(weights: Tensor) -> Tensor:
-    """Return the cumulative shares of components in their mixture, on the CPU and in float64; the last is 1.
-
-    Args:
-        weights: ``(..., c)``, not negative, with a positive sum.
-    """
+    """Return the cumulative shares of components in their mixture, on the CPU and in float64; the last is 1."""
     totals = weights.detach().cpu().double().cumsum(-1)
     return totals / totals[..., -1:]
 
 
 def choose(shares: Tensor, uniform: Tensor) -> Tensor:
-    """Return components drawn in proportion to their weights, as a pure function of uniform numbers.
+    """Return components drawn in proportion to their weights, as a pure function of ``(..., r)`` uniform numbers.
 
-    Args:
-        shares: ``(..., c)`` from :func:`shares`.
-        uniform: ``(..., r)`` in [0, 1).
-
-    Returns:
-        ``(..., r)`` int64: the first component whose cumulative share exceeds the number, never one of weight 0.
+    The first component whose cumulative share exceeds the number, never one of weight 0.
     """
     return (uniform.unsqueeze(-1) >= shares.unsqueeze(-2)).sum(-1)
 
@@ -170,26 +109,13 @@ def gaussian(uniform: Tensor) -> Tensor:
 
 
 def place(means: Tensor, stds: Tensor, chosen: Tensor, noise: Tensor) -> Tensor:
-    """Return ``μ + σ·ε`` of the chosen components (GFPL Eq. 4).
-
-    Args:
-        means: ``(..., c, d)``.
-        stds: ``(..., c, d)``.
-        chosen: ``(..., r)`` int64 components.
-        noise: ``(..., r, d)``, ``ε``.
-    """
+    """Return ``μ + σ·ε`` of the chosen components (GFPL Eq. 4)."""
     index = chosen.unsqueeze(-1).expand(noise.shape)
     return means.gather(-2, index) + stds.gather(-2, index) * noise
 
 
 def stack(mixtures: Sequence[Mixture]) -> Mixture:
-    """Return a batch of mixtures with different numbers of components, padded with places of weight 0.
-
-    Args:
-        mixtures: At least one, of the same dimension, dtype and device.
-    """
-    if not mixtures:
-        raise ConfigError("stack: needs at least one mixture")
+    """Return a batch of mixtures with different numbers of components, padded with places of weight 0."""
     fields = (
         torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True) for parts in zip(*mixtures, strict=True)
     )
@@ -197,7 +123,7 @@ def stack(mixtures: Sequence[Mixture]) -> Mixture:
 
 
 def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1.0) -> Mixture:
-    """Fuse the components that all clients report for one class (GFPL Algorithm 1).
+    """Fuse the components that all clients report for one class (GFPL Algorithm 1) into clusters, by their seeds.
 
     A cluster grows from a seed by components whose Bhattacharyya distance to *all* its members is below ``S_C``;
     then each cluster becomes one component of the same total weight, mean and (diagonal) covariance (lines 14-16).
@@ -208,32 +134,7 @@ def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1
       is compared with every member: all pairs inside a cluster are below ``S_C``.
     * The seed is any remaining component. Here it is the heaviest (ties are settled by the components' content), so
       the result is the same, bit for bit, in whatever order clients report.
-
-    Args:
-        weights: ``(m,)``, not negative; components of weight 0 are left out.
-        means: ``(m, d)``.
-        variances: ``(m, d)`` positive.
-        threshold: ``S_C``.
-
-    Returns:
-        The fused mixture in the dtype of the means, clusters in the order of their seeds. Weights sum to the sum of
-        the weights given.
-
-    Example:
-        >>> means = torch.tensor([[0.0], [0.2], [9.0]])
-        >>> fused = fuse(torch.tensor([0.5, 0.5, 1.0]), means, torch.ones(3, 1))
-        >>> fused.weights.tolist(), fused.means.flatten().tolist()  # doctest: +ELLIPSIS
-        ([1.0, 1.0], [9.0, 0.10...])
     """
-    require_vectors("means", means)
-    require_vectors("variances", variances)
-    if weights.shape != means.shape[:1] or variances.shape != means.shape:
-        shapes = tuple(weights.shape), tuple(means.shape), tuple(variances.shape)
-        raise ConfigError(f"fuse: weights {shapes[0]}, means {shapes[1]} and variances {shapes[2]} do not fit")
-    if not bool((weights >= 0).all() & weights.isfinite().all()) or not bool((weights > 0).any()):
-        raise ConfigError("fuse: weights must be finite, not negative, and one at least positive")
-    if threshold <= 0 or not bool((variances > 0).all()):
-        raise ConfigError(f"fuse: needs a positive threshold and positive variances, got threshold={threshold}")
     used = weights > 0
     # Adding 0 turns -0.0, which has other bytes, into 0.0.
     w, m, v = (t.detach()[used].to("cpu", torch.float64).numpy() + 0.0 for t in (weights, means, variances))
@@ -253,12 +154,8 @@ def fuse(weights: Tensor, means: Tensor, variances: Tensor, threshold: float = 1
     return Mixture(*(torch.from_numpy(part).to(means) for part in (weight, mean, np.sqrt(variance))))
 
 
-def _batches(x: Tensor, labels: Tensor, K: int, more: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield classes of similar size together: indices (B,), features (B, n, d) padded by 0, valid (B, n).
-
-    Args:
-        more: Numbers that a class takes besides its features.
-    """
+def _batches(x: Tensor, labels: Tensor, K: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield classes of similar size together: indices (B,), features (B, n, d) padded by 0, valid (B, n)."""
     counts = torch.bincount(labels, minlength=K).cpu()
     by_class = labels.argsort(stable=True)
     starts = counts.cumsum(0) - counts
@@ -276,17 +173,10 @@ def _batches(x: Tensor, labels: Tensor, K: int, more: int) -> Iterator[tuple[Ten
 
 
 def _fit(
-    x: Tensor,
-    valid: Tensor,
-    draws: Tensor,
-    iterations: int,
-    floor: float,
-    tolerance: float,
-    covariance: Covariance,
+    x: Tensor, valid: Tensor, draws: Tensor, iterations: int, floor: float, tolerance: float, covariance: Covariance
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run EM on a batch; return weights (B, c), means (B, c, d) and variances (B, c, d), or roots (B, c, d, d)."""
+    """Run EM on a batch; return weights (B, c), means (B, c, d) and variances (B, c, d)."""
     squares = x.square()
-    likelihoods = _log_joint_full if covariance == "full" else _log_joint
     counts = valid.sum(1)
     γ = _start(x, valid, draws)  # responsibilities, (B, n, c)
     weights = means = variances = x.new_zeros(0)
@@ -297,23 +187,18 @@ def _fit(
         N = γ.sum(1)
         per_sample = N.clamp(min=torch.finfo(N.dtype).tiny).reciprocal().unsqueeze(2)
         mean = per_sample * (γ.mT @ x)
-        if covariance == "full":
-            variance = _roots(x, γ * per_sample.mT, mean, floor)
-        else:
-            variance = per_sample * (γ.mT @ squares) - mean.square()
-            if covariance == "spherical":
-                variance = variance.mean(2, keepdim=True).expand_as(mean)
-            variance = variance.clamp(min=floor)
-        fresh = N / counts.unsqueeze(1), mean, variance
+        variance = per_sample * (γ.mT @ squares) - mean.square()
+        if covariance == "spherical":
+            variance = variance.mean(2, keepdim=True).expand_as(mean)
+        fresh = N / counts.unsqueeze(1), mean, variance.clamp(min=floor)
         if iteration == 0:
             weights, means, variances = fresh
         else:
             weights = torch.where(running[:, None], fresh[0], weights)
             means = torch.where(running[:, None, None], fresh[1], means)
-            going = running.reshape(-1, *(1,) * (variances.dim() - 1))
-            variances = torch.where(going, fresh[2], variances)
+            variances = torch.where(running[:, None, None], fresh[2], variances)
         # E step (Eq. 5)
-        joint = likelihoods(x, weights, means, variances)
+        joint = _log_joint(x, weights, means, variances)
         evidence = joint.logsumexp(2)
         γ = (joint - evidence.unsqueeze(2)).exp() * valid.unsqueeze(2)
         likelihood = (evidence * valid).sum(1) / counts
@@ -364,29 +249,6 @@ def _log_joint(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> 
     ).clamp(min=0.0)
     constant = weights.log() - 0.5 * (variances.log().sum(2) + x.shape[2] * math.log(2 * math.pi))
     return constant.unsqueeze(1) - 0.5 * quadratic
-
-
-def _roots(x: Tensor, shares: Tensor, means: Tensor, floor: float) -> Tensor:
-    """Return the roots (B, c, d, d) of the covariances of samples (B, n, d) with shares (B, n, c) in components."""
-    d = x.shape[2]
-    found = x.new_empty(*means.shape, d)
-    for c in range(means.shape[1]):
-        apart = x - means[:, c : c + 1]
-        found[:, c] = (apart * shares[:, :, c : c + 1]).mT @ apart
-    diagonal = found.diagonal(dim1=-2, dim2=-1)
-    diagonal += floor + JITTER * diagonal.mean(-1, keepdim=True)
-    roots: Tensor = torch.linalg.cholesky(found)
-    return roots
-
-
-def _log_joint_full(x: Tensor, weights: Tensor, means: Tensor, roots: Tensor) -> Tensor:
-    """Return ``log π_i + log N(x | μ_i, L_iL_iᵀ)`` of samples (B, n, d) as (B, n, c)."""
-    apart = x.unsqueeze(1) - means.unsqueeze(2)
-    whitened = torch.linalg.solve_triangular(roots, apart.mT, upper=False)
-    log_root = roots.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    constant = weights.log() - log_root - 0.5 * x.shape[2] * math.log(2 * math.pi)
-    joint: Tensor = constant.unsqueeze(1) - 0.5 * whitened.square().sum(2).mT
-    return joint
 
 
 def _clusters(means: Floats, variances: Floats, threshold: float) -> Indices:

@@ -10,12 +10,7 @@ from torch import Tensor
 
 
 class Prototypes(NamedTuple):
-    """One vector per class; classes that nobody has reported have none.
-
-    Attributes:
-        rows: ``(K, d)``; zero where a class has none.
-        present: ``(K,)`` bool.
-    """
+    """One vector per class, ``(K, d)``, and which classes have one; the others' rows are zero."""
 
     rows: Tensor
     present: Tensor
@@ -27,12 +22,7 @@ class Prototypes(NamedTuple):
 
     @classmethod
     def received(cls, rows: Tensor, classes: Tensor, num_classes: int) -> Prototypes:
-        """Return the table of the prototypes in a message.
-
-        Args:
-            rows: ``(k, d)``.
-            classes: ``(k,)`` int64, distinct.
-        """
+        """Return the table of the ``(k, d)`` prototypes in a message."""
         table = rows.new_zeros(num_classes, *rows.shape[1:])
         present = torch.zeros(num_classes, dtype=torch.bool, device=rows.device)
         table[classes] = rows

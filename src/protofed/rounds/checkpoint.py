@@ -105,11 +105,7 @@ class Saving:
         self._error: BaseException | None = None
 
     def save(self, state: ServerState, clients: Roster) -> None:
-        """Store the state after a round in ``folder/round-NNNNNN`` and remove older checkpoints.
-
-        Args:
-            clients: Their snapshots are stored too if they rest in this process.
-        """
+        """Store the state after a round in ``folder/round-NNNNNN`` and remove older checkpoints."""
         self.wait()
         checkpoint = Checkpoint(self.folder, state, clients, clients.store.freeze() if clients.rests_here else None)
         if checkpoint.size < LARGE:
@@ -146,11 +142,7 @@ class Saving:
 
 
 def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
-    """Replace ``state`` by that of the newest checkpoint, if there is one; return whether there was.
-
-    Raises:
-        CheckpointError: If the checkpoint is damaged, in another format, or of other clients or another method.
-    """
+    """Replace ``state`` by that of the newest checkpoint, if there is one; return whether there was."""
     newest = newest_checkpoint(folder)
     if newest is None:
         return False
@@ -179,11 +171,7 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
 
 
 def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
-    """Return all that a checkpoint holds of a client except its model, which is not read; empty without the client.
-
-    Raises:
-        FileNotFoundError: If the checkpoint has given way to the next one.
-    """
+    """Return what a checkpoint holds of a client but its model, which is not read; empty without the client."""
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     places = read_json(folder / "state.json").get("records")
@@ -201,7 +189,6 @@ def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
 
 
 def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None:
-    """Give all clients the snapshots in the file of a checkpoint."""
     records = Records()
     try:
         with open_ordinary(path) as file:
@@ -228,6 +215,5 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Return all checkpoints, the newest last; symbolic links are ignored."""
     found = [p for p in folder.glob(f"{_PREFIX}*") if p.name.removeprefix(_PREFIX).isdecimal()]
     return sorted(p for p in found if p.is_dir() and not p.is_symlink())

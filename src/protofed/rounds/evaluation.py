@@ -53,11 +53,7 @@ class Evaluation:
     def score(
         self, executor: Executor, messages: Messages | None, participation: Participation, record: RoundRecord
     ) -> list[Evaluated]:
-        """Score the clients and write their accuracy into the record of a round.
-
-        Returns:
-            Results of all clients, empty ones included.
-        """
+        """Score the clients and write their accuracy into the record of a round."""
         scored: dict[str, Evaluated] = {}
         for each in executor.evaluate(participation.here(record.round), messages, record.round):
             if isinstance(each, Evaluated):

@@ -37,7 +37,7 @@ class Mixing(Stage):
 
     def __init__(self, method: Method, options: ParticipationOptions) -> None:
         up, down = method.upload_schema, method.broadcast_schema
-        if up is None or not method.declared.stale or method.declared.personal or not _fits(up, down):
+        if up is None or method.declared.aggregation != "mean" or not _fits(up, down):
             raise ConfigError(
                 f"participation.after: a late upload cannot be mixed with a later broadcast of {method.name}, "
                 "which is not a mean of such uploads: leave it at 0"

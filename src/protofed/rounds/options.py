@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from protofed.methods.contract import Method
+from protofed.methods.contract import Method, sends
 from protofed.options import Options, named, option, remote
 from protofed.visits.contract import On
 
@@ -63,7 +63,7 @@ class ParticipationOptions(Options):
 
     def sends(self, method: Method, round_number: int, rounds: int) -> bool:
         """Return whether clients send something in ``round``."""
-        return method.sends(round_number) and not self.have_joined(round_number, rounds)
+        return sends(method, round_number) and not self.have_joined(round_number, rounds)
 
     def have_joined(self, round_number: int, rounds: int) -> bool:
         """Return whether newcomers have joined: from then on only they train, and nobody sends."""

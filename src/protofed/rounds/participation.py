@@ -21,12 +21,6 @@ class Participation:
 
     Args:
         sizes: ``(K,)`` samples per class that the server believes each client to have.
-
-    Attributes:
-        names: All clients, in their fixed order.
-
-    Raises:
-        ConfigError: If the options do not suit the clients.
     """
 
     def __init__(
@@ -112,10 +106,10 @@ class Participation:
         joined, o = self.have_joined(round_number), self.options
         able = [name for name in self.trainable if (name in self.newcomers) == joined]
         able = standing.able(able, round_number, o.max_refusals)
-        if o.sampling == "poisson" and not self.method.round(round_number).everyone:
+        if o.sampling == "poisson":
             return [name for name in able if self._coin(round_number, name) < o.fraction]
         number = self.number_of(able)
-        if number >= len(able) or self.method.round(round_number).everyone:
+        if number >= len(able):
             return able
         drawing = generator(self.seed, "participation", round_number)
         if o.sampling == "samples":

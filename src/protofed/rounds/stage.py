@@ -22,16 +22,12 @@ from protofed.wire.schema import Payload, Schema
 
 @dataclass
 class Opened:
-    """A round whose participants have been sent their broadcasts.
-
-    Attributes:
-        usable: Clients whose uploads could be used so far.
-    """
+    """A round whose participants have been sent their broadcasts."""
 
     round: int
     messages: Messages
     payload: Payload | None
-    usable: int = 0
+    usable: int = 0  # clients whose uploads could be used so far
 
     @classmethod
     def of(

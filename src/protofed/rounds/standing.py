@@ -72,14 +72,7 @@ class Standing:
 
     @classmethod
     def of(cls, value: Refusals, names: Collection[str]) -> Standing:
-        """Undo :meth:`to_dict`.
-
-        Args:
-            names: Names of all clients.
-
-        Raises:
-            ValueError: If ``value`` names other clients, or lacks the round of a refusal.
-        """
+        """Undo :meth:`to_dict`."""
         if undated := value["diverged"].keys() - value["last"].keys():
             raise ValueError(f"refusals: last: {min(undated)} is missing")
         strangers = {*value["damaged"], *value["diverged"], *value["last"], *value["misled"]} - set(names)

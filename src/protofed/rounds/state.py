@@ -89,27 +89,13 @@ class StoredState(Struct):
 
     @classmethod
     def read(cls, path: Path, version: int) -> Self:
-        """Return what a file holds.
-
-        Args:
-            version: Number of its format.
-
-        Raises:
-            CheckpointError: If the file is missing, damaged or of another format.
-        """
+        """Return what a file holds."""
         record = read_json(path)
         check_format(path, record.get("version", 1), version)
         return decode(record, cls, f"{path}: damaged")
 
     def of(self, clients: Roster, path: Path) -> ServerState:
-        """Return the state, without tensors.
-
-        Args:
-            path: What errors begin with.
-
-        Raises:
-            CheckpointError: If it is that of other clients, or of clients elsewhere.
-        """
+        """Return the state, without tensors."""
         if self.clients != list(clients):
             raise CheckpointError(f"{path}: was written for other clients")
         if clients.rests_here and self.generations:
@@ -133,9 +119,6 @@ def fitting(found: Tensors, initial: Tensors, path: Path) -> Tensors:
 
     Args:
         initial: Those before the first round; later there may be more, and other numbers of rows.
-
-    Raises:
-        CheckpointError: If one is missing, or its rows have another shape.
     """
     for name, tensor in initial.items():
         if name not in found or (tensor.numel() and _rows(found[name]) != _rows(tensor)):

@@ -203,9 +203,7 @@ def closed_form(tree: Tree) -> Experiment:
         chosen |= {f"encoder.{name}": value for name, value in fixed.get("encoder", {"name": "auto"}).items()}
     experiment = resolve(apply_overrides({**tree, "method": {}}, chosen))
     asked = {"privacy.mode": experiment.privacy.mode != "none"}
-    asked |= {
-        f"methods.{TOGETHER}.{name}": getattr(experiment.method_options, name) for name in ("centre", "listen")
-    }
+    asked |= {f"methods.{TOGETHER}.centre": experiment.method_options.centre}
     if wrong := next((name for name, is_asked in asked.items() if is_asked), ""):
         raise ConfigError(
             f"{wrong}: protofed try judges sums as they are: leave it out, or protofed compare shows it"

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from protofed.storage.snapshots import KEY, WITHOUT_OPTIMIZER
+from protofed.storage.snapshots import KEY, VERSION
 from protofed.untrusted import limits
 from protofed.untrusted.reading import parse_json
 
@@ -68,14 +68,10 @@ class Records:
         self._read: dict[bytes, _Layout] = {}
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
-    def pack(self, tensors: Mapping[str, Tensor], version: int = WITHOUT_OPTIMIZER) -> memoryview:
-        """Return tensors as a record, which is valid until the next call.
-
-        Args:
-            version: Format of their snapshot.
-        """
-        key = version, *((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
-        layout = self._made.get(key) or _remember(self._made, key, _layout(tensors, version))
+    def pack(self, tensors: Mapping[str, Tensor]) -> memoryview:
+        """Return tensors as a record, which is valid until the next call."""
+        key = tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+        layout = self._made.get(key) or _remember(self._made, key, _layout(tensors))
         if len(self._buffer) < layout.size:
             self._buffer = torch.empty(layout.size, dtype=torch.uint8)
         record = self._buffer[: layout.size]
@@ -126,9 +122,9 @@ def _remember(layouts: dict[Any, _Layout], key: Any, layout: _Layout) -> _Layout
     return layout
 
 
-def _layout(tensors: Mapping[str, Tensor], version: int) -> _Layout:
+def _layout(tensors: Mapping[str, Tensor]) -> _Layout:
     """Return the layout of a record: large types first, so that each tensor is aligned."""
-    table: dict[str, Any] = {"__metadata__": {KEY: str(version)}}
+    table: dict[str, Any] = {"__metadata__": {KEY: str(VERSION)}}
     place = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
         end = place + tensor.nbytes

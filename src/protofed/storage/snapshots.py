@@ -1,9 +1,8 @@
 """Snapshots: the format of a client between visits, in memory, in files and in messages.
 
-A snapshot is serialised as a flat dictionary of tensors named ``model.…``, ``state.…``, ``received.…`` and, if
-optimisers keep their state, ``optimizer.…``, in safetensors form with the format version in the header. The model's
-weights may be kept in a separate file, under the plain names of its ``state_dict``, so that other programs can load
-them.
+A snapshot is serialised as a flat dictionary of tensors named ``model.…``, ``state.…`` and ``received.…``, in
+safetensors form with the format version in the header. The model's weights may be kept in a separate file, under
+the plain names of its ``state_dict``, so that other programs can load them.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from protofed.errors import CheckpointError, PayloadError, writing
 from protofed.storage.files import check_format, open_tensors
 from protofed.untrusted import claims
 
-VERSION = 2
-"""Format version of snapshots that hold the state of optimisers."""
-WITHOUT_OPTIMIZER = 1
-"""Format version of all others."""
+VERSION = 1
+"""Format version; 2 had the state of optimisers."""
 KEY = "protofed.snapshot"
 """Name in the header of a file or a record, under which the format version stands."""
 
@@ -33,18 +30,11 @@ class Snapshot(NamedTuple):
 
     Attributes:
         received: Result of the method's ``receive`` for the last broadcast; empty before the first one.
-        optimizer: Names are phase, update, loss, parameter and name, separated by slashes.
     """
 
     model: dict[str, Tensor]
     state: dict[str, Tensor]
     received: dict[str, Tensor]
-    optimizer: dict[str, Tensor] = {}  # noqa: RUF012  (nobody changes a snapshot)
-
-    @property
-    def version(self) -> int:
-        """Format version of the snapshot."""
-        return VERSION if self.optimizer else WITHOUT_OPTIMIZER
 
 
 def flatten(snapshot: Snapshot) -> dict[str, Tensor]:
@@ -71,7 +61,7 @@ def join_snapshot(model: dict[str, Tensor], rest: Mapping[str, Tensor], *receive
 
 def pack(snapshot: Snapshot) -> bytes:
     """Return a snapshot as the bytes of a safetensors file."""
-    return save(contiguous(flatten(snapshot)), {KEY: str(snapshot.version)})
+    return save(contiguous(flatten(snapshot)), {KEY: str(VERSION)})
 
 
 def unpack(data: bytes) -> Snapshot:
@@ -85,14 +75,14 @@ def unpack(data: bytes) -> Snapshot:
 
 def write(path: Path, snapshot: Snapshot) -> None:
     """Write a snapshot to a new file; a partial file is removed on errors."""
-    write_weights(path, flatten(snapshot), snapshot.version)
+    write_weights(path, flatten(snapshot))
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor], version: int = WITHOUT_OPTIMIZER) -> None:
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write named tensors, such as a model's weights, to a new file; a partial file is removed on errors."""
     with writing(path):
         try:
-            save_file(contiguous(tensors), path, {KEY: str(version)})
+            save_file(contiguous(tensors), path, {KEY: str(VERSION)})
         except (OSError, SafetensorError) as error:
             path.unlink(missing_ok=True)
             reason = str(error).rpartition("I/O error: ")[2].partition(" (os error")[0]
@@ -111,8 +101,7 @@ def read(path: Path, weights: Path | None = None) -> Snapshot:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors in a file written by :func:`write_weights`."""
     with open_tensors(path) as file:
-        if (version := _format(file.metadata())) != WITHOUT_OPTIMIZER:
-            check_format(path, version, VERSION)
+        check_format(path, _format(file.metadata()), VERSION)
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 

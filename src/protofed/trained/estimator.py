@@ -172,8 +172,8 @@ class ProtofedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if section == "partition" or (section == "data" and option not in (*_READ, "standardise")):
                 raise ConfigError(f"{name}: X, y and groups are the data: only data.{', data.'.join(_READ)} apply")
         tree = apply_overrides(BASE, given)
-        fixed = methods.methods().get(self.method).traits(resolve(tree).method_options).rounds
-        if rounds := self.rounds or (fixed is None and ROUNDS):
+        once = methods.methods().get(self.method).traits(resolve(tree).method_options).rounds == "one"
+        if rounds := self.rounds or (not once and ROUNDS):
             tree = apply_overrides(tree, {"rounds": rounds})
         seed = self.random_state
         drawn = seed if isinstance(seed, Integral) else check_random_state(seed).randint(2**31 - 1)

@@ -27,6 +27,7 @@ from protofed.experiments.ending import (
     read_server,
 )
 from protofed.experiments.hardware import Hardware
+from protofed.methods import ClosedForm
 from protofed.methods.contract import Batch, Method, Tensors
 from protofed.models import Classifier
 from protofed.models.encoders import build_encoder
@@ -240,6 +241,8 @@ class TrainedClient:
         found = [torch.zeros(0, dtype=torch.float64)]
         for part in samples.split(BATCH):
             batch = Batch(self.classifier.prepare(part), torch.zeros(len(part), dtype=torch.int64))
+            if not isinstance(self.method, ClosedForm):
+                return None
             own = self.method.typical(self.classifier.model, batch, self.received, self.state, rule)
             if own is None:
                 return None

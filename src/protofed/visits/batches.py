@@ -15,13 +15,7 @@ EVALUATION_BATCH = 256
 
 
 def epoch_rows(
-    samples: int,
-    size: int,
-    even: bool,
-    seed: int,
-    *scope: str | int,
-    shuffle: bool = True,
-    drop_last: bool = False,
+    samples: int, size: int, even: bool, seed: int, *scope: str | int, shuffle: bool = True, drop_last: bool = False
 ) -> list[Tensor]:
     """Return the rows of each batch of an epoch.
 
@@ -41,7 +35,6 @@ def batch_rows(order: Tensor, size: int, *, even: bool, drop_last: bool = False)
     """Divide the rows of an epoch into ``⌈n/B⌉`` batches.
 
     Args:
-        order: ``(n,)``.
         even: Batch sizes differ by at most one; otherwise all but the last are ``B``. Deep networks with BatchNorm
             need even batches: the variance of a last batch of two or three samples can be so small that one step
             ruins the model.
@@ -58,11 +51,7 @@ def whole(samples: int, size: int) -> int:
 
 
 def batches(samples: Samples, model: torch.nn.Module, size: int = EVALUATION_BATCH) -> Iterator[Batch]:
-    """Yield normalised batches in order.
-
-    Args:
-        model: Its dtype is that of the inputs.
-    """
+    """Yield normalised batches in order."""
     dtype = next(model.parameters()).dtype
     for start in range(0, len(samples), size):
         rows = slice(start, start + size)

@@ -26,17 +26,11 @@ from protofed.visits.private import Private
 
 @dataclass(frozen=True)
 class Schedule:
-    """Schedule of learning rates over the rounds.
+    """Schedule of learning rates over the rounds."""
 
-    Attributes:
-        kind: See :meth:`factor`.
-        decay: Factor, for ``step`` and ``exponential``.
-        every: Rounds between two decays, for ``step``.
-    """
-
-    kind: Literal["constant", "step", "exponential", "cosine"] = "constant"
-    decay: float = 1.0
-    every: int = 1
+    kind: Literal["constant", "step", "exponential", "cosine"] = "constant"  # see :meth:`factor`
+    decay: float = 1.0  # factor, for ``step`` and ``exponential``
+    every: int = 1  # rounds between two decays, for ``step``
 
     def factor(self, round_number: int, rounds: int) -> float:
         """Return the factor of all learning rates in a round.
@@ -61,34 +55,21 @@ class LocalPlan:
     """Local training plan of a client.
 
     Attributes:
-        epochs: ``E`` per round.
-        batch_size: ``B``; the last batch of an epoch may be smaller.
-        optimizer: A class in ``torch.optim``; every round builds a new instance.
-        settings: Keyword arguments, including ``lr``.
         clip: Largest Euclidean norm of a gradient; see :class:`~protofed.methods.contract.Update`.
-        keep_state: Optimisers go on from their state in the client's last visit.
-        schedule: Of the learning rates of local training, also of a method's own.
-        factor: Of the learning rates in the present round.
-        class_weights: Weight the cross-entropy of a client's own samples by :func:`balance`.
-        private: Protection of single samples by DP-SGD.
-        least_samples: Least training samples of a class that is reported.
-        shuffle: Every epoch has a new order of samples.
-        drop_last: Leave out a smaller last batch of an epoch, unless it is the only one.
     """
 
-    epochs: int = 1
-    batch_size: int = 32
-    optimizer: str = "SGD"
-    settings: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.01})
+    epochs: int = 1  # ``E`` per round
+    batch_size: int = 32  # ``B``; the last batch of an epoch may be smaller
+    optimizer: str = "SGD"  # a class in ``torch.optim``; every round builds a new instance
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.01})  # keyword arguments, including ``lr``
     clip: float | None = None
-    keep_state: bool = False
-    schedule: Schedule = Schedule()
-    factor: float = 1.0
-    class_weights: bool = False
-    private: Private | None = None
-    least_samples: int = 0
-    shuffle: bool = True
-    drop_last: bool = False
+    schedule: Schedule = Schedule()  # of the learning rates of local training, also of a method's own
+    factor: float = 1.0  # of the learning rates in the present round
+    class_weights: bool = False  # weight the cross-entropy of a client's own samples by :func:`balance`
+    private: Private | None = None  # protection of single samples by DP-SGD
+    least_samples: int = 0  # least training samples of a class that is reported
+    shuffle: bool = True  # every epoch has a new order of samples
+    drop_last: bool = False  # leave out a smaller last batch of an epoch, unless it is the only one
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
@@ -167,9 +148,6 @@ def balance(counts: Tensor) -> Tensor:
     ``n`` is the number of samples and ``K'`` the number of classes that the client has, so that the mean factor is
     1 (scikit-learn's ``balanced``).
 
-    Args:
-        counts: ``(K,)`` int64.
-
     Returns:
         ``(K,)`` float64; 0 for classes that the client does not have.
     """
@@ -180,17 +158,12 @@ def balance(counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Member:
-    """A client of a federation.
+    """A client of a federation."""
 
-    Attributes:
-        data: On the device.
-        kind: Key shared by all clients whose models have the same modules and shapes.
-    """
-
-    data: ClientData
+    data: ClientData  # on the device
     plan: LocalPlan
     architecture: str
-    kind: str
+    kind: str  # key shared by all clients whose models have the same modules and shapes
 
     @property
     def name(self) -> str:

@@ -21,22 +21,15 @@ On = Literal["own", "union", "balanced", "shifted"]
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of a training visit.
-
-    Attributes:
-        message: None if the round does not communicate.
-        losses: Mean per sample over the round, by term.
-        failure: Why a communicating round has no upload: the model has diverged, or a number is too large.
-        late: Rounds since the client was asked.
-    """
+    """Result of a training visit."""
 
     client: str
-    message: bytes | None
-    losses: dict[str, float]
+    message: bytes | None  # None if the round does not communicate
+    losses: dict[str, float]  # mean per sample over the round, by term
     samples: int
     seconds: float
-    failure: str = ""
-    late: int = 0
+    failure: str = ""  # why a communicating round has no upload: the model has diverged, or a number is too large
+    late: int = 0  # rounds since the client was asked
 
 
 @dataclass(frozen=True)
@@ -44,43 +37,31 @@ class Evaluated:
     """Result of an evaluation visit.
 
     Attributes:
-        correct: Per rule; estimated if the client withholds its counts.
-        samples: Evaluated ones.
-        validation: ``(correct, samples)`` of the validation split.
-        union: Of the test samples of all clients together, if scored.
         unseen: The part of ``union`` whose classes the client has no training samples of.
     """
 
     client: str
-    correct: Mapping[str, float]
-    samples: int
+    correct: Mapping[str, float]  # per rule; estimated if the client withholds its counts
+    samples: int  # evaluated ones
     seconds: float
-    validation: Scores = field(default_factory=lambda: ({}, 0))
-    union: Scores = field(default_factory=lambda: ({}, 0))
+    validation: Scores = field(default_factory=lambda: ({}, 0))  # ``(correct, samples)`` of the validation split
+    union: Scores = field(default_factory=lambda: ({}, 0))  # of the test samples of all clients together, if scored
     unseen: Scores = field(default_factory=lambda: ({}, 0))
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Placeholder for the result of a client that is late or gone, or whose visit failed.
-
-    Attributes:
-        reason: As one line.
-    """
+    """Placeholder for the result of a client that is late or gone, or whose visit failed."""
 
     client: str
-    reason: str
+    reason: str  # as one line
 
 
 class Executor(Protocol):
-    """Runs visits and yields their results in the order of ``names``.
-
-    Attributes:
-        remote: Visits go over a network and may therefore fail.
-    """
+    """Runs visits and yields their results in the order of ``names``."""
 
     clients: Roster
-    remote: bool
+    remote: bool  # visits go over a network and may therefore fail
 
     def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained | Missing]:
         """Train clients."""

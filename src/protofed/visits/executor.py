@@ -60,9 +60,6 @@ class Fused(Executor):
     Clients that cannot be vectorised (because of an operation without a batching rule, dropout that draws from
     torch's random state, an optimiser that treats whole tensors, or a loss that counts padding) are run one by one,
     with a single warning; so are those whose first step with some loss differs from that of plain autograd.
-
-    Args:
-        budget: Bytes for the stack of a group; larger groups are divided.
     """
 
     remote = False
@@ -120,7 +117,6 @@ class Fused(Executor):
         messages: Messages | None,
         round_number: int,
     ) -> Iterator[Result]:
-        """Visit clients in groups; yield results in the order of ``names``."""
         done: dict[str, Result] = {}
         for group in self._groups(names, key):
             done |= {result.client: result for result in self._attempt(visit, group, messages, round_number)}
@@ -139,7 +135,6 @@ class Fused(Executor):
             yield from (members[start : start + size] for start in range(0, len(members), size))
 
     def _limit(self, kind: str) -> int:
-        """Return the number of clients of a kind that fit the budget."""
         if kind not in self.limits:
             member = next(m for m in self.clients.values() if m.kind == kind)
             shape = (member.train if len(member.train) else member.test).x.shape[1:]

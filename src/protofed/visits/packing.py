@@ -25,17 +25,11 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedData:
-    """A federation whose samples are in a few shared tensors, so that passing it to a process copies nothing.
+    """A federation whose samples are in a few shared tensors, so that passing it to a process copies nothing."""
 
-    Attributes:
-        federated: Without its samples.
-        places: Of each split, in the order of :meth:`FederatedData.map`.
-        tensors: One pair of x and y per type and shape of x, in shared memory.
-    """
-
-    federated: FederatedData
-    places: tuple[_Place, ...]
-    tensors: tuple[Tensor, ...]
+    federated: FederatedData  # without its samples
+    places: tuple[_Place, ...]  # of each split, in the order of :meth:`FederatedData.map`
+    tensors: tuple[Tensor, ...]  # one pair of x and y per type and shape of x, in shared memory
 
     @classmethod
     def of(cls, federated: FederatedData) -> PackedData:
@@ -71,7 +65,6 @@ class PackedData:
 
 
 def _share(parts: list[Tensor]) -> Tensor:
-    """Return the parts as one tensor in shared memory."""
     whole = torch.cat(parts).cpu()
     try:
         result: Tensor = whole.share_memory_()

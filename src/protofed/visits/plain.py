@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from protofed.compute.optimizers import restore_state, state_of
-from protofed.methods.contract import Batch, Local, Method, Phase, Statistics, Tensors, Update, predict
+from protofed.methods.contract import Method, Phase, Statistics, Update, predict
+from protofed.methods.given import Batch, Local, Output, SplitModel, Tensors
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, batches, normalise
 from protofed.visits.client import LocalPlan, balance
-from protofed.visits.clipping import clip
 from protofed.visits.private import Noise, sum_clipped
 from protofed.visits.visit import Steps
 
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
-
 NORMALISED_AT_ONCE = 2**24
 """Size in numbers up to which training data are normalised once per phase instead of batch by batch."""
+
+EPSILON = 1e-6
+"""Added to a norm before dividing by it, as ``torch.nn.utils.clip_grad_norm_`` does."""
 
 
 class PlainSteps(Steps):
@@ -43,14 +42,7 @@ class PlainSteps(Steps):
         """Lend the model."""
         yield self._model
 
-    def begin(
-        self,
-        phase: Phase,
-        plan: LocalPlan,
-        data: Sequence[Samples],
-        locals_: Sequence[Local],
-        kept: Sequence[Tensors],
-    ) -> None:
+    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
         """Begin a phase of training."""
         model = self._model
         self.local, self.phase, self.plan = locals_[0], phase, plan
@@ -59,11 +51,9 @@ class PlainSteps(Steps):
         statistics = self.method.statistics if phase.source is None else None
         self.during = statistics if statistics and statistics.when == "during" else None
         self.updates = []
-        for number, update in enumerate(phase.updates):
+        for update in phase.updates:
             chosen = select_trained(model, update)
-            optimizer = plan.build(chosen.values(), update.optimizer)
-            restore_state(optimizer, chosen, kept[0], f"{number}/{update.name}")
-            self.updates.append(_Update(update, chosen, optimizer))
+            self.updates.append(_Update(update, chosen, plan.build(chosen.values(), update.optimizer)))
         self.x, self.y = data[0].x, data[0].y
         weighted = plan.class_weights and phase.source is None
         self.importance = balance(self._counts(data[0]))[self.y] if weighted else None
@@ -75,13 +65,6 @@ class PlainSteps(Steps):
         # Phases that stay with the client are not private, and local.counts may be noisy even then.
         counts = data.counts(self.method.task.num_classes) if self.plan.private is None else self.local.counts
         return counts.to(self.y.device)
-
-    def optimizer_states(self) -> list[Tensors]:
-        """Return the state of the client's optimisers."""
-        state: Tensors = {}
-        for number, (update, parameters, optimizer) in enumerate(self.updates):
-            state |= state_of(optimizer, parameters, f"{number}/{update.name}")
-        return [state]
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
         """Run the steps of an epoch."""
@@ -170,14 +153,43 @@ def select_trained(model: SplitModel, update: Update) -> dict[str, torch.nn.Para
 
 
 def gradients_of(total: Tensor, chosen: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Return the gradient of a loss for each of some parameters, None where it does not depend on it.
-
-    Args:
-        chosen: May be empty.
-    """
+    """Return the gradient of a loss for each of some parameters, None where it does not depend on it."""
     if not chosen or not total.requires_grad:
         return [None] * len(chosen)
     return torch.autograd.grad(total, chosen, allow_unused=True)
+
+
+def network_of(name: str) -> str:
+    """Return the network that a parameter belongs to: ``extras.NAME``, or empty for the client's model."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "extras" else ""
+
+
+def clip(
+    names: Sequence[str], gradients: Sequence[Tensor | None], limit: float, *, stacked: bool = False
+) -> list[Tensor | None]:
+    """Clip each network's gradient to a Euclidean norm of ``limit``.
+
+    Args:
+        gradients: None for parameters without one.
+        stacked: The first dimension is that of clients, which are clipped separately.
+    """
+    squares: dict[str, Tensor] = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not None:
+            network, dims = network_of(name), list(range(int(stacked), gradient.dim()))
+            square = gradient.square().sum(dims) if dims else gradient.square()
+            squares[network] = squares[network] + square if network in squares else square
+    scales = {network: (limit / (square.sqrt() + EPSILON)).clamp(max=1) for network, square in squares.items()}
+
+    def shortened(name: str, gradient: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
+        scale = scales[network_of(name)]
+        return gradient * scale.reshape([*scale.shape, *[1] * (gradient.dim() - scale.dim())])
+
+    with torch.no_grad():
+        return [shortened(name, gradient) for name, gradient in zip(names, gradients, strict=True)]
 
 
 class _Update(NamedTuple):
@@ -198,7 +210,7 @@ class _Totals:
     def add(self, output: Output, batch: Batch) -> None:
         self.outputs.append(type(output)(*(part.detach() for part in output)))
         self.batches.append(batch)
-        if self.statistics.by_batch or sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
+        if sum(len(b.y) for b in self.batches) >= EVALUATION_BATCH:
             self._compute()
 
     def totals(self) -> Tensors:

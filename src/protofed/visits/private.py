@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +21,9 @@ from torch.func import functional_call, grad, vmap
 from protofed.compute.normal import draw_rounded_normal
 from protofed.compute.seeding import uniform_from_system
 from protofed.errors import ConfigError
-from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update
+from protofed.methods.contract import Batch, Local, Method, Output, Phase, SplitModel, Tensors, Update
 from protofed.samples import Samples
 from protofed.visits.batches import batches
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 AT_ONCE = 2**22
 """Numbers of single samples' gradients that are held at a time: 16 MiB stay in a processor's cache."""
@@ -45,23 +41,14 @@ COUNTS = "private counts"
 
 @dataclass(frozen=True)
 class Private:
-    """Local training that hides whether a single sample was there.
+    """Local training that hides whether a single sample was there."""
 
-    Attributes:
-        clip: Largest norm ``C`` of a sample's gradient.
-        noise: Multiplier ``z`` of the steps.
-        features: Largest norm of a sample's contribution to a statistic.
-        means: Noise multiplier of statistics and of the numbers of samples per class.
-        secret: Random numbers come from the operating system instead of the experiment's seed.
-        masked: The noise of statistics is added later, under the mask of secure aggregation.
-    """
-
-    clip: float
-    noise: float
-    features: float
-    means: float
-    secret: bool = False
-    masked: bool = False
+    clip: float  # largest norm ``C`` of a sample's gradient
+    noise: float  # multiplier ``z`` of the steps
+    features: float  # largest norm of a sample's contribution to a statistic
+    means: float  # noise multiplier of statistics and of the numbers of samples per class
+    secret: bool = False  # random numbers come from the operating system instead of the experiment's seed
+    masked: bool = False  # the noise of statistics is added later, under the mask of secure aggregation
 
 
 @dataclass
@@ -153,9 +140,6 @@ def sum_clipped(
         batch: May be empty.
         clip: Largest norm.
         step: Step of the grid to which clipped gradients are rounded, towards zero and in float64; 0 for none.
-
-    Raises:
-        ConfigError: If the loss of a single sample cannot be vectorised.
     """
     loss = _Loss(model, update)
     weights = {f"model.{name}": parameter.detach() for name, parameter in chosen.items()}
@@ -259,9 +243,6 @@ def private_counts(counts: Tensor, private: Private, generator: torch.Generator)
 
     Classes whose number may be noise become empty; if all would, the largest has one sample, since a client without
     any would have no weight.
-
-    Args:
-        generator: Of the noise, unless it is secret.
     """
     noise = Noise(None if private.secret else generator)
     # A sample's 1, rounded towards zero to the grid: 0 where the grid is coarser.

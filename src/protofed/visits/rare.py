@@ -16,10 +16,6 @@ def without_rare(payload: Payload, schema: Schema, counts: Tensor, least: int, r
 
     Rows with labels are left out. Of tables with one row per class, sums and counts become 0, and other rows are
     what the client received.
-
-    Args:
-        counts: ``(K,)`` training samples.
-        received: Tensors by name.
     """
     rare = (counts < least).cpu()
     if not bool(rare.any()):

@@ -17,22 +17,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.compute.optimizers import check_kept
 from protofed.errors import CheckpointError, OutputError, writing
+from protofed.methods.contract import SplitModel
 from protofed.samples import Samples
 from protofed.storage.records import Records, read_at, write_at
-from protofed.storage.snapshots import WITHOUT_OPTIMIZER, Snapshot, flatten, join_snapshot
+from protofed.storage.snapshots import Snapshot, flatten, join_snapshot
 from protofed.untrusted.reading import reason
 from protofed.visits.client import Member
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 PAGE = 4096
 """Bytes of a page; no two records share one."""
@@ -58,11 +55,7 @@ class Store(Protocol):
         ...
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
-        """Store a client that starts from the model of another one, without storing the model again.
-
-        Args:
-            state: Of the new client.
-        """
+        """Store a client that starts from the model of another one, without storing the model again."""
         ...
 
     def close(self) -> None:
@@ -101,10 +94,6 @@ class StoreSnapshot:
 
         Returns:
             Position and length of each client's model, the rest of its snapshot and what it received, by name.
-
-        Raises:
-            OSError: If the file cannot be written.
-            CheckpointError: If a client cannot be read.
         """
         places: dict[Any, list[int]] = {}
         written = synced = 0
@@ -143,8 +132,7 @@ class Memory(Store):
         kept = _on_host(snapshot.model) if model else self.snapshots[name].model
         if not _same(snapshot.received, self._received):  # often all clients receive the same, which is kept once
             self._received = _on_host(snapshot.received)
-        state, optimizer = map(_on_host, (snapshot.state, snapshot.optimizer))
-        self.snapshots[name] = Snapshot(kept, state, self._received, optimizer)
+        self.snapshots[name] = Snapshot(kept, _on_host(snapshot.state), self._received)
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
         """Store a client that starts from the model of another one."""
@@ -155,8 +143,7 @@ class Memory(Store):
         records = Records()
 
         def copy(part: dict[str, Tensor] | Snapshot, file: BinaryIO) -> int:
-            version = part.version if isinstance(part, Snapshot) else WITHOUT_OPTIMIZER
-            return file.write(records.pack(flatten(part) if isinstance(part, Snapshot) else part, version))
+            return file.write(records.pack(flatten(part) if isinstance(part, Snapshot) else part))
 
         parts = {n: (s.model, s._replace(model={}, received={}), s.received) for n, s in self.snapshots.items()}
         size = sum(tensor.nbytes for snapshot in self.snapshots.values() for tensor in flatten(snapshot).values())
@@ -291,11 +278,7 @@ class Files(Store):
         self._received = None
 
     def lend(self, names: Iterable[str]) -> dict[int, list[Place]]:
-        """Take as many free places as another process needs to write the snapshots of clients.
-
-        Returns:
-            By room.
-        """
+        """Take as many free places as another process needs to write the snapshots of clients."""
         lent: dict[int, list[Place]] = {}
         with self._lock:
             for room in (place.room for name in names for place in self.addresses[name]):
@@ -334,7 +317,7 @@ class Files(Store):
     def _adopt(self, name: str, model: Place, snapshot: Snapshot) -> None:
         """Write all of a client but its model."""
         rest = snapshot._replace(received={})
-        place = self._write(self._records.pack(flatten(rest), rest.version))
+        place = self._write(self._records.pack(flatten(rest)))
         record = self._records.pack(snapshot.received)
         content, last = record.tobytes(), self._received
         if last is None or last[1] != content or (self.owner and last[0] not in self._users):
@@ -414,31 +397,13 @@ class Roster(Mapping[str, Member]):
         return self.store.read(name)
 
     def replace(self, name: str, snapshot: Snapshot) -> None:
-        """Replace the snapshot of a client.
-
-        Raises:
-            KeyError, RuntimeError: If the snapshot does not fit the model of the client.
-        """
+        """Replace the snapshot of a client."""
         model = self.models[self[name].kind]
         model.load_state_dict(snapshot.model)
-        self.check_optimizer(name, snapshot)
         self.store.write(name, snapshot._replace(model=model.state_dict()))
 
-    def check_optimizer(self, name: str, snapshot: Snapshot) -> None:
-        """Check that the optimiser's state in a snapshot fits the model of a client.
-
-        Raises:
-            KeyError, RuntimeError: If it does not.
-        """
-        check_kept(snapshot.optimizer, dict(self.models[self[name].kind].named_parameters()))
-
     def restore(self, name: str, snapshot: Snapshot, path: Path) -> None:
-        """Replace the first snapshot of a client by one that was written to a file.
-
-        Raises:
-            CheckpointError: If the snapshot does not fit, or lacks a part of the method's state, as one of an older
-                version may.
-        """
+        """Replace the first snapshot of a client by one that was written to a file."""
         try:
             if lacking := self.snapshot(name).state.keys() - snapshot.state.keys():
                 raise RuntimeError(f"its state lacks {', '.join(sorted(lacking))}")
@@ -453,9 +418,6 @@ class Roster(Mapping[str, Member]):
 
     def working_model(self, name: str, weights: Mapping[str, Tensor] | None = None) -> SplitModel:
         """Load a client's weights into the working model of its kind and return it.
-
-        Args:
-            weights: Where they have been read already.
 
         Returns:
             Valid until the next call for a client of the same kind.

@@ -11,19 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from protofed.compute.optimizers import restore_state, state_of
-from protofed.methods.contract import Batch, Local, Method, Phase, Tensors, Update, predict
+from protofed.methods.contract import Batch, Local, Method, Output, Phase, SplitModel, Tensors, Update, predict
 from protofed.samples import Samples
 from protofed.visits.batches import EVALUATION_BATCH, add_up, normalise
 from protofed.visits.client import LocalPlan, balance
-from protofed.visits.clipping import clip
-from protofed.visits.plain import PlainSteps, gradients_of, select_trained
+from protofed.visits.plain import PlainSteps, clip, gradients_of, select_trained
 from protofed.visits.roster import versions
 from protofed.visits.stacking import (
     PooledSamples,
@@ -35,9 +33,6 @@ from protofed.visits.stacking import (
     unstack,
 )
 from protofed.visits.visit import Steps
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 ELEMENTWISE = {"SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"}
 """Optimisers of ``torch.optim`` that treat every weight separately, so that stacking changes nothing."""
@@ -103,18 +98,11 @@ class StackedSteps(Steps):
         if versions(self.working) != before:
             self.take(client, self.working)
 
-    def begin(
-        self,
-        phase: Phase,
-        plan: LocalPlan,
-        data: Sequence[Samples],
-        locals_: Sequence[Local],
-        kept: Sequence[Tensors],
-    ) -> None:
+    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
         """Begin a phase of training."""
         if plan.private is not None:
             raise StackingError("DP-SGD computes with the samples of one client at a time")
-        self.phase, self.plan, self.locals, self.kept = phase, plan, list(locals_), kept
+        self.phase, self.plan, self.locals = phase, plan, list(locals_)
         self.phases += 1
         self.pool = PooledSamples(data)
         weighted = plan.class_weights and phase.source is None
@@ -126,19 +114,6 @@ class StackedSteps(Steps):
         self.losses_of = [_StackedLoss(self.bare, update, during) for update in phase.updates]
         self.views: dict[int, _View] = {}
         self.arranged = False
-
-    def optimizer_states(self) -> list[Tensors]:
-        """Return the state of each client's optimisers, from the last steps that the client took part in."""
-        states: list[Tensors] = [{} for _ in range(self.clients)]
-        for place, client in enumerate(self.order):
-            view = self.views.get(min((n for n in self.views if n > place), default=0))
-            for number, chosen in enumerate(view.chosen if view else ()):
-                assert view is not None
-                stacked = state_of(view.optimizers[number], chosen, self._scope(number))
-                for name, value in stacked.items():
-                    own = value.shape == chosen[_owner(name)].shape
-                    states[client][name] = value[place] if own else value
-        return states
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
         """Run the steps of an epoch."""
@@ -232,7 +207,6 @@ class StackedSteps(Steps):
         return [unstack(correct, c) for c in range(len(data))]
 
     def _each(self) -> Iterator[PlainSteps]:
-        """Yield the steps of one client after the other, alone."""
         for client in range(self.clients):
             with self.model(client) as model:
                 alone = PlainSteps(self.method)
@@ -240,7 +214,6 @@ class StackedSteps(Steps):
                 yield alone
 
     def _pairs(self, model: SplitModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every stacked tensor with the corresponding tensor of ``model``."""
         for name, parameter in model.named_parameters():
             yield self.stack.parameters[name], parameter
         for name, buffer in model.named_buffers():
@@ -379,9 +352,7 @@ class StackedSteps(Steps):
         for number, update in enumerate(self.phase.updates):
             chosen = {n: leaves[n] for n in select_trained(self.working, update)}
             optimizer = self.plan.build(chosen.values(), update.optimizer)
-            if last is None:
-                self._restore(optimizer, chosen, clients, self._scope(number))
-            else:
+            if last is not None:
                 for name, mine in chosen.items():
                     theirs = last.chosen[number][name]
                     state = last.optimizers[number].state.get(theirs, {})
@@ -390,25 +361,6 @@ class StackedSteps(Steps):
             view.optimizers.append(optimizer)
         self.views[clients] = view
         return view
-
-    def _scope(self, number: int) -> str:
-        return f"{number}/{self.phase.updates[number].name}"
-
-    def _restore(self, optimizer: torch.optim.Optimizer, chosen: Tensors, clients: int, scope: str) -> None:
-        """Let the optimiser of the first ``clients`` go on from the states that they have kept."""
-        own = [{n: t for n, t in self.kept[c].items() if n.startswith(f"{scope}/")} for c in self.order[:clients]]
-        if any(state.keys() != own[0].keys() for state in own):
-            raise StackingError("some of its clients have kept the state of their optimiser, others have none yet")
-        joined: Tensors = {}
-        for name, value in own[0].items():
-            values = [state[name] for state in own]
-            if not name.endswith("/step") and value.shape == chosen[_owner(name)].shape[1:]:
-                joined[name] = torch.stack(values)
-            elif all(torch.equal(value, other) for other in values):
-                joined[name] = value
-            else:
-                raise StackingError("the optimiser counts steps, and clients have taken different numbers of them")
-        restore_state(optimizer, chosen, joined, scope)
 
 
 @dataclass
@@ -511,11 +463,6 @@ def _compare(
             continue
         if (gradient[0] - own).norm() > TOLERANCE * own.norm() + 1e-6:
             raise StackingError(f"stacked, the first step gives {name} another gradient than alone")
-
-
-def _owner(name: str) -> str:
-    """Return the parameter to which a tensor of an optimiser's state belongs."""
-    return name.split("/")[-2]
 
 
 def _part(value: Any, whole: Tensor, clients: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch._C import _functorch as functorch
 from torch.overrides import TorchFunctionMode
 
+from protofed.methods.contract import SplitModel
 from protofed.samples import Samples
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 Tensors = dict[str, Tensor]
 ROWS = "rows"
@@ -63,9 +61,6 @@ class PooledSamples:
 
     def places(self, steps: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, list[list[int]]]:
         """Return the positions of each client's rows of each step.
-
-        Args:
-            steps: ``(b,)`` rows per client and step.
 
         Returns:
             ``(C, T, B)`` int64 positions, ``(C, T, B)`` weights (0 for padding), and the number of rows per client
@@ -182,7 +177,6 @@ def _side_by_side(func: Any, given: dict[str, Any], level: int) -> Tensor:
 
 
 def _unwrap(tensor: Tensor, to: int) -> Tensor:
-    """Return the tensor of all clients, with the clients as dimension ``to``."""
     whole: Tensor = functorch.get_unwrapped(tensor)
     return whole.movedim(functorch.maybe_get_bdim(tensor), to)
 

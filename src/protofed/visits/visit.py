@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from protofed.compute.seeding import Stream, derive, generator, seeded
 from protofed.errors import DivergedError, ProtofedError
-from protofed.methods.contract import Local, Method, Phase, Tensors
+from protofed.methods.contract import Local, Method, Phase, SplitModel, Tensors, sends
 from protofed.samples import Samples
 from protofed.storage.snapshots import Snapshot
 from protofed.text import few
@@ -35,9 +35,6 @@ from protofed.visits.private import COUNTS, RELEASE, Noise, private_statistics
 from protofed.visits.rare import without_rare
 from protofed.visits.roster import Roster, versions
 from protofed.wire.codec import Codec, cast
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 Augment = Callable[[Samples, torch.Generator], Samples]
 """Returns as many samples with the same labels."""
@@ -54,24 +51,8 @@ class Steps(Protocol):
         """Lend a model with the client's present weights; changes made inside the block are kept."""
         ...
 
-    def begin(
-        self,
-        phase: Phase,
-        plan: LocalPlan,
-        data: Sequence[Samples],
-        locals_: Sequence[Local],
-        kept: Sequence[Tensors],
-    ) -> None:
-        """Begin a phase of training with new optimisers.
-
-        Args:
-            plan: Shared by all clients of the group.
-            kept: State of each client's optimisers; empty to start anew.
-        """
-        ...
-
-    def optimizer_states(self) -> list[Tensors]:
-        """Return the state of each client's optimisers in the present phase, as ``begin`` takes it."""
+    def begin(self, phase: Phase, plan: LocalPlan, data: Sequence[Samples], locals_: Sequence[Local]) -> None:
+        """Begin a phase of training with new optimisers, by the plan that all clients of the group share."""
         ...
 
     def epoch(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensors]:
@@ -108,22 +89,13 @@ class Steps(Protocol):
 
 @dataclass
 class _Visit:
-    """A client during its visit.
-
-    Attributes:
-        local: Working copies.
-        train: Augmented for this round if the experiment says so.
-        kept: Optimiser state, with the number of the phase in front of names.
-        stream: Random state of torch for training.
-        changed: The model differs from the stored one.
-    """
+    """A client during its visit."""
 
     client: Member
-    local: Local
-    train: Samples
-    kept: Tensors
-    stream: Stream
-    changed: bool
+    local: Local  # working copies
+    train: Samples  # augmented for this round if the experiment says so
+    stream: Stream  # random state of torch for training
+    changed: bool  # the model differs from the stored one
 
 
 @dataclass(frozen=True)
@@ -133,19 +105,16 @@ class LocalTrainer:
     Attributes:
         augment: Transforms training samples for the steps of a round; statistics and predictions never see the
             results.
-        on: Test samples to score on, besides clients' own.
-        on_every: Rounds of such scores: multiples of it, and the ``last``.
-        secret: Draw random numbers that protect samples from the operating system: at a node.
     """
 
     method: Method
     codec: Codec
     seed: int
     augment: Augment | None = None
-    on: On = "own"
-    on_every: int = 1
+    on: On = "own"  # test samples to score on, besides clients' own
+    on_every: int = 1  # rounds of such scores: multiples of it, and the ``last``
     last: int = 0
-    secret: bool = False
+    secret: bool = False  # draw random numbers that protect samples from the operating system: at a node
 
     def train(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round_number: int
@@ -153,8 +122,8 @@ class LocalTrainer:
         """Train a group of clients of one architecture and plan."""
         start = time.perf_counter()
         visits = self._open(steps, clients, names, messages, round_number, training=True)
-        sends = self.method.sends(round_number)
-        moment = self.method.statistics.when if sends and self.method.statistics else ""
+        communicates = sends(self.method, round_number)
+        moment = self.method.statistics.when if communicates and self.method.statistics else ""
         statistics: list[Tensors] = [{} for _ in visits]
         if moment == "before":
             statistics = self._statistics(steps, visits)
@@ -172,7 +141,7 @@ class LocalTrainer:
                 losses = {}  # they are of the samples that are protected
             start = time.perf_counter()
             message, failure = None, ""
-            if sends:
+            if communicates:
                 with visit.stream, steps.model(index) as model:
                     _to_eval(model)
                     message, failure = self.compose(visit.local, statistics[index], visit.client)
@@ -275,10 +244,6 @@ class LocalTrainer:
 
     def open(self, clients: Roster, name: str, round_number: int) -> Local:
         """Load a client onto the device, with copies of state and last received tensors."""
-        return self._load(clients, name, round_number)[0]
-
-    def _load(self, clients: Roster, name: str, round_number: int) -> tuple[Local, Tensors]:
-        """Load a client onto the device, as :meth:`open`; return it with the kept state of its optimisers."""
         client, snapshot = clients[name], clients.snapshot(name)
         model = clients.working_model(name, snapshot.model)
         device = next(model.parameters()).device
@@ -299,7 +264,7 @@ class LocalTrainer:
         local.least_samples = client.plan.least_samples
         if client.validation is not None:
             local.validation = partial(batches, client.validation, model)
-        return local, snapshot.optimizer
+        return local
 
     def receive(self, local: Local, message: bytes | None, *, deliver: bool = True) -> None:
         """Let the method unpack a broadcast.
@@ -327,9 +292,6 @@ class LocalTrainer:
         Returns:
             The message, and an empty text; or None, and the reason, if the model has diverged or a number is too
             large for the codec.
-
-        Raises:
-            ProtofedError: If the upload violates the schema for another reason; names the client.
         """
         schema = self.method.upload_schema
         assert schema is not None
@@ -380,7 +342,7 @@ class LocalTrainer:
         """Load the clients onto the device and deliver their broadcasts."""
         visits = []
         for index, name in enumerate(names):
-            local, kept = self._load(clients, name, round_number)
+            local = self.open(clients, name, round_number)
             before = versions(local.model)
             _to_eval(local.model)
             message = messages[name] if messages else None
@@ -400,7 +362,7 @@ class LocalTrainer:
                     key.fill_(derive(self.seed, "noise", round_number, name, layer))
             steps.take(index, local.model)
             changed = training or versions(local.model) != before
-            visits.append(_Visit(clients[name], local, train, kept, stream, changed))
+            visits.append(_Visit(clients[name], local, train, stream, changed))
         return visits
 
     def _phase(self, steps: Steps, visits: Sequence[_Visit], phase: Phase, number: int) -> list[Tensors]:
@@ -418,9 +380,7 @@ class LocalTrainer:
         if phase.local_only:
             plan = replace(plan, private=None)
         noises = [Noise.of(v.local, plan.private, f"batches {number}") if plan.private else None for v in visits]
-        prefix = f"{number}/"
-        kept = [{n.removeprefix(prefix): t for n, t in v.kept.items() if n.startswith(prefix)} for v in visits]
-        steps.begin(plan.clip_phase(phase), plan, data, [visit.local for visit in visits], kept)
+        steps.begin(plan.clip_phase(phase), plan, data, [visit.local for visit in visits])
         statistics: list[Tensors] = [{} for _ in visits]
         for epoch in range(phase.passes(plan.epochs)):
             rows = [
@@ -447,9 +407,6 @@ class LocalTrainer:
                         model.train()
                         phase.after(visit.local, statistics[index])
                 steps.refresh()
-        if plan.keep_state:
-            for visit, state in zip(visits, steps.optimizer_states(), strict=True):
-                visit.kept = visit.kept | {f"{prefix}{name}": tensor for name, tensor in state.items()}
         return statistics
 
 
@@ -457,7 +414,6 @@ _NO_SCORES: Scores = ({}, 0)
 
 
 def _totals(correct: Tensors) -> dict[str, int]:
-    """Return the correct answers by rule over all classes."""
     return {rule: int(numbers.sum()) for rule, numbers in correct.items()}
 
 
@@ -472,11 +428,10 @@ def _pool(correct: Tensors, samples: Tensor, weights: Tensor) -> Scores:
 
 
 def _keep(steps: Steps, clients: Roster, visits: Sequence[_Visit]) -> None:
-    """Store the clients as the visit left them."""
     for index, visit in enumerate(visits):
         local = visit.local
         with steps.model(index) if visit.changed else nullcontext(local.model) as model:
-            snapshot = Snapshot(model.state_dict(), local.state, local.received, visit.kept)
+            snapshot = Snapshot(model.state_dict(), local.state, local.received)
             clients.store.write(local.name, snapshot, model=visit.changed)
 
 

@@ -180,7 +180,6 @@ class Workers(Executor):
             ) from None
 
     def _end(self) -> None:
-        """Kill the processes; the next visit starts new ones."""
         if self._pool is not None:
             end(self._pool)
             self._pool = None

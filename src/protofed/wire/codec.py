@@ -36,9 +36,6 @@ codecs: Registry[type[Codec]] = Registry("codec")
 class Codec:
     """Codec that encodes real numbers as ``dtype``; a lossy codec overrides the three ``real`` methods.
 
-    Args:
-        compression: With ``zstd``, fields are compressed if that makes the message smaller.
-
     Class attributes:
         number: Number of the codec in the header, below 128.
         dtype: NumPy dtype of real numbers on the wire; for a lossy codec, of those sent exactly.
@@ -56,11 +53,7 @@ class Codec:
         self.compression = compression
 
     def encode(self, payload: Payload, schema: Schema) -> bytes:
-        """Encode a payload.
-
-        Raises:
-            PayloadError: If names, kinds or shapes do not match the schema, or the codec cannot represent a number.
-        """
+        """Encode a payload."""
         symbols = check_structure(payload, schema)
         free = _free_symbols(schema)
         sizes = struct.pack(f"<{len(free)}I", *(symbols.get(s, 0) for s in free))
@@ -77,11 +70,7 @@ class Codec:
             self.encode(payload, schema)
 
     def decode(self, message: bytes, schema: Schema) -> Payload:
-        """Decode and validate a message.
-
-        Raises:
-            PayloadError: If the message is damaged or violates the schema.
-        """
+        """Decode and validate a message."""
         if len(message) > (allowed := self.largest(schema)):
             raise PayloadError(f"message: has {len(message)} bytes, at most {allowed} are allowed")
         free = _free_symbols(schema)
@@ -142,7 +131,6 @@ class Codec:
     # Fields.
 
     def _lengths(self, schema: Schema, symbols: Mapping[str, int]) -> dict[str, int]:
-        """Return the uncompressed size of each field in bytes."""
         return {name: self._field_size(field, _shape(field, symbols)) for name, field in schema.fields.items()}
 
     def _field_size(self, field: Field, shape: tuple[int, ...]) -> int:

@@ -47,7 +47,6 @@ def decompress(frame: memoryview, length: int) -> bytes:
 
 
 def _zstandard() -> Any:
-    """Return the optional package."""
     try:
         import zstandard
     except ImportError:

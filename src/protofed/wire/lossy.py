@@ -33,11 +33,7 @@ class Float16(Codec):
         return 2 * math.prod(shape)
 
     def encode_real(self, name: str, tensor: Tensor) -> bytes:
-        """Round to the nearest float16 numbers.
-
-        Raises:
-            DivergedError: If a number would become infinite; clamping it to 65504 would hide the error.
-        """
+        """Round to the nearest float16 numbers."""
         numbers = self.array(tensor)
         largest = np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0)
         if largest > FLOAT16_LIMIT:
@@ -94,7 +90,6 @@ class Int8(Codec):
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of rows and the numbers per row of a tensor of ``shape``."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 

@@ -28,12 +28,7 @@ def check_structure(payload: Payload, schema: Schema) -> dict[str, int]:
 
 
 def check_values(payload: Payload, schema: Schema) -> None:
-    """Check the values of tensors whose structure is valid.
-
-    Raises:
-        DivergedError: If a number is not finite or too large.
-        PayloadError: If classes are out of range or repeated, counts are out of range, or a value is too small.
-    """
+    """Check the values of tensors whose structure is valid."""
     for name, field in schema.fields.items():
         tensor = payload[name]
         if field.kind == "label":

@@ -10,7 +10,6 @@ from dp_accounting import pld, rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofed.stages.privacy import accounting
 from protofed.stages.privacy.accounting import ORDERS, PRECISION, Release, epsilon, find_noise
 from support import few
 
@@ -64,27 +63,6 @@ def test_the_noise_is_that_of_halving(rate, times, logarithm, ratio, again):
     noise = find_noise(releases, budget, DELTA)
     assert noise == bisected(releases, budget)
     assert epsilon(releases(noise), DELTA) <= budget < epsilon(releases(noise * (1 - 2 * PRECISION)), DELTA)
-
-
-@few(("rate", "times", "budget"), [(0.2, 300, 4.0), (0.05, 1500, 1.0), (1.0, 30, 8.0)], 1)
-@few("accountant", ["rdp", "pld"], 1)
-def test_few_noises_are_tried(monkeypatch, rate, times, budget, accountant):
-    tried = []
-
-    def counting(releases, delta, accountant):
-        tried.append(releases)
-        return epsilon(releases, delta, accountant)
-
-    monkeypatch.setattr(accounting, "epsilon", counting)
-    find_noise(lambda noise: [Release(noise, rate, times)], budget, DELTA, accountant)
-    assert len(tried) <= 10
-
-
-def test_a_round_more_asks_for_no_new_divergence():
-    epsilon([Release(1.25, 0.125, 10)], DELTA)
-    before = accounting._divergences.cache_info().misses
-    assert epsilon([Release(1.25, 0.125, 20)], DELTA) > epsilon([Release(1.25, 0.125, 10)], DELTA)
-    assert accounting._divergences.cache_info().misses == before
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -36,11 +34,6 @@ def test_trimmed_mean_leaves_out_both_ends(size, trim):
     np.testing.assert_allclose(trim_mean(x, trim), [np.mean(c) for c in columns], rtol=1e-9, atol=1e-12)
 
 
-def test_trimming_everything_leaves_the_median():
-    x = some(5, 3, 0)
-    torch.testing.assert_close(trim_mean(x, 99), median(x))
-
-
 @given(sizes)
 @example((3, 2, 5573))  # begins close to a vector, which a hundred iterations do not leave
 @example((4, 2, 1711))
@@ -54,11 +47,6 @@ def test_no_point_is_closer_to_all_than_the_geometric_median(size):
             assert total <= other + 1e-5 * (1 + float(total))
 
 
-def test_the_geometric_median_of_equal_vectors_is_that_vector():
-    x = some(1, 4, 0).expand(6, 4)
-    torch.testing.assert_close(geometric_median(x), x[0])
-
-
 @pytest.mark.parametrize("rule", [median, geometric_median, lambda x: trim_mean(x, 3)])
 def test_three_of_seven_cannot_carry_it_away(rule):
     honest = some(4, 3, 0)
@@ -67,33 +55,9 @@ def test_three_of_seven_cannot_carry_it_away(rule):
         assert float((found - honest.mean(0)).norm()) < 30
 
 
-@pytest.mark.parametrize("rule", [median, geometric_median, lambda x: trim_mean(x, 3)])
-def test_four_of_seven_can(rule):
-    found = rule(torch.cat([some(3, 3, 0), torch.full((4, 3), 1e6, dtype=torch.float64)]))
-    assert float(found.norm()) > 1e5
-
-
-@given(sizes, st.randoms())
-def test_the_order_of_clients_does_not_matter(size, random):
-    x = some(*size)
-    order = list(range(len(x)))
-    random.shuffle(order)
-    for rule in (median, geometric_median, lambda v: trim_mean(v, 1)):
-        torch.testing.assert_close(rule(x[order]), rule(x), rtol=1e-6, atol=1e-6)
-
-
-@given(sizes)
-def test_rules_follow_a_shift_and_a_scale(size):
-    x = some(*size)
-    shift = some(1, x.shape[1], 99)[0]
-    for rule in (median, lambda v: trim_mean(v, 1)):
-        torch.testing.assert_close(rule(3 * x + shift), 3 * rule(x) + shift)
-
-
 def naive_krum(x: torch.Tensor, attackers: int) -> list[float]:
     scores = []
-    for i, j in itertools.product(range(len(x)), [None]):
-        assert j is None
+    for i in range(len(x)):
         near = sorted(float((x[i] - x[k]).square().sum()) for k in range(len(x)) if k != i)
         count = max(1, len(x) - attackers - 2)
         scores.append(sum(near[:count]) / count)

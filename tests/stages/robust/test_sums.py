@@ -137,7 +137,7 @@ def received(
         sums = Sums.of(x, y, K, second=made.second)
         rows, classes = sums.means.to_send()
         payload = {"classes": classes, "means": rows.float(), "counts": sums.counts[classes].long()}
-        payload |= made.packed(sums) if made.second else {}
+        payload |= made.pack_moment(sums) if made.second else {}
         uploads.append(Upload(f"c{i}", {n: t.float() if t.is_floating_point() else t for n, t in payload.items()}))
     return made, uploads
 
@@ -166,7 +166,7 @@ def test_a_scatter_is_bounded_where_it_is_wide_alone():
     own = made.part(payload)
     wide = torch.zeros(D, D, dtype=torch.float64)
     wide[0, 0] = 1000 * float(own.counts.sum())
-    payload = made.repacked(payload, Sums(own.counts, own.sums, own.moment + wide))
+    payload = made.repack(payload, Sums(own.counts, own.sums, own.moment + wide))
     found, findings = clipped_sums(made, [*uploads[:-1], Upload("c8", payload)])
     assert set(findings.clipped) == {"c8"}
     left = made.part(found["c8"].payload).scatter

@@ -241,7 +241,7 @@ def _models(
         federated = described_federation(plain, classes, experiment.data, experiment.encoder)
         assigned, table = FederationSummary.of(experiment, federated).architectures, federated.table
     unfit: dict[str, str] = {}
-    if traits.same_feature_dim or same:
+    if traits.alike != "nothing":
         why = why_one(experiment).partition(" and ")[0] if same else "exchanges features"
         usual_name = assigned[0].name if assigned else ""
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from protofed.engine import Evaluated, Messages, Missing, Roster, ServerState, Snapshot, Trained
 from protofed.errors import PayloadError
 from protofed.storage.snapshots import pack, unpack
-from protofed.untrusted import claims
 from protofed_flower.messages import Job, Scored, Values, VisitOutcome, read_evaluated, read_trained
 from protofed_flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of
 
@@ -232,12 +231,6 @@ class GridExecutor:
         snapshot = unpack(left.state or b"")
         if snapshot.model and not _same_form(snapshot.model, self.clients.snapshot(job.client).model):
             raise PayloadError(f"state: does not fit the model of {job.client}")
-        if snapshot.optimizer and not self.clients[job.client].plan.keep_state:
-            raise PayloadError(f"state: optimisers of {job.client} keep none")
-        try:
-            self.clients.check_optimizer(job.client, snapshot)
-        except (KeyError, RuntimeError) as error:
-            raise PayloadError(f"state: does not fit the model of {job.client} ({claims.clean(error)})") from None
         return left, snapshot
 
     def _keep(self, job: Job, left: VisitOutcome, snapshot: Snapshot | None = None) -> None:

@@ -131,7 +131,8 @@ def releases_of(builder: Builder, rounds: int, repeated: int = 0) -> list[Releas
     if stage is None or stage.noisy is None:
         return []
     noise = stage.noisy.noise.deviation / (builder.experiment.privacy.clip * stage.noisy.unit)
-    sending = sum(method.sends(number) for number in range(1, rounds + 1))
+    chosen = builder.experiment.participation
+    sending = sum(chosen.sends(method, number, rounds) for number in range(1, rounds + 1))
     return [Release(noise, 1.0, sending + repeated)]
 
 

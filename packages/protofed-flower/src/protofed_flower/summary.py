@@ -20,7 +20,7 @@ from protofed.data.tables import Table, fit
 from protofed.engine import ClientData, DataOptions, Encoding, Experiment, FederatedData, FederationSummary, Samples
 from protofed.errors import PayloadError
 from protofed.models.encoders import EncoderOptions, width_of
-from protofed.stages.robust.believed import limit_counts
+from protofed.stages.robust.vectors import limit_counts
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import decode, parse
 from protofed_flower.messages import Description, Scored

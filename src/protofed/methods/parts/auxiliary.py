@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import nn
 
 from protofed.errors import ConfigError, ModelError
-from protofed.methods.contract import Batch, Method, Task, Tensors, Traits
-from protofed.methods.parts.averaged import AveragedWeights, AveragingOptions
+from protofed.methods.contract import Batch, SplitModel, Task, Tensors, Traits
+from protofed.methods.parts.averaged import FedAvgOptions, SharedPart
 from protofed.methods.parts.prior import PrivateHead, SoftmaxOptions
-from protofed.methods.traits import GLOBAL_MODEL, Protection
+from protofed.methods.traits import GLOBAL_MODEL
 from protofed.options import named, remote
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 
 @dataclass(frozen=True)
-class AuxiliaryOptions(SoftmaxOptions, AveragingOptions):
+class AuxiliaryOptions(SoftmaxOptions, FedAvgOptions):
     """The shared model, and how its mean is taken."""
 
     auxiliary: str = named(
@@ -37,7 +34,7 @@ class AuxiliaryOptions(SoftmaxOptions, AveragingOptions):
 A = TypeVar("A", bound=AuxiliaryOptions)
 
 
-class AuxiliaryMethod(PrivateHead[A], AveragedWeights[A], Method[A]):
+class AuxiliaryMethod(PrivateHead[A], SharedPart[A]):
     """Client i's own model ``w_i`` stays; the shared ``w_aux`` is trained beside it, sent and averaged.
 
     The shared model is in every client's ``extras`` under the name :attr:`role`. Rules: ``head`` is the client's
@@ -48,16 +45,9 @@ class AuxiliaryMethod(PrivateHead[A], AveragedWeights[A], Method[A]):
 
     @classmethod
     def traits(cls, options: A) -> Traits:
-        """Every upload holds ``n_i``, for a mean; the client's own model answers, and the shared one."""
-        return Traits(
-            exchanges="part of the weights",
-            up="|w_aux|",
-            down="|w_aux|",
-            class_sets=f"one K-way {cls.role}",
-            rules=options.head_rules(GLOBAL_MODEL),
-            counts=True,
-            protection=Protection(dp_obstacle=""),
-        )
+        """The client's own model answers, and the shared one."""
+        rules = options.head_rules(GLOBAL_MODEL)
+        return replace(super().traits(options), up="|w_aux|", down="|w_aux|", rules=rules, aggregation="sums")
 
     def __init__(self, options: A, task: Task) -> None:
         super().__init__(options, task)

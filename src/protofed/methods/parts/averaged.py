@@ -9,29 +9,30 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from torch import nn
 
-from protofed.methods.contract import Aggregate, Local, Tensors, Upload
+from protofed.methods.contract import Aggregate, Local, Method, SplitModel, Tensors, Traits, Upload
 from protofed.methods.parts.weights import (
     WeightedMean,
     copy_tensors,
     first_model,
     load_weights,
     select_weights,
+    sharing_notes,
     weight_of,
     with_samples,
 )
+from protofed.methods.traits import Protection
 from protofed.options import Options, remote
 from protofed.wire.schema import Payload, Schema, weight_schema
 
 if TYPE_CHECKING:
-    from protofed.methods.contract import Method as Base
-    from protofed.models import SplitModel
+    Base = Method
 else:
     Base = Generic
 
 
 @dataclass(frozen=True)
-class AveragingOptions(Options):
-    """Options of the server's average."""
+class FedAvgOptions(Options):
+    """Hyperparameters."""
 
     weighting: Literal["samples", "uniform"] = remote("samples", "weight of a client in the mean: n_i, or 1")
     share_buffers: bool = remote(
@@ -39,7 +40,7 @@ class AveragingOptions(Options):
     )
 
 
-W = TypeVar("W", bound=AveragingOptions)
+W = TypeVar("W", bound=FedAvgOptions)
 
 
 class AveragedWeights(Base[W]):
@@ -100,6 +101,27 @@ class AveragedWeights(Base[W]):
     def aggregate(self, server: Tensors, uploads: Iterable[Upload], round_number: int) -> Aggregate:
         """``w^{t+1} = Σ_i (n_i / Σ n)·w_i`` over the clients of this round."""
         return Aggregate(average(server, uploads, self.options.weighting), {})
+
+
+class SharedPart(AveragedWeights[W], Method[W]):
+    """Clients train by cross-entropy, send the part of the model that :meth:`shares` selects, and load its mean.
+
+    Server state: the shared part, by the names of its weights in the model.
+    """
+
+    @classmethod
+    def traits(cls, options: W) -> Traits:
+        """Every upload holds ``n_i``, and the server takes a mean."""
+        return Traits(
+            exchanges="part of the weights",
+            counts="always",
+            aggregation="mean" if cls.aggregate is AveragedWeights.aggregate else "sums",
+            protection=Protection(dp_obstacle=""),
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Describe the shared share of the model, and the place of BatchNorm's running statistics."""
+        return sharing_notes(self.first_model(), self.shares, self.options.share_buffers)
 
 
 def average(server: Tensors, uploads: Iterable[Upload], weighting: str) -> Tensors:

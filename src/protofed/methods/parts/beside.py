@@ -192,14 +192,9 @@ def contrast(
     """Return ``−log(Σ_{p ∈ P_y} e^{cos(f, p)^α/τ} / Σ_p e^{cos(f, p)^α/τ})`` of each sample, 0 where P_y is empty.
 
     Args:
-        features: ``(B, d)``.
         rows: ``(K, c, d)``, up to c prototypes of each class.
-        present: ``(K, c)`` bool.
         temperature: τ.
         power: α; if it is not 1, cosines count as :data:`LEAST` at least.
-
-    Returns:
-        ``(B,)``.
     """
     cosines = F.normalize(features, dim=-1) @ F.normalize(rows, dim=-1).flatten(0, 1).T
     near = cosines if power == 1 else cosines.clamp(min=LEAST).pow(power)

@@ -60,7 +60,6 @@ def centre_sums(total: Sums, counts: Sequence[Tensor], sums: Sequence[Tensor]) -
 
     Args:
         total: Sums of ``φ``.
-        counts: ``(K,)`` of each client.
         sums: Sum of the features of each client, ``(d,)``.
     """
     if not counts:

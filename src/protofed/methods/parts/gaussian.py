@@ -32,8 +32,6 @@ SHRINKAGES: tuple[Shrinkage, ...] = ("oas", 0.03, 0.1)
 """Values of ``s`` among which a client chooses; the first stands where nobody does."""
 KAPPAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
 """Values of κ among which a client chooses."""
-HEARD = 0.3
-"""Least κ of the means of others that resemble the client's."""
 SHARES = (1.0, 0.1)
 """Values of c among which a client chooses; without others' class means also 0."""
 TEMPERATURES = (0.25, 0.03)
@@ -56,36 +54,21 @@ MOST = 2**20
 
 
 class Mix(NamedTuple):
-    """How others' sums count.
+    """How others' sums count."""
 
-    Attributes:
-        kappa: κ of their class sums.
-        share: c of their scatter within clients and classes; None for that of all samples together.
-        view: Place of the features that count among those side by side.
-        heard: Others' class means are those that the client's resemble, see :mod:`.resemblance`.
-    """
-
-    kappa: float
-    share: float | None
+    kappa: float  # κ of their class sums
+    share: float | None  # c of their scatter within clients and classes; None for that of all samples together
     shrinkage: Shrinkage
-    view: int = 0
-    heard: bool = False
+    view: int = 0  # place of the features that count among those side by side
 
 
 class Pools(NamedTuple):
-    """What a client knows: the sums of its own samples and of all others'.
-
-    Attributes:
-        within: ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``.
-        views: Number of equally long features side by side, of which one counts.
-        heard: Class sums of others, each as precise as it is about the client's own; None if not known.
-    """
+    """What a client knows: the sums of its own samples and of all others'."""
 
     own: Sums
     others: Sums
-    within: Tensor
-    views: int = 1
-    heard: Sums | None = None
+    within: Tensor  # ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``
+    views: int = 1  # number of equally long features side by side, of which one counts
 
     @classmethod
     def alone(cls, own: Sums, views: int = 1) -> Pools:
@@ -97,16 +80,13 @@ class Pools(NamedTuple):
         """Return those of one of the features side by side."""
         here = part_of(len(self.within), number, self.views)
         own, others = (part.view(number, self.views) for part in (self.own, self.others))
-        heard = self.heard and self.heard._replace(sums=self.heard.sums[:, here])
-        return Pools(own, others, self.within[here, here], 1, heard)
+        return Pools(own, others, self.within[here, here])
 
     def mixtures(self, shrinkages: Sequence[Shrinkage]) -> list[Mix]:
         """Return the mixtures to choose from, the one of all samples together first."""
         together: list[tuple[float, float | None]] = [(1.0, None), *itertools.product(KAPPAS, SHARES)]
         places = [*(together if bool((self.others.counts > 0).any()) else []), (0.0, 0.0)]
-        found = [Mix(*place, s, view) for view in range(self.views) for place in places for s in shrinkages]
-        near = [m._replace(heard=True) for m in found if m.kappa >= HEARD and m.share is not None]
-        return found + (near if self.heard else [])
+        return [Mix(*place, s, view) for view in range(self.views) for place in places for s in shrinkages]
 
     def covariances(self, shares: Iterable[float | None]) -> dict[float | None, tuple[Tensor, float]]:
         """Return the covariance within classes for each c of mixtures, and its number of samples."""
@@ -119,14 +99,9 @@ class Pools(NamedTuple):
         return found
 
     def classifier(self, mixture: Mix, dtype: torch.dtype) -> Linear:
-        """Return the discriminant of a mixture.
-
-        Args:
-            dtype: Type in which moments were sent.
-        """
+        """Return the discriminant of a mixture."""
         seen = self.view(mixture.view)
-        others = seen.heard if mixture.heard and seen.heard else seen.others
-        total = seen.own.plus(others._replace(moment=seen.others.moment), mixture.kappa)
+        total = seen.own.plus(seen.others, mixture.kappa)
         found = discriminant(total, mixture.shrinkage, dtype, *seen.covariances([mixture.share])[mixture.share])
         return found.beside(mixture.view, self.views)
 
@@ -138,7 +113,6 @@ class Pools(NamedTuple):
         Shrinkage and mean variance are those of all samples.
 
         Args:
-            x: ``(n, d)`` float64 samples of the client.
             y: ``(n,)`` their classes, which have further samples of it.
 
         Yields:
@@ -146,33 +120,30 @@ class Pools(NamedTuple):
         """
         held = self.own.counts.nonzero().squeeze(-1)
         place = torch.searchsorted(held, y)
-        sources = [self.others, *([self.heard] if self.heard else [])]
-        n_own, n_others = self.own.counts[held], torch.stack([part.counts[held] for part in sources])
+        n_own, n_others = self.own.counts[held], self.others.counts[held]
         origin = x.mean(0)
-        own, *others = (part.means.rows[held] - origin for part in (self.own, *sources))
+        own, others = (part.means.rows[held] - origin for part in (self.own, self.others))
         kinds = list(dict.fromkeys((m.share, m.shrinkage) for m in mixtures))
         lower, factors = self._factors(kinds, dtype)
-        rows = torch.cat([x - origin - own[place], own, *others]).mT.expand(len(kinds), -1, -1)
+        rows = torch.cat([x - origin - own[place], own, others]).mT.expand(len(kinds), -1, -1)
         white = torch.linalg.solve_triangular(lower, rows, upper=False).mT
         # All else follows from products of these: u = x - m_y with the client's mean m, and of others' means o.
-        u, m, *o = white.split([len(x), *[len(held)] * (1 + len(sources))], 1)
+        u, m, o = white.split([len(x), len(held), len(held)], 1)
         u_u, u_m, m_m = u.square().sum(-1, keepdim=True), u @ m.mT, m @ m.mT
-        u_o, m_o = (torch.stack([part @ other.mT for other in o]) for part in (u, m))
-        o_o = torch.stack([other @ other.mT for other in o])
+        u_o, m_o, o_o = u @ o.mT, m @ o.mT, o @ o.mT
         single = torch.nn.functional.one_hot(place, len(held)).to(x)
         prior = (n_own + RHO - single).log()
         at_once = max(1, MOST // max(1, prior.numel()))
         for first in range(0, len(mixtures), at_once):
             chosen = list(mixtures[first : first + at_once])
             at = torch.tensor([kinds.index((m.share, m.shrinkage)) for m in chosen])
-            of = torch.tensor([int(m.heard) for m in chosen])
             whole = torch.tensor([m.share is None for m in chosen]).view(-1, 1, 1)
-            n = n_own + torch.tensor([m.kappa for m in chosen], dtype=x.dtype).unsqueeze(-1) * n_others[of]
+            n = n_own + torch.tensor([m.kappa for m in chosen], dtype=x.dtype).unsqueeze(-1) * n_others
             a = (n_own / n).unsqueeze(1)  # μ = a·m + (1 - a)·o
-            m_mu = a * m_m[at] + (1 - a) * m_o[of, at]
-            mu_mu = a.mT * m_mu + (1 - a.mT) * (a * m_o[of, at].mT + (1 - a) * o_o[of, at])
+            m_mu = a * m_m[at] + (1 - a) * m_o[at]
+            mu_mu = a.mT * m_mu + (1 - a.mT) * (a * m_o[at].mT + (1 - a) * o_o[at])
             own_ = place.expand(len(at), -1).unsqueeze(-1)
-            apart = u_m[at].gather(-1, own_) - a * u_m[at] - (1 - a) * u_o[of, at]
+            apart = u_m[at].gather(-1, own_) - a * u_m[at] - (1 - a) * u_o[at]
             squares = m_m[at].diagonal(dim1=1, dim2=2)
             cross = u_u[at] + apart
             between = squares.unsqueeze(-1) - 2 * m_mu + mu_mu.diagonal(dim1=1, dim2=2).unsqueeze(1)
@@ -191,11 +162,6 @@ class Pools(NamedTuple):
     def distances(self, x: Tensor, y: Tensor, chosen: Selection, dtype: torch.dtype) -> Tensors:
         """Return by what new samples are known to be like the client's: the metric, means, and its own distances.
 
-        Args:
-            x: ``(n, d)`` float64 samples of the client.
-            y: ``(n,)`` their classes.
-            chosen: The client's choice.
-
         Returns:
             ``metric``, the inverse covariance as a triangle; ``centres`` ``(K, d)``; both of the place ``view`` of
             features side by side; ``near`` ``(K + 1, 1 + STEPS)``, per class and of all together the number of
@@ -203,10 +169,8 @@ class Pools(NamedTuple):
         """
         mixture, scores = chosen.mixture, chosen.scores
         seen, here = self.view(mixture.view), part_of(x.shape[1], mixture.view, self.views)
-        others = seen.heard if mixture.heard and seen.heard else seen.others
-        means = (seen.own.sums + mixture.kappa * others.sums) / (
-            seen.own.counts + mixture.kappa * others.counts
-        ).clamp(min=1e-9).unsqueeze(-1)
+        total = seen.own.plus(seen.others, mixture.kappa)
+        means = total.sums / total.counts.clamp(min=1e-9).unsqueeze(-1)
         lower, _ = seen._factors([(mixture.share, mixture.shrinkage)], dtype)
         near = x.new_zeros(len(means) + 1, 1 + STEPS)
         if len(some := voters(y, seen.own.counts)):
@@ -260,7 +224,6 @@ def typical(features: Tensor, received: Tensors, known: Tensor) -> Tensor:
     Where a client has no two samples of a class, it is with those of all its samples from their classes.
 
     Args:
-        features: ``(n, d)``.
         received: With the tensors of :meth:`Pools.distances`.
         known: ``(K,)`` bool, the classes that can be answered.
     """
@@ -277,26 +240,21 @@ def typical(features: Tensor, received: Tensors, known: Tensor) -> Tensor:
 
 
 class Selection(NamedTuple):
-    """A client's choice.
-
-    Attributes:
-        voters: Number of its samples that were left out in turn; 0 if it has one class, or no second one of any.
-        scores: ``(voters, K')`` their log-posteriors by the mixture; None if nothing was chosen.
-    """
+    """A client's choice."""
 
     mixture: Mix
-    voters: int
-    scores: Tensor | None = None
+    voters: int  # number of its samples that were left out in turn; 0 if it has one class, or no second one of any
+    scores: Tensor | None = None  # ``(voters, K')`` their log-posteriors by the mixture; None if nothing was chosen
 
     def tensor(self, views: int = 1) -> Tensor:
-        """Return κ, c (-1 for all samples together), s (-1 for oas), number of voters, view, and heard, ``(6,)``.
+        """Return κ, c (-1 for all samples together), s (-1 for oas), number of voters, and view, ``(5,)``.
 
         Args:
             views: Number of views; with one, there was no choice: -1.
         """
-        kappa, share, s, view, heard = self.mixture
+        kappa, share, s, view = self.mixture
         values = [kappa, -1.0 if share is None else share, -1.0 if s == "oas" else s, self.voters]
-        return torch.tensor([*values, view if views > 1 else -1.0, heard])
+        return torch.tensor([*values, view if views > 1 else -1.0])
 
 
 def describe_choices(choices: Mapping[str, Tensor]) -> str:
@@ -304,10 +262,9 @@ def describe_choices(choices: Mapping[str, Tensor]) -> str:
     groups: dict[str, list[str]] = {}
     views: dict[float, list[str]] = {}
     for name, choice in choices.items():
-        kappa, share, _, number, view, heard = choice.tolist()
+        kappa, share, _, number, view, *_ = choice.tolist()  # a sixth of version 0.2
         own = "nothing of others" if share == 0 else "own class means with others' scatter"
-        whose = "class means of those who resemble it" if heard else "others' class means"
-        some = f"{whose} at {kappa:g} of their weight" if kappa else own
+        some = f"others' class means at {kappa:g} of their weight" if kappa else own
         groups.setdefault("the sums of all" if share == -1 else some, []).append(name)
         views.setdefault(view, []).append(name)
         if not number:
@@ -332,12 +289,7 @@ def describe_choices(choices: Mapping[str, Tensor]) -> str:
 
 
 def voters(labels: Tensor, counts: Tensor) -> Tensor:
-    """Return the positions of samples that are left out: at most :data:`VOTERS`, none the only one of its class.
-
-    Args:
-        labels: ``(n,)`` int64.
-        counts: ``(K,)`` samples per class.
-    """
+    """Return the positions of samples that are left out: at most :data:`VOTERS`, none the only one of its class."""
     able = (counts[labels] > 1).nonzero().squeeze(-1)
     return able if len(able) <= VOTERS else able[torch.arange(VOTERS) * len(able) // VOTERS]
 
@@ -347,7 +299,6 @@ def likelihoods(scores: Tensor, y: Tensor) -> Tensor:
 
     Args:
         scores: ``(m, n, K)`` log-posteriors up to a constant.
-        y: ``(n,)`` their classes.
     """
     scores = scores - scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))
     least = -5 * LEAST  # from there on nothing but the bound counts, and no fourth power overflows
@@ -367,7 +318,6 @@ def choose(
 
     Args:
         features: ``(n, d)`` float64 of the client's training samples.
-        labels: ``(n,)`` int64.
         dtype: Type in which moments were sent.
     """
     mixtures = pools.mixtures(shrinkages)
@@ -413,11 +363,11 @@ def discriminant(
     origin = total.sums.sum(0) / n
     apart = (means.rows - origin) * means.present.unsqueeze(-1)
     sigma, size = (total.scatter / n, float(n)) if covariance is None or samples is None else (covariance, samples)
-    weights = solve(shrunk(sigma, size, shrinkage), apart.mT, total.square, dtype).mT
+    weights = solve(shrink(sigma, size, shrinkage), apart.mT, total.square, dtype).mT
     return Linear(weights, -0.5 * (weights * apart).sum(-1) - weights @ origin, means.present)
 
 
-def shrunk(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
+def shrink(covariance: Tensor, n: float, shrinkage: Shrinkage) -> Tensor:
     """Return ``(1 − s)·Σ + s·tr(Σ)/d·I``.
 
     Args:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,18 +21,18 @@ from torch import Tensor
 
 from protofed.compute.optimizers import eager
 from protofed.compute.seeding import generator
-from protofed.methods.contract import Batch, Task, Tensors
-from protofed.methods.fedavg import FedAvgOptions
+from protofed.methods.contract import Batch, SplitModel, Task, Tensors
+from protofed.methods.parts.averaged import FedAvgOptions
 from protofed.methods.parts.training import linear_layer, sound
 from protofed.methods.parts.weights import under
 from protofed.options import remote
-from protofed.prototypes.mixtures import gaussian
 from protofed.wire.schema import Field, Payload
 
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
-
 PREFIX = "generator."
+LATENT = 32
+"""Length z of the generator's noise ε, uniform in [0, 1) as in all code; the papers print Gaussian noise."""
+BATCH = 32
+"""Generated features per server step."""
 EPSILON = 1e-5
 MOMENTUM = 0.1
 """Of BatchNorm, as in torch."""
@@ -44,26 +44,17 @@ LabelPrior = Literal["available", "counts", "uniform"]
 class GeneratorOptions(FedAvgOptions):
     """The generator, and how the server trains it."""
 
-    latent_dim: int = remote(32, "length z of the generator's noise ε", least=1)
-    noise: Literal["uniform", "normal"] = remote("uniform", "ε in [0, 1), as in all code, or Gaussian as printed")
-    generator_batch_size: int = remote(32, "generated features per server step; BatchNorm takes two", least=2)
     generator_hidden: int = remote(256, "width h of the generator", least=1)
     generator_steps: int = remote(50, "server steps per round", least=0)
     generator_lr: float = remote(1e-4, "learning rate of the server's Adam, ×0.98 per round", least=0)
 
 
 class Generated(NamedTuple):
-    """Generated features, and the statistics by which the hidden layer was normalised.
+    """Generated features, and the statistics by which the hidden layer was normalised."""
 
-    Attributes:
-        features: ``(B, d)``.
-        mean: ``(h,)``.
-        variance: ``(h,)``.
-    """
-
-    features: Tensor
-    mean: Tensor
-    variance: Tensor
+    features: Tensor  # ``(B, d)``
+    mean: Tensor  # ``(h,)``
+    variance: Tensor  # ``(h,)``
 
 
 def generate(weights: Tensors, noise: Tensor, labels: Tensor, *, training: bool = False) -> Generated:
@@ -71,8 +62,6 @@ def generate(weights: Tensors, noise: Tensor, labels: Tensor, *, training: bool 
 
     Args:
         weights: As :attr:`FeatureGenerator.first` names them after the prefix.
-        noise: ``(B, z)``.
-        labels: ``(B,)`` int64.
         training: Whether to normalise by the statistics of these samples, at least two.
     """
     classes = weights["hidden.weight"].shape[-1] - noise.shape[-1]
@@ -102,19 +91,12 @@ def diversity(noise: Tensor, features: Tensor, different: Tensor | None = None) 
 
 
 class Heads(NamedTuple):
-    """The classifiers of this round's S clients.
+    """The classifiers of this round's S clients."""
 
-    Attributes:
-        weight: ``(S, K, d)``.
-        bias: ``(S, K)``.
-        share: ``(S,)``, ``n_i / Σ n``.
-        of_class: ``(S, K)``, ``a_{y,i} = n_iy / Σ_i n_iy``, a client's share in the samples of a class.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    share: Tensor
-    of_class: Tensor
+    weight: Tensor  # ``(S, K, d)``
+    bias: Tensor  # ``(S, K)``
+    share: Tensor  # ``(S,)``, ``n_i / Σ n``
+    of_class: Tensor  # ``(S, K)``, ``a_{y,i} = n_iy / Σ_i n_iy``, a client's share in the samples of a class
 
     def logits(self, features: Tensor) -> Tensor:
         """Return ``(S, B, K)`` answers of all clients to ``(B, d)`` features."""
@@ -171,7 +153,6 @@ class FeatureGenerator:
         label_prior: How ``prior`` follows from the clients' samples.
     """
 
-    options: GeneratorOptions
     task: Task
     hidden: int
     label_prior: LabelPrior
@@ -184,7 +165,7 @@ class FeatureGenerator:
         """
         task, h, dtype = self.task, self.hidden, self.task.dtype
         source = generator(task.seed, "generator")
-        first = linear_layer(self.options.latent_dim + task.num_classes, h, source, dtype)
+        first = linear_layer(LATENT + task.num_classes, h, source, dtype)
         second = linear_layer(h, task.feature_dim, source, dtype)
         weights = {
             **{f"hidden.{name}": t for name, t in first.items()},
@@ -229,12 +210,8 @@ class FeatureGenerator:
 
     def noise(self, model: SplitModel, batch: Batch, received: Tensors) -> Tensor:
         """Return noise ``(B, z)`` from the model's source ``noise``."""
-        numbers: Tensor = model.extras["noise"]((len(batch.y), self.options.latent_dim), received["prior"])
-        return self.shape_noise(numbers)
-
-    def shape_noise(self, numbers: Tensor) -> Tensor:
-        """Return noise of the chosen kind from uniform numbers in [0, 1)."""
-        return numbers if self.options.noise == "uniform" else gaussian(numbers)
+        numbers: Tensor = model.extras["noise"]((len(batch.y), LATENT), received["prior"])
+        return numbers
 
     def features(self, received: Tensors, noise: Tensor, labels: Tensor) -> Tensor:
         """Return ``G(ε, y)`` for noise ``(B, z)`` and int64 labels ``(B,)``."""
@@ -266,9 +243,6 @@ class FeatureGenerator:
     ) -> tuple[Tensors, dict[str, Any]]:
         """Train the generator with Adam, which starts afresh in every round.
 
-        Args:
-            teachers: At least one.
-
         Returns:
             The entries of the server's state that change, and diagnostics; a generator that diverges is not kept.
         """
@@ -282,9 +256,8 @@ class FeatureGenerator:
         optimizer = eager(torch.optim.Adam)(leaves, lr=lr, weight_decay=weight_decay)
         losses = []
         for _ in range(steps):
-            labels = torch.multinomial(prior, self.options.generator_batch_size, replacement=True, generator=source)
-            shape = (len(labels), self.options.latent_dim)
-            noise = self.shape_noise(torch.rand(shape, generator=source, dtype=self.task.dtype))
+            labels = torch.multinomial(prior, BATCH, replacement=True, generator=source)
+            noise = torch.rand((len(labels), LATENT), generator=source, dtype=self.task.dtype)
             with torch.enable_grad():
                 batch = generate(weights, noise, labels, training=True)
                 loss = objective(heads, noise, labels, batch.features)

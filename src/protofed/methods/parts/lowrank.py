@@ -15,17 +15,11 @@ from protofed.wire.schema import Field, Payload, Schema
 
 
 class Factors(NamedTuple):
-    """``leftᵀ · diag(values) · right`` is a matrix ``(m, n)`` of rank ``s``.
+    """``leftᵀ · diag(values) · right`` is a matrix ``(m, n)`` of rank ``s``."""
 
-    Attributes:
-        left: ``(s, m)``, its rows orthonormal.
-        values: ``(s,)``, descending.
-        right: ``(s, n)``, its rows orthonormal.
-    """
-
-    left: Tensor
-    values: Tensor
-    right: Tensor
+    left: Tensor  # ``(s, m)``, its rows orthonormal
+    values: Tensor  # ``(s,)``, descending
+    right: Tensor  # ``(s, n)``, its rows orthonormal
 
     def product(self) -> Tensor:
         """Return the matrix."""
@@ -37,13 +31,6 @@ def factorise(matrix: Tensor, energy: float) -> Factors:
 
     The rank is the smallest ``s`` with ``Σ_{j≤s} σ_j² ≥ energy·Σ_j σ_j²``: full if that is needed, 0 for a matrix
     of zeros.
-
-    Args:
-        matrix: ``(m, n)``, finite.
-        energy: In (0, 1].
-
-    Raises:
-        torch.linalg.LinAlgError: If the decomposition does not converge.
     """
     # Eigenvectors of the smaller Gram matrix in float64: several times faster than a decomposition of the matrix.
     # U alone is needed, because U Uᵀ A is the truncated matrix, however small its singular values are.

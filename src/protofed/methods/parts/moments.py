@@ -15,14 +15,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import Aggregate, Method, Round, Statistics, Traits, Upload
-from protofed.methods.given import Batch, Local, Tensors
+from protofed.methods.given import Batch, Local, Output, SplitModel, Tensors
 from protofed.methods.parts.prior import over, own_classes
 from protofed.methods.traits import GLOBAL_MODEL, HEAD, Protection
 from protofed.prototypes.geometry import summary
@@ -30,9 +30,6 @@ from protofed.prototypes.means import class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
 from protofed.wire.validate import check_structure, check_values
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 LARGEST = 1e15
 """Largest magnitude of a feature; fields with bounds of their own are not rounded by lossy codecs."""
@@ -49,17 +46,11 @@ O = TypeVar("O")  # noqa: E741
 
 
 class Sums(NamedTuple):
-    """Sufficient statistics of some samples, in float64.
+    """Sufficient statistics of some samples, in float64."""
 
-    Attributes:
-        counts: ``(K,)`` samples per class.
-        sums: ``(K, d)`` sum of the features of each class.
-        moment: ``(d, d)`` ``Σ φφᵀ`` over all samples; ``(0, 0)`` if it is not known.
-    """
-
-    counts: Tensor
-    sums: Tensor
-    moment: Tensor
+    counts: Tensor  # ``(K,)`` samples per class
+    sums: Tensor  # ``(K, d)`` sum of the features of each class
+    moment: Tensor  # ``(d, d)`` ``Σ φφᵀ`` over all samples; ``(0, 0)`` if it is not known
 
     @classmethod
     def none(cls, num_classes: int, width: int, *, second: bool) -> Sums:
@@ -70,22 +61,13 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, num_classes: int, *, second: bool) -> Sums:
-        """Return the sums of a batch.
-
-        Args:
-            features: ``(B, d)``.
-            labels: ``(B,)`` int64.
-        """
+        """Return the sums of a batch."""
         exact = (features.cpu() if features.device.type == "mps" else features).double()
         sums, counts = class_sums(exact, labels.to(exact.device), num_classes)
         return cls(counts, sums, exact.mT @ exact if second else exact.new_zeros(0, 0))
 
     def plus(self, other: Sums, times: float = 1.0) -> Sums:
-        """Return these sums and those of other samples, which may count more or less than once.
-
-        Args:
-            times: How often each of their samples counts.
-        """
+        """Return these sums and those of other samples, which may count more or less than once."""
         return Sums(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
 
     def possible(self, tolerance: float) -> Sums:
@@ -224,17 +206,11 @@ def solve(matrix: Tensor, right: Tensor, square: float, dtype: torch.dtype, ridg
 
 
 class Linear(NamedTuple):
-    """A linear classifier with the scores ``w_k·φ + b_k``.
+    """A linear classifier with the scores ``w_k·φ + b_k``."""
 
-    Attributes:
-        weights: ``(K, d)``.
-        bias: ``(K,)``.
-        present: ``(K,)`` bool, the classes that it can answer.
-    """
-
-    weights: Tensor
-    bias: Tensor
-    present: Tensor
+    weights: Tensor  # ``(K, d)``
+    bias: Tensor  # ``(K,)``
+    present: Tensor  # ``(K,)`` bool, the classes that it can answer
 
     @classmethod
     def named(cls, tensors: Tensors, prefix: str = "") -> Linear:
@@ -289,17 +265,17 @@ class ClosedForm(Method[O]):
             local_only=("own", "prior"),
         )
         if cls.alone:
-            return Traits(protection=Protection(local_only=protection.local_only), rounds=1)
+            return Traits(protection=Protection(local_only=protection.local_only), rounds="one")
         return Traits(
             exchanges="prototypes",
             up="K_i·d + d·(d+1)/2" if cls.second else "K_i·d",
             down="K·d + K",
             rules=(HEAD, GLOBAL_MODEL),
-            same_architecture=True,
-            same_feature_dim=True,
-            counts=True,
+            alike="architecture",
+            counts="always",
+            aggregation="sums",
+            rounds="one",
             protection=protection,
-            rounds=1,
         )
 
     @abstractmethod
@@ -413,9 +389,9 @@ class ClosedForm(Method[O]):
             sums = self.own_sums(local, among=reported)
         rows, classes = sums.means.to_send()
         payload = {"classes": classes, "means": rows, "counts": sums.counts[classes].long()}
-        return {**payload, **self.packed(sums)} if self.second else payload
+        return {**payload, **self.pack_moment(sums)} if self.second else payload
 
-    def packed(self, sums: Sums) -> Payload:
+    def pack_moment(self, sums: Sums) -> Payload:
         """Return the fields of an upload that hold the second moment."""
         samples = sums.counts.sum()
         return {"samples": samples.long(), "moment": triangle(sums.moment, self.task.views) / samples.clamp(min=1)}
@@ -435,6 +411,12 @@ class ClosedForm(Method[O]):
         scores = shared.scores(model(batch.x).features)
         return {"head": within(self.likely(scores, state), shared.present, state["own"]), "global_model": scores}
 
+    def typical(
+        self, model: SplitModel, batch: Batch, received: Tensors, state: Tensors, rule: str
+    ) -> Tensor | None:
+        """Return p-values of samples being of classes that the client knows, ``(B,)``; None if none are known."""
+        return None
+
     def likely(self, scores: Tensor, state: Tensors) -> Tensor:
         """Return the scores of all classes for a client's class frequencies; the same if they play no part."""
         return scores
@@ -447,14 +429,10 @@ class ClosedForm(Method[O]):
             return {}
         K, d = self.task.num_classes, self.task.feature_dim
         none = Sums.none(K, d, second=self.second)
-        return self.concluded({}, none, Linear(none.sums, none.counts, none.counts > 0))
+        return self.conclude({}, none, Linear(none.sums, none.counts, none.counts > 0))
 
-    def concluded(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
-        """Return the server's state.
-
-        Args:
-            held: Uploads of each client.
-        """
+    def conclude(self, held: Tensors, total: Sums, classifier: Linear) -> Tensors:
+        """Return the server's state."""
         dtype = self.task.dtype
         return {**held, "prototypes": total.means.rows.to(dtype), **classifier.tensors(dtype)}
 
@@ -476,13 +454,13 @@ class ClosedForm(Method[O]):
         for client, payloads in new.items():
             for number, payload in enumerate(payloads):
                 held |= {f"{name}.{client}/{number}": tensor for name, tensor in payload.items()}
-        state = self.made_of(held)
+        state = self.make_state(held)
         return Aggregate(state, summary(*Prototypes.of(state)))
 
-    def made_of(self, held: Tensors) -> Tensors:
+    def make_state(self, held: Tensors) -> Tensors:
         """Return the server's state that follows from each client's last uploads, by ``FIELD.CLIENT/NUMBER``."""
-        total, classifier = self.combined(self.parts(held))
-        return self.concluded(held, total, classifier)
+        total, classifier = self.combine(self.parts(held))
+        return self.conclude(held, total, classifier)
 
     def parts(self, held: Tensors) -> Iterator[Sums]:
         """Return the sums of each upload, in an order that does not depend on when clients sent them."""
@@ -493,7 +471,7 @@ class ClosedForm(Method[O]):
         single = self.second and self.task.noise is None and not self.task.summed
         return self.sums_of(payload).possible(ROUNDED) if single else self.sums_of(payload)
 
-    def repacked(self, payload: Payload, sums: Sums) -> Payload:
+    def repack(self, payload: Payload, sums: Sums) -> Payload:
         """Return an upload with other class means and another second moment, of as many samples."""
         means = sums.means.rows[payload["classes"]].to(payload["means"].dtype)
         if not self.second:
@@ -503,12 +481,7 @@ class ClosedForm(Method[O]):
         return {**payload, "means": means, "moment": moment}
 
     def without(self, server: Tensors, client: str) -> Tensors:
-        """Return the server's state as it would be had a client never sent anything.
-
-        Raises:
-            ConfigError: If nothing of it is there, or nothing of any other client.
-            PayloadError: If the state holds uploads that no client could have sent.
-        """
+        """Return the server's state as it would be had a client never sent anything."""
         held = {name: tensor for name, tensor in server.items() if "." in name}
         if client not in (senders := {_sender(name) for name in held}):
             raise ConfigError(unknown_name("client among those that have sent anything", client, senders))
@@ -519,9 +492,9 @@ class ClosedForm(Method[O]):
         for payload in _payloads(rest):
             check_structure(payload, self.upload_schema)
             check_values(payload, self.upload_schema)
-        return self.made_of(rest)
+        return self.make_state(rest)
 
-    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+    def combine(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
         """Return the sums over all clients, and their classifier.
 
         Args:

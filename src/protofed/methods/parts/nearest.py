@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from protofed.methods.contract import Aggregate, Batch, Method, Statistics, Task, Tensors, Terms, Upload
+from protofed.methods.contract import Aggregate, Method, Statistics, Terms, Upload
+from protofed.methods.given import Batch, Output, SplitModel, Task, Tensors
 from protofed.methods.parts.prior import cross_entropy, head_scores
 from protofed.methods.traits import GLOBAL, GLOBAL_OWN, HEAD, LOCAL
 from protofed.prototypes.geometry import summary
 from protofed.prototypes.inference import Distance, closeness, pull, pull_of_means
 from protofed.prototypes.means import RunningMean, class_sums
 from protofed.prototypes.table import Prototypes
-
-if TYPE_CHECKING:
-    from protofed.models import Output, SplitModel
 
 
 def no_rows(task: Task) -> Prototypes:
@@ -138,7 +136,7 @@ class SeenUploads(Iterable[Upload]):
             self.rows += len(prototypes)
             yield upload
 
-    def concluded(self, new: Aggregate) -> Aggregate:
+    def conclude(self, new: Aggregate) -> Aggregate:
         """Return an update, which has consumed the uploads, with what was seen and the geometry of the result."""
         state = {**new.state, **self.classes}
         # A server whose own training has diverged keeps its last state, which it can say only if this is no error.

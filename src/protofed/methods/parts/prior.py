@@ -52,11 +52,7 @@ class SoftmaxOptions(Options):
 
 
 def log_prior(counts: Tensor, rho: float = RHO, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return ``π(y) = log((n_y + ρ)/(n + ρK))``, ``(K,)``.
-
-    Args:
-        counts: ``(K,)`` int64 samples per class ``n_y``.
-    """
+    """Return ``π(y) = log((n_y + ρ)/(n + ρK))``, ``(K,)``."""
     smoothed = counts.double() + rho
     return (smoothed / smoothed.sum()).log().to(dtype)
 
@@ -92,20 +88,12 @@ class PrivateHead(Base[H]):
 
 
 def over(scores: Tensor, classes: Tensor) -> Tensor:
-    """Return scores in which the classes outside a set have no chance.
-
-    Args:
-        scores: ``(B, K)``, or ``(K,)``.
-    """
+    """Return scores in which the classes outside a set have no chance."""
     return scores.masked_fill(~classes, torch.finfo(scores.dtype).min)
 
 
 def cross_entropy(batch: Batch, logits: Tensor, state: Tensors) -> Tensor:
-    """Return the mean cross-entropy of ``f(x)``, or of ``f(x) + π_i`` over A_i: absent classes are left out.
-
-    Args:
-        state: π_i and A_i; no π_i for plain softmax.
-    """
+    """Return the mean cross-entropy of ``f(x)``, or of ``f(x) + π_i`` over A_i: absent classes are left out."""
     return batch.cross_entropy(over(logits + state["prior"], state["own"]) if "prior" in state else logits)
 
 

@@ -1,12 +1,11 @@
-"""Who resembles whom, by class means alone: whom a client may listen to more than to others.
+"""Who resembles whom, by class means alone.
 
 Squared distances between two clients' means of a class, in the metric of the covariance within classes, are by
 chance ``1/n_ik + 1/n_jk`` in each of d directions. What they exceed that by,
 
     T_ij = Σ_k w_k·(‖m_ik − m_jk‖²/d − 1/n_ik − 1/n_jk) / Σ_k w_k,   w_k = 1/(1/n_ik + 1/n_jk)²,
 
-is the variance of what sets two clients apart. A mean of client j tells that of client i with the precision
-``1/(1/n_jk + max(T_ij, 0))``, which never exceeds its number of samples.
+is the variance of what sets two clients apart.
 """
 
 from __future__ import annotations
@@ -38,18 +37,3 @@ def resemblance(counts: Tensor, means: Tensor, covariance: Tensor, least: float)
         excess += torch.where(weight > 0, weight * (apart - both), 0)
         total += weight
     return (excess / total).nan_to_num(nan=STRANGERS).clamp(max=STRANGERS).fill_diagonal_(0)
-
-
-def listen(counts: Tensor, means: Tensor, apart: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what each client hears of all others: precisions ``(M, K)``, and means ``(M, K, d)``.
-
-    Args:
-        apart: ``T``.
-    """
-    numbers, rows = torch.zeros_like(counts), torch.zeros_like(means)
-    for k in range(counts.shape[1]):
-        weight = 1 / (1 / counts[:, k] + apart.clamp(min=0))
-        weight.fill_diagonal_(0)
-        numbers[:, k] = weight.sum(1)
-        rows[:, k] = weight @ means[:, k] / numbers[:, k].clamp(min=1e-300).unsqueeze(1)
-    return numbers, rows

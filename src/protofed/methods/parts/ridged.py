@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.methods.contract import Batch, Local, Task, Tensors, Traits
+from protofed.methods.contract import Batch, Local, SplitModel, Task, Tensors, Traits
 from protofed.methods.parts.gaussian import TIE, likelihoods, voters
 from protofed.methods.parts.moments import (
     LARGEST,
@@ -28,25 +28,16 @@ from protofed.methods.parts.moments import (
 from protofed.options import Options
 from protofed.wire.schema import Field, Payload, Schema
 
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
-
 SCALE = 16.0
 """Largest standard deviation of a sample's scores over the classes, as log-likelihoods: they have no unit."""
 
 
 class Gram(NamedTuple):
-    """What a classifier is made of.
+    """What a classifier is made of."""
 
-    Attributes:
-        total: Sums of all samples.
-        matrix: ``G``, ``(d, d)``.
-        unit: Ridge of 1.
-    """
-
-    total: Sums
-    matrix: Tensor
-    unit: float
+    total: Sums  # sums of all samples
+    matrix: Tensor  # ``G``, ``(d, d)``
+    unit: float  # ridge of 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,7 @@ class Ridged(ClosedForm[O]):
         return replace(found, down="K·d + d·(d+1)/2 + 1") if options.ridge == "auto" else found
 
     @abstractmethod
-    def gathered(self, parts: Iterable[Sums]) -> Gram:
+    def gather(self, parts: Iterable[Sums]) -> Gram:
         """Return what the classifier of all is made of."""
 
     def first(self, gram: Gram) -> float:
@@ -105,40 +96,24 @@ class Ridged(ClosedForm[O]):
         """Whether columns have unit length."""
         return True
 
-    @property
-    def constant(self) -> bool:
-        """Whether samples have one more feature, which is 1; then classifiers have a bias."""
-        return False
-
-    def ridged(self, gram: Gram, ridge: float) -> Linear:
+    def solve_ridge(self, gram: Gram, ridge: float) -> Linear:
         """Return the classifier with a ridge."""
         square = float(gram.matrix.diagonal().mean())
-        matrix, sums = self.system(gram)
-        W = solve(matrix, sums.mT, square, self.task.dtype, ridge).mT
+        W = solve(gram.matrix, gram.total.sums.mT, square, self.task.dtype, ridge).mT
         W = F.normalize(W, dim=-1, eps=1e-300) if self.normalised else W
-        bias = W[:, -1] if self.constant else W.new_zeros(len(W))
-        return Linear(W[:, : self.task.feature_dim], bias, gram.total.means.present)
-
-    def system(self, gram: Gram) -> tuple[Tensor, Tensor]:
-        """Return ``G`` and ``bᵀ``, with a constant feature if there is one."""
-        matrix, (counts, sums, _) = gram.matrix, gram.total
-        if not self.constant:
-            return matrix, sums
-        edge = torch.cat([sums.sum(0), counts.sum().view(1)])
-        matrix = torch.cat([torch.cat([matrix, edge[:-1].unsqueeze(0)]), edge.unsqueeze(-1)], dim=-1)
-        return matrix, torch.cat([sums, counts.unsqueeze(-1).to(sums)], dim=-1)
+        return Linear(W, W.new_zeros(len(W)), gram.total.means.present)
 
     def classifier(self, total: Sums) -> Linear:
         """Return the classifier of some samples."""
-        gram = self.gathered([total])
-        return self.ridged(gram, self.first(gram))
+        gram = self.gather([total])
+        return self.solve_ridge(gram, self.first(gram))
 
-    def combined(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
+    def combine(self, parts: Iterable[Sums]) -> tuple[Sums, Linear]:
         """Return the sums over all clients, and their classifier."""
         if self.task.noise is not None:
-            return super().combined(parts)
-        gram = self.gathered(parts)
-        return gram.total, self.ridged(gram, self.first(gram))
+            return super().combine(parts)
+        gram = self.gather(parts)
+        return gram.total, self.solve_ridge(gram, self.first(gram))
 
     # What crosses the network.
 
@@ -155,12 +130,12 @@ class Ridged(ClosedForm[O]):
         }
         return self.schema({**self.rows("means"), **fields})
 
-    def made_of(self, held: Tensors) -> Tensors:
+    def make_state(self, held: Tensors) -> Tensors:
         """Return the server's state, with what its classifier is made of if clients need it."""
         if not self.chooses:
-            return super().made_of(held)
-        gram = self.gathered(self.parts(held))
-        return {**self.concluded(held, gram.total, self.ridged(gram, self.first(gram))), **self._told(gram)}
+            return super().make_state(held)
+        gram = self.gather(self.parts(held))
+        return {**self.conclude(held, gram.total, self.solve_ridge(gram, self.first(gram))), **self._told(gram)}
 
     def server_state(self) -> Tensors:
         """Start without clients."""
@@ -188,9 +163,9 @@ class Ridged(ClosedForm[O]):
         if not self.chooses:
             return super().receive(local, message)
         own, dtype = self.own_sums(local), self.task.dtype
-        gram = self.gathered([own]) if message is None else self.gram_in(message)
-        chosen = self.ridged(gram, self.chosen(local, own.counts, gram))
-        return {**self.ridged(gram, self.first(gram)).tensors(dtype), **chosen.tensors(dtype, "own_")}
+        gram = self.gather([own]) if message is None else self.gram_in(message)
+        chosen = self.solve_ridge(gram, self.chosen(local, own.counts, gram))
+        return {**self.solve_ridge(gram, self.first(gram)).tensors(dtype), **chosen.tensors(dtype, "own_")}
 
     def gram_in(self, message: Payload) -> Gram:
         """Return what a broadcast holds."""
@@ -221,18 +196,14 @@ class Ridged(ClosedForm[O]):
         """Return the scores ``(n, K')`` of samples, each by the classifier of all the rest.
 
         Args:
-            x: ``(n, d)``.
             y: ``(n,)`` places of their classes in ``held``.
-            held: ``(K',)`` classes that can be answered.
         """
         least = floor(float(gram.matrix.diagonal().mean()), self.task.dtype)
-        matrix, sums = self.system(gram)
-        x = F.pad(x, (0, len(matrix) - x.shape[1]), value=1.0)
-        matrix = matrix + max(ridge, least) * torch.eye(len(matrix), dtype=x.dtype)
+        matrix = gram.matrix + max(ridge, least) * torch.eye(len(gram.matrix), dtype=x.dtype)
         lower, failed = torch.linalg.cholesky_ex(matrix)
         if failed:
             return x.new_full((len(x), len(held)), torch.nan)
-        a = torch.cholesky_solve(sums[held].mT, lower).mT
+        a = torch.cholesky_solve(gram.total.sums[held].mT, lower).mT
         g = torch.cholesky_solve(x.mT, lower).mT
         own = F.one_hot(y, len(held)).to(x)
         h = (x * g).sum(1, keepdim=True)

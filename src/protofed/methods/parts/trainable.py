@@ -37,14 +37,7 @@ def train_network(
     task: Task,
     round_number: int,
 ) -> tuple[Tensors, Prototypes, Tensor]:
-    """Train the network in the server's state on a round's pairs.
-
-    Args:
-        plan: Epochs, learning rate and batch size.
-
-    Returns:
-        The state with the trained network; its prototypes of the classes in the pairs; the loss of each epoch.
-    """
+    """Return the state with the network trained on a round's pairs, its prototypes of their classes, and losses."""
     epochs, lr, batch_size = plan
     found = train_prototypes(
         PrototypeNetwork(*(server[f"network.{name}"] for name in PrototypeNetwork._fields)),

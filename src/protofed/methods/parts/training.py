@@ -1,4 +1,4 @@
-"""Helpers of methods that train on the server."""
+"""Helpers of losses, and of methods that train on the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofed.methods.contract import Tensors
+from protofed.methods.contract import Batch, Tensors
 from protofed.wire.schema import Field
 
 HTFL_CLIP = 10.0
@@ -20,6 +20,12 @@ def sound(tensors: Tensors) -> bool:
     """Return whether all numbers may be broadcast; after training on a diverged client's upload they may not."""
     real = (t for t in tensors.values() if t.is_floating_point())
     return all(bool(t.isfinite().all()) and not bool((t.abs() > Field.limit).any()) for t in real)
+
+
+def divergence(batch: Batch, teacher: Tensor, student: Tensor) -> Tensor:
+    """Return ``KL(softmax(teacher) ‖ softmax(student))`` of ``(B, K)`` logits, the mean over the batch."""
+    p, log_p, log_q = teacher.softmax(-1), teacher.log_softmax(-1), student.log_softmax(-1)
+    return batch.mean((p * (log_p - log_q)).sum(-1))
 
 
 @contextmanager
@@ -65,8 +71,6 @@ def train_linear(
     """Train ``weight`` and ``bias`` of a linear layer by cross-entropy.
 
     Args:
-        x: ``(n, d)``.
-        y: ``(n,)`` int64 classes.
         optimizer: Makes the optimiser of the two.
         plan: Epochs and batch size.
         order: Draws the order of every epoch.

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from protofed.errors import ConfigError, unknown_name
-from protofed.methods.contract import Task, Tensors, every_parameter
+from protofed.methods.contract import SplitModel, Task, Tensors, every_parameter
 from protofed.wire.schema import Field, Payload, Schema
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 Select = Callable[[str], bool]
 """Chooses weights by their names in the model."""

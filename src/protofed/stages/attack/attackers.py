@@ -17,8 +17,7 @@ from protofed.runs.records import Accuracy, Attack, RoundRecord
 from protofed.stages.attack import backdoor
 from protofed.stages.attack.attacks import ATTACKS, AttackOptions, Knowledge, inflate
 from protofed.stages.attack.colluding import COLLUDING, craft_uploads
-from protofed.stages.robust.believed import scale_counts
-from protofed.stages.robust.vectors import Counts, parts_of
+from protofed.stages.robust.vectors import Counts, parts_of, scale_counts
 from protofed.visits.contract import Evaluated, Trained
 from protofed.visits.roster import Roster
 from protofed.visits.visit import LocalTrainer
@@ -141,7 +140,6 @@ class Attackers(Stage):
 
     @torch.no_grad()
     def _local(self, name: str, opening: bytes | None, round_number: int) -> Local:
-        """Return a client as it is now, with what it received last."""
         local = self.trainer.open(self.clients, name, round_number)
         local.model.eval()
         self.trainer.receive(local, opening, deliver=False)
@@ -169,5 +167,4 @@ class Attackers(Stage):
 
 
 def _finite(payload: Payload, schema: Schema) -> Payload:
-    """Clamp a payload to magnitudes that every codec can represent."""
     return {**payload, **{p.name: payload[p.name].clamp(-FINITE, FINITE) for p in parts_of(schema)}}

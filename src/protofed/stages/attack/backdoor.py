@@ -10,21 +10,16 @@ AISTATS 2020).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.compute.seeding import generator, seeded
-from protofed.methods.contract import Local, Method, Tensors, predict
+from protofed.methods.contract import Local, Method, SplitModel, Tensors, predict
 from protofed.samples import Samples
 from protofed.visits.batches import add_up, batches
 from protofed.visits.client import Member
 from protofed.wire.schema import Payload
-
-if TYPE_CHECKING:
-    from protofed.models import SplitModel
 
 PATCH = 0.25
 """Side of the patch as a fraction of the image's side (or fraction of a vector's leading features)."""
@@ -150,5 +145,4 @@ def success(
 
 
 def _inputs(samples: Samples, model: SplitModel) -> Tensor:
-    """Return the first normalised inputs of some samples."""
     return next(batches(samples, model, SAMPLES)).x

@@ -40,12 +40,11 @@ class Release(NamedTuple):
     """Numbers that were published: a sum of vectors of bounded norm, and Gaussian noise.
 
     Attributes:
-        noise: Noise multiplier ``z``: standard deviation of the noise over the largest norm of one vector.
         rate: Probability ``q`` with which each vector is drawn into the sum, independently (Poisson sampling); 1 if
             the sum is not of a secret random choice.
     """
 
-    noise: float
+    noise: float  # noise multiplier ``z``: standard deviation of the noise over the largest norm of one vector
     rate: float = 1.0
     times: int = 1
 
@@ -108,9 +107,6 @@ def find_noise(
     Args:
         releases: Planned releases for a noise multiplier.
         budget: Largest ``ε``; may be infinite.
-
-    Raises:
-        ConfigError: If no noise suffices, or ``dp-accounting`` is not installed.
     """
     if math.isinf(budget) or not any(release.rate and release.times for release in releases(1.0)):
         return 0.0

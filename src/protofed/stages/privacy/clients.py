@@ -46,9 +46,6 @@ class VectorLayout:
     each of the K classes, zero for those that the client lacks, and K numbers that say which it has. Changes and
     numbers share one vector and so one norm; if it is shortened, the client weighs less in the quotient of their
     sums. Sums over samples contribute as they are, numbers of samples not at all: all clients weigh the same.
-
-    Args:
-        clip: Largest Euclidean norm ``C``.
     """
 
     def __init__(self, schema: Schema, clip: float) -> None:
@@ -63,7 +60,6 @@ class VectorLayout:
         self.length = sum(self.sizes)
 
     def _shape(self, part: Part) -> list[int]:
-        """Return the shape of a part's piece of the vector."""
         sizes = [size if isinstance(size, int) else self.schema.sizes.get(size, -1) for size in part.field.shape]
         return [self.schema.num_classes, *sizes[1:]] if part.layout == "rows" else sizes
 
@@ -134,7 +130,7 @@ class ClientPrivacy(Budgeted):
     Args:
         rates: For every round, the probability with which a client takes part if a secret coin decides, 1 if
             anything else does, and 0 if clients send nothing.
-        expected: Participants of every round.
+        expected: Participants of a round.
         shared: Whether clients make the noise, and the sum of their shares is all that the server sees.
     """
 
@@ -145,7 +141,7 @@ class ClientPrivacy(Budgeted):
         options: PrivacyOptions,
         method: Method,
         rates: Sequence[float],
-        expected: Sequence[float],
+        expected: float,
         source: Source,
         shared: bool = False,
     ) -> None:
@@ -173,23 +169,21 @@ class ClientPrivacy(Budgeted):
             yield from uploads
             return
         assert record.privacy is not None
-        centre, round_number, spent = opened.payload or {}, opened.round, record.privacy
+        centre, spent = opened.payload or {}, record.privacy
         spent.clipped = 0
         total = torch.zeros(self.layout.length, dtype=torch.float64)
         deviation = self.noise * self.options.clip
-        noise = self.source(round_number)
+        noise = self.source(opened.round)
         step = noise.step(deviation)
         for upload in uploads:
             vector, shortened = self.layout.clip_upload(upload.payload, centre)
             spent.clipped += shortened
             total += (vector * SHORT / step).trunc() * step if step else vector
-        yield self.standing_for_all(noise.add(total, deviation), deviation, centre, round_number)
+        yield self.stand_for_all(noise.add(total, deviation), deviation, centre)
 
-    def standing_for_all(self, total: Tensor, deviation: float, centre: Payload, round_number: int) -> Upload:
+    def stand_for_all(self, total: Tensor, deviation: float, centre: Payload) -> Upload:
         """Return the upload that stands for all, given the standard deviation of the noise of each number."""
-        payload = self.layout.upload(
-            total, deviation, centre, self.expected[min(round_number, len(self.expected)) - 1]
-        )
+        payload = self.layout.upload(total, deviation, centre, self.expected)
         real = {n for n, field in self.layout.schema.fields.items() if field.kind == "real"}
         return Upload(EVERYONE, {n: t.to(self.dtype) if n in real else t for n, t in payload.items()})
 
@@ -229,7 +223,7 @@ class ClientPrivacy(Budgeted):
         """Describe the protection."""
         o = self.options
         drawn = [rate for rate in self.rates if rate]
-        amplified = "without amplification: participation.sampling is not poisson, or everyone takes part"
+        amplified = "without amplification: participation.sampling is not poisson"
         if self.shared:
             amplified = "without amplification: clients of a round know each other"
         if any(rate < 1 for rate in drawn):

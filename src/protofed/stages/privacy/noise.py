@@ -43,17 +43,11 @@ def from_system(round_number: int) -> Noise:
 
 
 class OwnNoise(NamedTuple):
-    """The noise that a client adds to its own vector of whole numbers, so that only a sum has to be known.
+    """The noise that a client adds to its own vector of whole numbers, so that only a sum has to be known."""
 
-    Attributes:
-        deviation: Of the noise that the sum needs, in steps of the fixed point.
-        colluders: Clients whose shares do not count, because they might add none, or tell theirs.
-        seed: Negative for the operating system's random numbers.
-    """
-
-    deviation: float = 0.0
-    colluders: int = 0
-    seed: int = -1
+    deviation: float = 0.0  # of the noise that the sum needs, in steps of the fixed point
+    colluders: int = 0  # clients whose shares do not count, because they might add none, or tell theirs
+    seed: int = -1  # negative for the operating system's random numbers
 
     def to_bytes(self) -> bytes:
         """Return the noise as bytes of a fixed number."""

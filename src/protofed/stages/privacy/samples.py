@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from protofed.errors import ConfigError
-from protofed.methods.contract import Method
+from protofed.methods.contract import Method, sends
 from protofed.runs.records import RoundRecord
 from protofed.runs.spent import Spent
 from protofed.stages.privacy.accounting import Release, epsilon, find_noise
@@ -24,18 +24,12 @@ from protofed.visits.private import Private, rate, steps
 
 
 class Training(NamedTuple):
-    """The noisy quantities that a client publishes of its samples.
+    """The noisy quantities that a client publishes of its samples."""
 
-    Attributes:
-        rate: Probability with which a sample is in a batch.
-        means: Whether noisy class means are sent, in each round.
-        counts: Releases of the numbers of samples per class before the first round.
-    """
-
-    rate: float
+    rate: float  # probability with which a sample is in a batch
     steps: tuple[int, ...]
-    means: tuple[bool, ...]
-    counts: int
+    means: tuple[bool, ...]  # whether noisy class means are sent, in each round
+    counts: int  # releases of the numbers of samples per class before the first round
 
     @classmethod
     def of(cls, method: Method, plan: LocalPlan, samples: int) -> Training:
@@ -43,11 +37,11 @@ class Training(NamedTuple):
         rounds = range(1, method.task.rounds + 1)
         size, once = plan.batch_size, bool(method.protection.dp_statistics)
         told = method.statistics is not None and method.statistics.when != "during"
-        means = [told and method.sends(round_number) for round_number in rounds]
+        means = [told and sends(method, round_number) for round_number in rounds]
         return cls(
             rate(samples, size),
             tuple(steps(method.round(round_number).phases, plan.epochs, samples, size) for round_number in rounds),
-            tuple(sends and not (once and any(means[:n])) for n, sends in enumerate(means)),
+            tuple(sent and not (once and any(means[:n])) for n, sent in enumerate(means)),
             0 if once else 1,
         )
 
@@ -105,9 +99,8 @@ def _find_noise(options: PrivacyOptions, training: Training) -> float:
 
 def dp_obstacle(method: Method) -> str:
     """Return why clipping would not bound what a client changes at the server; "" if it would."""
-    if method.protection.dp_obstacle is not None:
-        return method.protection.dp_obstacle
-    return "it does not declare how" if method.declared.sums_only else "its server needs every single one"
+    declared = method.protection.dp_obstacle
+    return "its server may need every single one" if declared is None else declared
 
 
 def check(method: Method) -> None:

@@ -8,36 +8,30 @@ clients send.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from protofed.methods.contract import Upload
 from protofed.runs.findings import Findings
-from protofed.stages.robust.believed import LEAST
 from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import median, shorten
-from protofed.stages.robust.spool import Spool
-from protofed.stages.robust.vectors import Counts, Part, Vectors, collect, put_back
+from protofed.stages.robust.vectors import LEAST, Counts, Part, Vectors, collect, put_back
 from protofed.wire.schema import Field, Payload
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """Limits on the vectors of one part.
-
-    Attributes:
-        centres: Median of the vectors of each class that has enough of them.
-        radius: Maximum distance from the median of the class.
-        update: Maximum distance from the broadcast.
-    """
+    """Limits on the vectors of one part."""
 
     length: float = float("inf")
-    centres: Mapping[int, Tensor] | None = None
-    radius: float = float("inf")
-    update: float = float("inf")
+    centres: Mapping[int, Tensor] | None = None  # median of the vectors of each class that has enough of them
+    radius: float = float("inf")  # maximum distance from the median of the class
+    update: float = float("inf")  # maximum distance from the broadcast
 
 
 class Proportions:
@@ -131,6 +125,41 @@ class Proportions:
         return sorted(label for label, clients in reporters.items() if len(clients) == 1)
 
 
+class Spool:
+    """A sequence of uploads, kept in memory up to ``memory`` bytes and beyond that in a temporary file."""
+
+    def __init__(self, memory: int = 2**28) -> None:
+        self._left = memory
+        self._kept: list[Upload] = []
+        self._places: list[tuple[str, int]] = []
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def append(self, upload: Upload) -> None:
+        """Add an upload at the end."""
+        self._left -= sum(t.numel() * t.element_size() for t in upload.payload.values())
+        if self._left >= 0:
+            self._kept.append(upload)
+            return
+        data = save({name: tensor.contiguous() for name, tensor in upload.payload.items()})
+        self._file.write(data)
+        self._places.append((upload.client, len(data)))
+
+    def __len__(self) -> int:
+        return len(self._kept) + len(self._places)
+
+    def __iter__(self) -> Iterator[Upload]:
+        yield from self._kept
+        start = 0
+        for client, size in self._places:
+            self._file.seek(start)
+            start += size
+            tensors = load(self._file.read(size))
+            yield Upload(client, tensors)
+
+
 def clip(
     uploads: Iterable[Upload],
     parts: list[Part],
@@ -141,16 +170,16 @@ def clip(
 ) -> Iterator[Upload]:
     """Shorten the vectors of uploads to the limits of the round, in two passes that never hold all uploads."""
     measured = Proportions(parts, counts, reference)
-    with Spool() as spool:
-        for upload in uploads:
-            spool.append(upload)
-            measured.add(upload)
-        left_out = too_long(measured, options, findings)
-        findings.alone = measured.alone(left_out)
-        limits = measured.limits(options, left_out)
-        for upload in spool:
-            if upload.client not in left_out:
-                yield _clip(upload, measured, limits, findings)
+    spool = Spool()
+    for upload in uploads:
+        spool.append(upload)
+        measured.add(upload)
+    left_out = too_long(measured, options, findings)
+    findings.alone = measured.alone(left_out)
+    limits = measured.limits(options, left_out)
+    for upload in spool:
+        if upload.client not in left_out:
+            yield _clip(upload, measured, limits, findings)
 
 
 def too_long(measured: Proportions, options: RobustOptions, findings: Findings) -> set[str]:

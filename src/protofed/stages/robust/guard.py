@@ -10,12 +10,11 @@ from protofed.methods.contract import Method, Upload
 from protofed.rounds.stage import Opened, Stage
 from protofed.runs.findings import Findings
 from protofed.runs.records import RoundRecord
-from protofed.stages.robust.believed import limit_counts
 from protofed.stages.robust.clipping import Proportions, clip, too_long
 from protofed.stages.robust.options import POOLING, RobustOptions
 from protofed.stages.robust.pooling import hostile, pool, without_outliers
 from protofed.stages.robust.sums import bound_sums
-from protofed.stages.robust.vectors import Counts, cap_counts, collect, parts_of
+from protofed.stages.robust.vectors import Counts, cap_counts, collect, limit_counts, parts_of
 
 SUSPECT = 20.0
 """Multiple of the median length above which a vector is reported as out of proportion."""
@@ -26,7 +25,7 @@ class Guard(Stage):
 
     Args:
         counts: ``(K,)`` samples per class that each client described, or upper bounds; the attribute has those
-            that it is :func:`~protofed.stages.robust.believed.limit_counts` to have.
+            that it is :func:`~protofed.stages.robust.vectors.limit_counts` to have.
     """
 
     def __init__(

@@ -46,9 +46,7 @@ class RobustOptions(Options):
         least=1,
     )
     reject: float = remote(
-        20.0,
-        "an upload with a vector this many times as long as the median is left out whole (0 = never)",
-        least=0,
+        20.0, "an upload with a vector this many times as long as the median is left out whole (0 = never)", least=0
     )
     weight: float | None = remote(
         None,

@@ -36,7 +36,6 @@ def pool(uploads: Sequence[Upload], found: Sequence[Vectors], options: RobustOpt
 
 
 def _one_for_all(values: Tensor, rule: str, attackers: int) -> Tensor:
-    """Return the robust vector ``(D,)`` that replaces ``(n, D)`` vectors."""
     if rule == "median":
         return median(values)
     if rule == "trimmed":

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from protofed.methods import ClosedForm, Sums
 from protofed.methods.contract import Upload
-from protofed.methods.parts.gaussian import shrunk
+from protofed.methods.parts.gaussian import shrink
 from protofed.methods.parts.moments import floor
 from protofed.runs.findings import Findings
-from protofed.stages.robust.believed import LEAST
-from protofed.stages.robust.clipping import Proportions, too_long
+from protofed.stages.robust.clipping import Proportions, Spool, too_long
 from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import median
-from protofed.stages.robust.spool import Spool
+from protofed.stages.robust.vectors import LEAST
 
 CENTRE = 1.5
 """Variance of the distance between a mean and the median of few, in units of the mean's own."""
@@ -48,15 +47,10 @@ class Received(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric in which the median client has unit variance in every direction.
+    """A metric in which the median client has unit variance in every direction."""
 
-    Attributes:
-        white: ``(d, d)``, from features to coordinates.
-        back: Its inverse.
-    """
-
-    white: Tensor
-    back: Tensor
+    white: Tensor  # ``(d, d)``, from features to coordinates
+    back: Tensor  # its inverse
 
     def scatter(self, part: Sums) -> Tensor:
         """Return a client's scatter in these coordinates."""
@@ -84,7 +78,7 @@ class Metric(NamedTuple):
             together += part.scatter
             freedom += free(part)
             square = max(square, part.square)
-        sigma = shrunk(together / max(freedom, 1.0), max(freedom, 1.0), "oas")
+        sigma = shrink(together / max(freedom, 1.0), max(freedom, 1.0), "oas")
         values, vectors = torch.linalg.eigh(sigma)
         deviations = values.clamp(min=floor(square, received.method.task.dtype)).sqrt()
         lower, inverse = vectors * deviations, (vectors / deviations).mT
@@ -117,25 +111,15 @@ def expect_variance(part: Sums) -> float:
 
 
 class Centres(NamedTuple):
-    """Class means of a round in the metric.
+    """Class means of a round in the metric."""
 
-    Attributes:
-        centres: ``(K, d)`` median of each class.
-        known: ``(K,)`` bool, classes that enough clients report.
-        middle: ``(d,)`` median of the centres, from which others are measured.
-        longest: Largest distance of one from it, beside what chance adds.
-        chance: Variance of a sample, summed over directions.
-        apart: T.
-        alone: Classes that one client reports.
-    """
-
-    centres: Tensor
-    known: Tensor
-    middle: Tensor
-    longest: float
-    chance: float
-    apart: float
-    alone: list[int]
+    centres: Tensor  # ``(K, d)`` median of each class
+    known: Tensor  # ``(K,)`` bool, classes that enough clients report
+    middle: Tensor  # ``(d,)`` median of the centres, from which others are measured
+    longest: float  # largest distance of one from it, beside what chance adds
+    chance: float  # variance of a sample, summed over directions
+    apart: float  # T
+    alone: list[int]  # classes that one client reports
 
     @classmethod
     def of(cls, received: Received, metric: Metric, options: RobustOptions) -> Centres:
@@ -167,30 +151,30 @@ def bound_sums(
     findings: Findings,
 ) -> Iterator[Upload]:
     """Shorten class means and scatter of uploads to the round's limits; ``measured`` collects their lengths."""
-    with Spool() as spool:
-        for upload in uploads:
-            spool.append(upload)
-            measured.add(upload)
-        received = Received(spool, method, too_long(measured, options, findings))
-        if len(spool) - len(received.left_out) < LEAST:
-            yield from received.uploads()
-            return
-        metric = Metric.of(received)
-        rows = Centres.of(received, metric, options)
-        findings.alone = rows.alone
-        most = options.norm * metric.widest(received) if method.second else float("inf")
-        for upload in received.uploads():
-            part = method.part(upload.payload)
-            means, factors = near(part, rows, metric, options)
-            scatter, factor = narrow(part, metric, most) if method.second else (part.moment, 1.0)
-            factors = torch.cat([factors, factors.new_tensor([factor])])
-            if bool((factors >= 1).all()):
-                yield upload
-                continue
-            findings.shortened(upload.client, int((factors < 1).sum()), float(factors.min()))
-            sums = means * part.counts.unsqueeze(-1)
-            moment = scatter + means.mT @ sums if method.second else part.moment
-            yield Upload(upload.client, method.repacked(upload.payload, Sums(part.counts, sums, moment)))
+    spool = Spool()
+    for upload in uploads:
+        spool.append(upload)
+        measured.add(upload)
+    received = Received(spool, method, too_long(measured, options, findings))
+    if len(spool) - len(received.left_out) < LEAST:
+        yield from received.uploads()
+        return
+    metric = Metric.of(received)
+    rows = Centres.of(received, metric, options)
+    findings.alone = rows.alone
+    most = options.norm * metric.widest(received) if method.second else float("inf")
+    for upload in received.uploads():
+        part = method.part(upload.payload)
+        means, factors = near(part, rows, metric, options)
+        scatter, factor = narrow(part, metric, most) if method.second else (part.moment, 1.0)
+        factors = torch.cat([factors, factors.new_tensor([factor])])
+        if bool((factors >= 1).all()):
+            yield upload
+            continue
+        findings.shortened(upload.client, int((factors < 1).sum()), float(factors.min()))
+        sums = means * part.counts.unsqueeze(-1)
+        moment = scatter + means.mT @ sums if method.second else part.moment
+        yield Upload(upload.client, method.repack(upload.payload, Sums(part.counts, sums, moment)))
 
 
 def near(part: Sums, rows: Centres, metric: Metric, options: RobustOptions) -> tuple[Tensor, Tensor]:

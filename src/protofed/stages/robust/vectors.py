@@ -1,9 +1,9 @@
-"""Division of uploads into comparable vectors, per class for prototypes and per tensor for weights."""
+"""Division of uploads into comparable vectors, and the numbers of samples that clients are believed to have."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,8 +12,11 @@ from torch import Tensor
 
 from protofed.errors import PayloadError
 from protofed.methods.contract import Upload
+from protofed.stages.robust.options import RobustOptions
 from protofed.wire.schema import Field, Payload, Schema
 
+LEAST = 3
+"""Minimum number of clients, or of vectors, for which a median is meaningful."""
 Layout = Literal["rows", "table", "tensor", "varying"]
 
 
@@ -24,15 +27,13 @@ class Part:
     Attributes:
         layout: ``rows``: one row per label sent; ``table``: one row for each of the ``K`` classes; ``tensor``: the
             same shape for every client; ``varying``: a shape chosen by the sender.
-        labels: Name of the field with the labels of the rows, for ``rows``.
-        distinct: Whether a client sends at most one row per class.
     """
 
     name: str
     field: Field
     layout: Layout
-    labels: str = ""
-    distinct: bool = True
+    labels: str = ""  # name of the field with the labels of the rows, for ``rows``
+    distinct: bool = True  # whether a client sends at most one row per class
 
     @property
     def per_class(self) -> bool:
@@ -68,22 +69,14 @@ def parts_of(schema: Schema) -> list[Part]:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors of one part over all uploads of a round.
-
-    Attributes:
-        values: ``(R, D)`` vectors; sums over samples are divided by their number.
-        senders: ``(R,)`` int64 position of the sender among the uploads.
-        classes: ``(R,)`` int64 class of each vector; 0 for tensors.
-        places: ``(R,)`` int64 row in the sender's tensor; 0 for tensors.
-        scales: ``(R,)`` divisors of the values.
-    """
+    """The vectors of one part over all uploads of a round."""
 
     part: Part
-    values: Tensor
-    senders: Tensor
-    classes: Tensor
-    places: Tensor
-    scales: Tensor
+    values: Tensor  # ``(R, D)`` vectors; sums over samples are divided by their number
+    senders: Tensor  # ``(R,)`` int64 position of the sender among the uploads
+    classes: Tensor  # ``(R,)`` int64 class of each vector; 0 for tensors
+    places: Tensor  # ``(R,)`` int64 row in the sender's tensor; 0 for tensors
+    scales: Tensor  # ``(R,)`` divisors of the values
 
     def by_class(self) -> Iterator[tuple[int, Tensor]]:
         """Yield each class with the positions ``(n,)`` of its vectors."""
@@ -162,9 +155,6 @@ def cap_counts(upload: Upload, schema: Schema, counts: Counts, share: float = 1.
 
     Returns:
         The upload, and the names of the fields that were reduced.
-
-    Raises:
-        PayloadError: If a count field has a shape of unknown meaning.
     """
     held, cut = counts[upload.client], []
     payload = dict(upload.payload)
@@ -191,3 +181,31 @@ def _most(field: Field, payload: Payload, schema: Schema, held: Tensor) -> Tenso
         if other.kind == "label" and other.shape == field.shape:
             return held[payload[name]]
     raise PayloadError(f"count of shape {field.shape}: expected one number, one per class or one per label")
+
+
+def limit_counts(stated: Counts, options: RobustOptions, withheld: Collection[str] = ()) -> dict[str, Tensor]:
+    """Return the counts that clients state, reduced in proportion where a client states too many in all.
+
+    The limit is ``robust.weight`` times the (lower) median over the clients with samples, or what
+    ``robust.admitted`` sets for a client. Counts of single classes have no limit of their own, because those of
+    honest clients differ by three orders of magnitude.
+
+    Args:
+        withheld: Clients whose counts are not numbers of samples: these neither change nor count in the median.
+    """
+    known = {name: int(counts.sum()) for name, counts in stated.items() if name not in withheld}
+    numbers = sorted(number for number in known.values() if number)
+    limit = max(known.values(), default=0)
+    if options.most and len(numbers) >= LEAST:
+        limit = int(options.most * numbers[(len(numbers) - 1) // 2])
+    most = {name: min(number, options.admitted.get(name, limit)) for name, number in known.items()}
+    return {name: scale_counts(c, most[name]) if name in most else c for name, c in stated.items()}
+
+
+def scale_counts(counts: Tensor, total: int) -> Tensor:
+    """Scale int64 counts to integers with exactly the sum ``total``; both sums are below 2³¹."""
+    number = int(counts.sum())
+    if number in (0, total):
+        return counts
+    ends = counts.cumsum(0) * total // number
+    return ends.diff(prepend=ends.new_zeros(1))

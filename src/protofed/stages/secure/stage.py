@@ -42,15 +42,11 @@ class Offer(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """The server's knowledge of a round.
-
-    Attributes:
-        threshold: Vectors without which the sum could not have been read.
-    """
+    """The server's knowledge of a round."""
 
     total: Vector
     clients: int
-    threshold: int
+    threshold: int  # vectors without which the sum could not have been read
 
 
 Conduct = Callable[["SecureSum", Sequence[str], int, Mapping[str, str], RoundRecord], Summed]
@@ -141,7 +137,7 @@ class SecureSum(Stage):
         for upload in uploads:
             vector, noise = other._offer(upload, opening, opened.round)
             total = total + vector + noise.draw(threshold, self.length)
-        return other.uploads(Summed(total, len(uploads), threshold), opening, opened.round)
+        return other.uploads(Summed(total, len(uploads), threshold), opening)
 
     def __call__(self, uploads: Iterator[Trained], opened: Opened, record: RoundRecord) -> Iterator[Upload]:
         """Yield the server's view of a round; nothing if too few clients remain."""
@@ -149,21 +145,21 @@ class SecureSum(Stage):
         try:
             summed = self.sum(messages, opened.messages, record)
             opening = self.opening(next(iter(opened.messages.values()), None))
-            told = self.uploads(summed, opening, opened.round)
+            told = self.uploads(summed, opening)
         except (FederationError, PayloadError) as error:
             record.robust.kept = str(error)
             return
         opened.usable = summed.clients
         yield from told
 
-    def uploads(self, summed: Summed, opening: Payload, round_number: int) -> list[Upload]:
+    def uploads(self, summed: Summed, opening: Payload) -> list[Upload]:
         """Return the uploads of which a method makes what it would make of the clients' own.
 
         They are all alike and have the sum of the clients' own; with noise there is one, which stands for all.
         """
         if self.noisy is not None and self.hiding is not None:
             deviation = self.noise.share(summed.threshold) * math.sqrt(summed.clients) / self.noisy.unit
-            return [self.hiding.standing_for_all(self.noisy.decode(summed.total), deviation, opening, round_number)]
+            return [self.hiding.stand_for_all(self.noisy.decode(summed.total), deviation, opening)]
         payloads = self.layout.decode(summed.total, summed.clients)
         # Where clients hold different classes, the last have none left to report.
         told = [p for p in payloads if any(tensor.numel() for tensor in p.values())]
@@ -176,9 +172,6 @@ class SecureSum(Stage):
 
         Args:
             messages: Empty where the upload stays with the client.
-
-        Raises:
-            SecureAggregationError: If too few clients are left after a stage; nothing is aggregated then.
         """
         threshold = self.threshold(len(record.participants))
         # Of those asked: clients that fall silent while they train do not lower it.

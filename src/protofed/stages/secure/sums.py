@@ -23,19 +23,13 @@ from protofed.wire.validate import COUNT_LIMIT
 
 @dataclass(frozen=True)
 class _FieldPlace:
-    """A field of an upload in the vector.
-
-    Attributes:
-        shape: That of the table for rows of classes.
-        labels: Field of the rows' classes; "" unless it has one row per class.
-        weight: Field of counts; "" for none.
-    """
+    """A field of an upload in the vector."""
 
     name: str
     field: Field
-    shape: tuple[int, ...]
-    labels: str
-    weight: str
+    shape: tuple[int, ...]  # that of the table for rows of classes
+    labels: str  # field of the rows' classes; "" unless it has one row per class
+    weight: str  # field of counts; "" for none
 
     @property
     def size(self) -> int:
@@ -49,7 +43,7 @@ class SumLayout:
         schema, hint = method.upload_schema, "choose another method, or secure.aggregation=false"
         self.method, self.unit = method, 2.0**fraction_bits
         self.clients = max(1, method.task.clients)
-        if schema is not None and not method.declared.sums_only:
+        if schema is not None and method.declared.aggregation not in ("mean", "sums"):
             raise ConfigError(
                 f"secure.aggregation reveals sums only, but {method.name} needs single uploads: {hint}"
             )
@@ -71,11 +65,7 @@ class SumLayout:
         self.reals = sum(e.size for e in self.entries if e.field.kind == "real")
 
     def encode(self, payload: Payload) -> Vector:
-        """Return the vector of a valid upload.
-
-        Raises:
-            PayloadError: If the sum over all clients might overflow.
-        """
+        """Return the vector of a valid upload."""
         parts = []
         most = 2.0**BITS / self.clients
         for entry in self.entries:

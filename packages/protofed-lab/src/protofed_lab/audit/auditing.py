@@ -89,9 +89,8 @@ def protections(experiment: Experiment, *, noisy: bool) -> tuple[str, ...]:
     sentences = []
     if experiment.wire.codec not in ("float32", "float64"):
         sentences.append(f"Messages are rounded to {experiment.wire.codec} (wire.codec).")
-    traits = traits_of(experiment)
-    if traits.protection.hidden:
-        sentences.append(traits.protection.hidden)
+    if getattr(experiment.method_options, "scaling", False):
+        sentences.append("Prototypes are multiplied by sample counts that are not sent (method.scaling).")
     if experiment.secure.aggregation:
         sentences.append("The server sees the sum of all uploads only (secure.aggregation).")
     if experiment.privacy.mode == "client" and noisy:
@@ -102,6 +101,6 @@ def protections(experiment: Experiment, *, noisy: bool) -> tuple[str, ...]:
             else "The server adds the noise, and sees single uploads before (privacy.mode)."
         )
     if experiment.privacy.mode == "sample" and noisy:
-        what = "add noise to their sums" if traits.protection.dp_statistics else "train with noise"
+        what = "add noise to their sums" if traits_of(experiment).protection.dp_statistics else "train with noise"
         sentences.append(f"Clients {what}, which the server cannot take away (privacy.mode).")
     return tuple(sentences)

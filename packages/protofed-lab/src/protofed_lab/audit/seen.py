@@ -128,7 +128,7 @@ def _reopen(run: Run, experiment: Experiment) -> tuple[Experiment, Federation, F
 def observe(federation: Federation, federated: FederatedData) -> Seen:
     """Train the next round that communicates, and return what the server receives."""
     method, first = federation.method, federation.round + 1
-    round_number = next((r for r in range(first, first + SILENCE) if method.sends(r)), 0)
+    round_number = next((r for r in range(first, first + SILENCE) if federation.participation.sends(r)), 0)
     names = federation.participation.able
     data = {c.name: c for c in federated.clients}
     if not round_number:

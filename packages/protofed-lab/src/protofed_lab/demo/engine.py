@@ -302,7 +302,7 @@ def fitting(chosen: Chosen, setup: Setup) -> tuple[dict[str, Any], list[str]]:
 def rounds_needed(method: str, options: dict[str, Any]) -> int | None:
     """Return the rounds after which a method has nothing more to do, as it trains nothing; None if it trains."""
     kind = methods.get(method)
-    return kind.traits(build_options(kind.Options, options, "method")).rounds
+    return 1 if kind.traits(build_options(kind.Options, options, "method")).rounds == "one" else None
 
 
 def _recipe(setup: Setup, method: str, options: dict[str, Any]) -> dict[str, Any]:
