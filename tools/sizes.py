@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 48_689,
-    "all sources": 70_579,
-    "tests": 52_577,
+    "src": 48_713,
+    "all sources": 70_603,
+    "tests": 52_584,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_181,
@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 34_452,
+    "words of docs by hand": 34_464,
 }
 """Most of each: lines, unless the name says otherwise."""
 
