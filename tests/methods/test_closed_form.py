@@ -101,15 +101,20 @@ def test_partial_participation_and_late_clients_count_once(owners, seed):
 
 
 @settings(max_examples=15)
-@given(PARTS, st.integers(0, 99), st.booleans())
-def test_fed3r_is_the_ridge_regression_of_the_pooled_samples(owners, seed, secure):
+@given(PARTS, st.integers(0, 99), st.booleans(), st.booleans())
+def test_fed3r_is_the_ridge_regression_of_the_pooled_samples(owners, seed, secure, constant):
     x, y = points(24, seed)
     owners[:4] = [0, 1, 2, 3]
     more = {"secure__aggregation": True, "secure__fraction_bits": 40} if secure else {}
     data = divided(x, y, owners, ["ann", "bob", "cid", "dan"])
+    more["method__constant"] = constant
     federation = run("fed3r", data, method__lambda=0.5, method__normalise=False, **more)
     targets = torch.nn.functional.one_hot(y, K).double()
+    x = torch.cat([x, torch.ones(len(x), int(constant), dtype=x.dtype)], 1)
     expected = Ridge(alpha=0.5, fit_intercept=False).fit(x, targets).coef_
+    if constant:
+        assert federation.server["bias"].numpy() == pytest.approx(expected[:, -1], rel=1e-6, abs=1e-6)
+        expected = expected[:, :-1]
     assert federation.server["weights"].numpy() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 

@@ -277,18 +277,20 @@ def test_choices_in_words():
     )
 
 
-@few(("ridge", "normalise"), [(0.01, True), (1e-4, False), (1e-4, True)], 2)
-def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge, normalise):
+@few(("ridge", "normalise", "constant"), [(0.01, True, True), (1e-4, False, False), (1e-4, True, False)], 2)
+def test_each_sample_left_out_of_a_ridge_regression_is_a_refit_without_it(ridge, normalise, constant):
     from protofed.methods import Task, get
 
     (x, y), *others = drawn(4, 3, n=12)
-    options = get("fed3r").Options(normalise=normalise)
+    options = get("fed3r").Options(normalise=normalise, constant=constant)
     method = get("fed3r")(options, Task(3, 4, 1, 0, 1.0, dtype=torch.float64))
     everything = [np.concatenate(parts) for parts in zip((x, y), *others, strict=True)]
     gram = method.gather([Sums.of(torch.tensor(a), torch.tensor(b), 3, second=True) for a, b in [(x, y), *others]])
     held = torch.tensor(sorted(set(y.tolist())))
     place = torch.searchsorted(held, torch.tensor(y))
     found = method.left_out(torch.tensor(x), place, held, gram, ridge)
+    everything[0] = np.concatenate([everything[0], np.ones((len(everything[0]), int(constant)))], 1)
+    x = everything[0][: len(x)]
     for i in range(len(y)):
         rest = np.arange(len(everything[1])) != i
         X, targets = everything[0][rest], np.eye(3)[everything[1][rest]]

@@ -2,7 +2,7 @@
 
 Fanì et al., "Accelerating Heterogeneous Federated Learning with Closed-form Classifiers", ICML 2024. AFL (He et
 al., "AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained Models", CVPR 2025) is the same
-for λ → 0, without the normalisation. The authors' code appends a feature that is 1; the paper does not.
+for λ → 0, without the normalisation.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Fed3ROptions(RidgeOptions):
         least=0,
     )
     normalise: bool = remote(True, "columns of W of unit length, so that frequent classes are not preferred")
+    constant: bool = remote(False, "one more feature, which is 1 (the authors' code)")
 
     @property
     def ridge(self) -> float | Literal["auto"]:
@@ -47,6 +48,11 @@ class Fed3R(Ridged[Fed3ROptions]):
     second = True
     usual, ridges = 0.01, (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
     taken = True
+
+    @property
+    def constant(self) -> bool:
+        """As the options say."""
+        return self.options.constant
 
     @property
     def normalised(self) -> bool:

@@ -96,12 +96,28 @@ class Ridged(ClosedForm[O]):
         """Whether columns have unit length."""
         return True
 
+    @property
+    def constant(self) -> bool:
+        """Whether samples have one more feature, which is 1; then classifiers have a bias."""
+        return False
+
     def solve_ridge(self, gram: Gram, ridge: float) -> Linear:
         """Return the classifier with a ridge."""
         square = float(gram.matrix.diagonal().mean())
-        W = solve(gram.matrix, gram.total.sums.mT, square, self.task.dtype, ridge).mT
+        matrix, sums = self.system(gram)
+        W = solve(matrix, sums.mT, square, self.task.dtype, ridge).mT
         W = F.normalize(W, dim=-1, eps=1e-300) if self.normalised else W
-        return Linear(W, W.new_zeros(len(W)), gram.total.means.present)
+        bias = W[:, -1] if self.constant else W.new_zeros(len(W))
+        return Linear(W[:, : self.task.feature_dim], bias, gram.total.means.present)
+
+    def system(self, gram: Gram) -> tuple[Tensor, Tensor]:
+        """Return ``G`` and ``bᵀ``, with a constant feature if there is one."""
+        matrix, (counts, sums, _) = gram.matrix, gram.total
+        if not self.constant:
+            return matrix, sums
+        edge = torch.cat([sums.sum(0), counts.sum().view(1)])
+        matrix = torch.cat([torch.cat([matrix, edge[:-1].unsqueeze(0)]), edge.unsqueeze(-1)], dim=-1)
+        return matrix, torch.cat([sums, counts.unsqueeze(-1).to(sums)], dim=-1)
 
     def classifier(self, total: Sums) -> Linear:
         """Return the classifier of some samples."""
@@ -199,11 +215,13 @@ class Ridged(ClosedForm[O]):
             y: ``(n,)`` places of their classes in ``held``.
         """
         least = floor(float(gram.matrix.diagonal().mean()), self.task.dtype)
-        matrix = gram.matrix + max(ridge, least) * torch.eye(len(gram.matrix), dtype=x.dtype)
+        matrix, sums = self.system(gram)
+        x = F.pad(x, (0, len(matrix) - x.shape[1]), value=1.0)
+        matrix = matrix + max(ridge, least) * torch.eye(len(matrix), dtype=x.dtype)
         lower, failed = torch.linalg.cholesky_ex(matrix)
         if failed:
             return x.new_full((len(x), len(held)), torch.nan)
-        a = torch.cholesky_solve(gram.total.sums[held].mT, lower).mT
+        a = torch.cholesky_solve(sums[held].mT, lower).mT
         g = torch.cholesky_solve(x.mT, lower).mT
         own = F.one_hot(y, len(held)).to(x)
         h = (x * g).sum(1, keepdim=True)
