@@ -19,15 +19,15 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 47_376,
-    "all sources": 69_532,
+    "src": 47_109,
+    "all sources": 69_265,
     "tests": 51_308,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 4_176,
+    "behind the round loop": 4_055,
     "modules behind the round loop": 31,
     "rounds/loop.py": 198,
-    "methods/contract.py": 301,
+    "methods/contract.py": 283,
     "methods/fedproto.py": 172,
     "methods/gfpl.py": 250,
     "methods/tinyproto.py": 227,

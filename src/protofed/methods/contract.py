@@ -48,17 +48,14 @@ def every_parameter(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One optimiser step on a batch.
-
-    Attributes:
-        trainable: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``).
-        optimizer: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``.
-        clip: Largest Euclidean norm of the gradient of the client's model, and of each network in its extras.
-    """
+    """One optimiser step on a batch."""
 
     loss: Loss = field(kw_only=False)
+    #: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``).
     trainable: Callable[[str], bool] = every_parameter
+    #: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``.
     optimizer: Mapping[str, Any] = field(default_factory=dict)
+    #: Largest Euclidean norm of the gradient of the client's model, and of each network in its extras.
     clip: float | None = None
 
     @property
@@ -80,24 +77,16 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A part of local training: passes over some data, with one or more updates per batch.
+    """A part of local training: passes over some data, with one or more updates per batch."""
 
-    Attributes:
-        updates: Carried out one after the other on every batch.
-        epochs: None for the experiment's number of local epochs.
-        source: Returns ``(x, y)``, e.g. pseudo-features drawn from received mixtures; None for the client's
-            training data.
-        only: Returns whether a client takes part; None for all.
-        local_only: Nothing that it trains ever leaves the client or influences what does.
-        after: Called after every epoch with the client, whose state it may change, and the epoch's statistics if
-            they are collected ``"during"`` training, otherwise none.
-    """
-
-    updates: tuple[Update, ...] = field(kw_only=False)
-    epochs: int | None = None
+    updates: tuple[Update, ...] = field(kw_only=False)  #: carried out one after the other on every batch
+    epochs: int | None = None  #: None for the experiment's number of local epochs
+    #: Returns ``(x, y)``, e.g. pseudo-features drawn from received mixtures; None for the client's training data.
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
-    only: Callable[[Local], bool] | None = None
-    local_only: bool = False
+    only: Callable[[Local], bool] | None = None  #: returns whether a client takes part; None for all
+    local_only: bool = False  #: nothing that it trains ever leaves the client or influences what does
+    #: Called after every epoch with the client, whose state it may change, and the epoch's statistics if they are
+    #: collected ``"during"`` training, otherwise none.
     after: Callable[[Local, Tensors], None] | None = None
 
     def passes(self, epochs: int) -> int:
@@ -107,25 +96,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class Round:
-    """The phases of a round.
-
-    Attributes:
-        communicates: Clients upload, if the method has an upload at all.
-    """
+    """The phases of a round."""
 
     phases: tuple[Phase, ...]
-    communicates: bool = True
+    communicates: bool = True  #: clients upload, if the method has an upload at all
 
 
 class Statistics(NamedTuple):
-    """Sums over a client's training samples, which it needs for its upload.
+    """Sums over a client's training samples, which it needs for its upload."""
 
-    Attributes:
-        of: Returns those of a batch, given the model's ``(B, d)`` features and ``(B, K)`` logits.
-        when: In an eval-mode pass after training or before it, or from the training steps of the last epoch.
-    """
-
+    #: Returns those of a batch, given the model's ``(B, d)`` features and ``(B, K)`` logits.
     of: Callable[[Output, Batch], Tensors]
+    #: In an eval-mode pass after training or before it, or from the training steps of the last epoch.
     when: Literal["after", "during", "before"] = "after"
 
 

@@ -23,18 +23,12 @@ Tensors = dict[str, Tensor]
 
 
 class Batch(NamedTuple):
-    """The samples of one step.
+    """The samples of one step."""
 
-    Attributes:
-        x: ``(B, *shape)`` normalised inputs, or ``(B, d)`` features in a phase that trains on features.
-        y: ``(B,)`` int64 labels.
-        weight: ``(B,)`` 1 for a sample and 0 for padding, or None if nothing is padded.
-        importance: ``(B,)`` factor of each sample's cross-entropy (``training.class_weights``), or None for 1.
-    """
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor | None = None
+    x: Tensor  #: ``(B, *shape)`` normalised inputs, or ``(B, d)`` features in a phase that trains on features
+    y: Tensor  #: ``(B,)`` int64 labels
+    weight: Tensor | None = None  #: ``(B,)`` 1 for a sample and 0 for padding, or None if nothing is padded
+    #: ``(B,)`` factor of each sample's cross-entropy (``training.class_weights``), or None for 1.
     importance: Tensor | None = None
 
     def mean(self, per_sample: Tensor) -> Tensor:
@@ -71,64 +65,48 @@ class Task:
     """The facts about the learning problem that every party knows.
 
     Attributes:
-        num_classes: Number of classes ``K``.
-        feature_dim: Length of features ``d``.
-        class_size: Expected number of training samples per class over all clients (mean ``N_j``).
-        clients: Number of clients ``M``; 0 if unknown.
         template: Returns a model of the first client's architecture with its initial weights; None if there are no
             models at all, as in an analysis of finished runs.
         sizes: Returns the number of parameters of each kind of model; None as ``template``.
-        auxiliary: Builds an auxiliary network; None if there are no models at all.
-        input_shape: Empty if there are no models at all.
-        classes: Names of the ``K`` classes; empty if they are not known.
         noise: Noise multiplier of one upload's :attr:`Protection.dp_statistics`; None without such noise.
-        summed: The server sees uploads added up alone (secure aggregation).
         views: Number of equally long features side by side, of tables standardised in different ways; a classifier
             is of one of them.
     """
 
-    num_classes: int
-    feature_dim: int
+    num_classes: int  #: number of classes ``K``
+    feature_dim: int  #: length of features ``d``
     rounds: int
     seed: int
-    class_size: float
-    clients: int = 0
+    class_size: float  #: expected number of training samples per class over all clients (mean ``N_j``)
+    clients: int = 0  #: number of clients ``M``; 0 if unknown
     template: Callable[[], SplitModel] | None = None
     sizes: Callable[[], Sequence[int]] | None = None
-    auxiliary: Build | None = None
+    auxiliary: Build | None = None  #: builds an auxiliary network; None if there are no models at all
     dtype: torch.dtype = torch.float32
-    input_shape: tuple[int, ...] = ()
-    classes: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()  #: empty if there are no models at all
+    classes: tuple[str, ...] = ()  #: names of the ``K`` classes; empty if they are not known
     noise: float | None = None
-    summed: bool = False
+    summed: bool = False  #: the server sees uploads added up alone (secure aggregation)
     views: int = 1
 
 
 @dataclass
 class Local:
-    """One client during its visit.
-
-    Attributes:
-        counts: ``(K,)`` int64 training samples per class (``n_ij``).
-        state: The method's state on this client; the method may change it.
-        received: The result of :meth:`Method.receive` for the last broadcast.
-        features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
-        training: Returns the client's training batches, in order and without augmentation.
-        validation: Returns the client's validation batches.
-        least_samples: Least number of training samples of a class that is reported.
-    """
+    """One client during its visit."""
 
     name: str
     round: int
     model: SplitModel
-    counts: Tensor
-    state: Tensors
-    received: Tensors
+    counts: Tensor  #: ``(K,)`` int64 training samples per class (``n_ij``)
+    state: Tensors  #: the method's state on this client; the method may change it
+    received: Tensors  #: the result of :meth:`Method.receive` for the last broadcast
+    #: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
     features: Callable[[], tuple[Tensor, Tensor]]
     seed: int
+    #: Returns the client's training batches, in order and without augmentation.
     training: Callable[[], Iterable[Batch]] = tuple
-    validation: Callable[[], Iterable[Batch]] = tuple
-    least_samples: int = 0
+    validation: Callable[[], Iterable[Batch]] = tuple  #: returns the client's validation batches
+    least_samples: int = 0  #: least number of training samples of a class that is reported
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random generator that belongs to this client, round and ``purpose``."""

@@ -26,19 +26,13 @@ NUDGE = 1e-2
 
 @dataclass(frozen=True)
 class Alignment:
-    """The result of :func:`align`.
+    """The result of :func:`align`."""
 
-    Attributes:
-        directions: ``(K, d)`` unit vectors ``ĉ_j``, in the dtype and on the device of the input.
-        energy: ``E`` of Eq. 10 after the last update.
-        mean_forces: ``mean_j ‖F_j‖`` before each update.
-        distances: (min, mean, max) over pairs of ``‖ĉ_j − ĉ_k‖`` before each update; empty unless asked for.
-    """
-
-    directions: Tensor
+    directions: Tensor  #: ``(K, d)`` unit vectors ``ĉ_j``, in the dtype and on the device of the input
     iterations: int
-    energy: float
-    mean_forces: list[float]
+    energy: float  #: ``E`` of Eq. 10 after the last update
+    mean_forces: list[float]  #: ``mean_j ‖F_j‖`` before each update
+    #: (min, mean, max) over pairs of ``‖ĉ_j − ĉ_k‖`` before each update; empty unless asked for.
     distances: list[tuple[float, float, float]] = field(default_factory=list)
 
 

@@ -85,14 +85,11 @@ def _rows(payload: Payload, broadcast: Payload, labels: str, theirs: Tensor, nam
 
 
 class Turn(Struct):
-    """What a line of ``rounds.jsonl`` says of who answered.
-
-    Attributes:
-        answers: The round for which each client was asked that answered; None if all participants did at once.
-    """
+    """What a line of ``rounds.jsonl`` says of who answered."""
 
     round: Ordinal
     participants: list[str]
+    #: The round for which each client was asked that answered; None if all participants did at once.
     answers: dict[str, Ordinal] | None = None
     missing: list[Absence] = []
 

@@ -73,13 +73,10 @@ def _encode(payload: Payload | None, codec: Codec, schema: Schema) -> _Encoded:
 
 
 class Stage:
-    """Base of all stages; it changes nothing and has no objections.
+    """Base of all stages; it changes nothing and has no objections."""
 
-    Class attributes:
-        hides: From whom single uploads are hidden: nobody (``""``), those who see what the server publishes
-            (``"outside"``), or the server as well (``"server"``).
-    """
-
+    #: From whom single uploads are hidden: nobody (``""``), whoever sees what the server publishes (``"outside"``),
+    #: or the server as well (``"server"``).
     hides: ClassVar[Literal["", "outside", "server"]] = ""
 
     def check(self, participants: int) -> None:

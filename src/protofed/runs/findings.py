@@ -16,19 +16,17 @@ class Findings:
 
     Attributes:
         clipped: Number of shortened vectors and smallest factor, by client.
-        left_out: Reasons by client.
         capped: Count fields, and sums over samples, that exceeded the client's weight, by client.
         alone: Classes that a single client reported: nothing can be compared there.
         out_of_proportion: Clients with a vector many times as long as the median that reached the method.
-        kept: Why the server kept its old state, if it did.
     """
 
     clipped: dict[str, tuple[int, float]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  #: reasons by client
     capped: dict[str, list[str]] = field(default_factory=dict)
     alone: list[int] = field(default_factory=list)
     out_of_proportion: list[str] = field(default_factory=list)
-    kept: str = ""
+    kept: str = ""  #: why the server kept its old state, if it did
 
     def shortened(self, client: str, vectors: int, factor: float) -> None:
         """Add vectors of a client that were shortened."""

@@ -103,17 +103,11 @@ def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = No
 
 @dataclass
 class _Search:
-    """A search for runs below one folder.
+    """A search for runs below one folder."""
 
-    Attributes:
-        border: Nothing beyond it is read.
-        faults: Errors of damaged runs; None raises them.
-        visited: Real paths.
-    """
-
-    border: Border
-    faults: list[CheckpointError] | None
-    visited: set[Path] = field(default_factory=set)
+    border: Border  #: nothing beyond it is read
+    faults: list[CheckpointError] | None  #: errors of damaged runs; None raises them
+    visited: set[Path] = field(default_factory=set)  #: real paths
 
     def load(self, path: Path) -> Run | None:
         """Return a run; None if it is damaged, and that is noted."""

@@ -32,24 +32,15 @@ HEADLINES = {"balanced_accuracy": "Balanced accuracy", "macro_f1": "Macro F1", "
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """Metrics of one class against all others, in fractions; None where one is not defined.
-
-    Attributes:
-        samples: Test samples of the class.
-        recall: Share of them that is given the class: the sensitivity.
-        specificity: Share of the other samples that is not given the class.
-        precision: Share of the samples given the class that belong to it.
-        f1: Harmonic mean of precision and recall.
-        auroc: Area under the ROC curve of the class's log-probability.
-    """
+    """Metrics of one class against all others, in fractions; None where one is not defined."""
 
     label: Count
-    samples: Count
-    recall: Fraction | None = None
-    specificity: Fraction | None = None
-    precision: Fraction | None = None
-    f1: Fraction | None = None
-    auroc: Fraction | None = None
+    samples: Count  #: test samples of the class
+    recall: Fraction | None = None  #: share of them that is given the class: the sensitivity
+    specificity: Fraction | None = None  #: share of the other samples that is not given the class
+    precision: Fraction | None = None  #: share of the samples given the class that belong to it
+    f1: Fraction | None = None  #: harmonic mean of precision and recall
+    auroc: Fraction | None = None  #: area under the ROC curve of the class's log-probability
 
 
 @dataclass(frozen=True)
@@ -57,31 +48,25 @@ class SampleMetrics:
     """Metrics of some test samples, in fractions; None where one is not defined, with the reason in ``undefined``.
 
     Attributes:
-        accuracy: Share of the samples given their class.
-        balanced_accuracy: Mean recall over the classes that the samples have.
-        macro_f1: Mean F1 over the classes that the samples have or are given.
         auroc: Mean over the classes that the samples have of one against all others; with two classes, the area of
             either.
-        classes: Those that the samples have or are given.
         confusion: ``(class, class given, number of samples)`` for all pairs that occur. Samples whose scores are
             not finite are given none, and are missing here.
         calibration_error: Mean distance between the probability of the class given and the share of samples that
             belong to it, over ten bins of equally many samples by that probability (Naeini et al. 2015).
-        undefined: Why a metric is None, by name.
-        rule: Of a client that answers by another one than the others; ``""`` for theirs.
         right: Of a client, the test samples that are given their class: a bit for each in their order, as
             hexadecimal digits, so that two runs on the same samples can be compared; ``""`` if not kept.
     """
 
     samples: Count
-    accuracy: Fraction | None = None
-    balanced_accuracy: Fraction | None = None
-    macro_f1: Fraction | None = None
+    accuracy: Fraction | None = None  #: share of the samples given their class
+    balanced_accuracy: Fraction | None = None  #: mean recall over the classes that the samples have
+    macro_f1: Fraction | None = None  #: mean F1 over the classes that the samples have or are given
     auroc: Fraction | None = None
-    classes: tuple[ClassMetrics, ...] = ()
+    classes: tuple[ClassMetrics, ...] = ()  #: those that the samples have or are given
     confusion: tuple[tuple[Count, Count, Count], ...] = ()
-    undefined: Mapping[str, Reason] | None = None
-    rule: Line = ""
+    undefined: Mapping[str, Reason] | None = None  #: why a metric is None, by name
+    rule: Line = ""  #: of a client that answers by another one than the others; ``""`` for theirs
     calibration_error: Fraction | None = None
     right: Bits = ""
 
@@ -105,19 +90,12 @@ class SampleMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of the models with which a run ended, on their clients' own test samples.
+    """Metrics of the models with which a run ended, on their clients' own test samples."""
 
-    Attributes:
-        rule: Of all clients that name no other.
-        round: The last one.
-        overall: Of all clients' test samples together, each classified by its client's model.
-        clients: Of each client's, by name.
-    """
-
-    rule: Line
-    round: Annotated[int, within(least=0, most=limits.ROUNDS)]
-    overall: SampleMetrics
-    clients: Mapping[str, SampleMetrics]
+    rule: Line  #: of all clients that name no other
+    round: Annotated[int, within(least=0, most=limits.ROUNDS)]  #: the last one
+    overall: SampleMetrics  #: of all clients' test samples together, each classified by its client's model
+    clients: Mapping[str, SampleMetrics]  #: of each client's, by name
 
     def over_clients(self, name: str) -> tuple[float, float, int] | None:
         """Return mean and (population) deviation of a metric over clients, and their number; None without any."""

@@ -19,21 +19,16 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Beyond:
-    """Accuracy by one inference rule on other samples than the clients' own, in fractions.
+    """Accuracy by one inference rule on other samples than the clients' own, in fractions."""
 
-    Attributes:
-        best: Over all clients' answers, in that of the rounds with such scores which is best on the clients' own
-            test samples.
-        final: The same of the last round with such scores: of a run that ended before the planned last one, as
-            ``evaluation.patience`` lets it, not always the last evaluated.
-        client_mean: Unweighted, in that round.
-        client_std: Over clients, in that round.
-    """
-
+    #: Over all clients' answers, in that of the rounds with such scores which is best on the clients' own test
+    #: samples.
     best: Number
+    #: The same of the last round with such scores: of a run that ended before the planned last one, as
+    #: ``evaluation.patience`` lets it, not always the last evaluated.
     final: Number
-    client_mean: Number
-    client_std: Number
+    client_mean: Number  #: unweighted, in that round
+    client_std: Number  #: over clients, in that round
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], part: str, rule: str) -> Beyond | None:
@@ -50,38 +45,27 @@ class Beyond:
 
 @dataclass(frozen=True)
 class RuleOutcome:
-    """Accuracy by one inference rule, in fractions; what is None is not known.
-
-    Attributes:
-        best_validated: With a validation split, on the test data in the round that is best on the validation data.
-        best: Of the best round *on the test data*, which is what the papers print and is optimistic; weighted by
-            test samples.
-        best_client_mean: Unweighted mean over clients in that round.
-        best_client_std: Standard deviation over clients (of the population) in that round.
-        final: Of the last evaluated round, weighted by test samples.
-        client_mean: Unweighted mean over clients in the last evaluated round.
-        client_std: Standard deviation over clients in that round.
-        rounds_to_convergence: First evaluated round from which on the mean over clients stays within
-            :data:`TOLERANCE` of its best; None if the last round is worse than that.
-        union: On all clients' test samples.
-        unseen: On those of them whose classes a client has no training samples of.
-        newcomers: Of the clients that joined after training, on their own test samples.
-    """
+    """Accuracy by one inference rule, in fractions; what is None is not known."""
 
     _: KW_ONLY
+    #: With a validation split, on the test data in the round that is best on the validation data.
     best_validated: Number | None = None
     best_validated_round: Ordinal | None = None
+    #: Of the best round *on the test data*, which is what the papers print and is optimistic; weighted by test
+    #: samples.
     best: Number
     best_round: Ordinal
-    best_client_mean: Number | None = None
-    best_client_std: Number | None = None
-    final: Number
-    client_mean: Number
-    client_std: Number
+    best_client_mean: Number | None = None  #: unweighted mean over clients in that round
+    best_client_std: Number | None = None  #: standard deviation over clients (of the population) in that round
+    final: Number  #: of the last evaluated round, weighted by test samples
+    client_mean: Number  #: unweighted mean over clients in the last evaluated round
+    client_std: Number  #: standard deviation over clients in that round
+    #: First evaluated round from which on the mean over clients stays within :data:`TOLERANCE` of its best; None if
+    #: the last round is worse than that.
     rounds_to_convergence: Ordinal | None = None
-    union: Beyond | None = None
-    unseen: Beyond | None = None
-    newcomers: Beyond | None = None
+    union: Beyond | None = None  #: on all clients' test samples
+    unseen: Beyond | None = None  #: on those of them whose classes a client has no training samples of
+    newcomers: Beyond | None = None  #: of the clients that joined after training, on their own test samples
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], rule: str) -> RuleOutcome:
@@ -143,17 +127,11 @@ def _find_convergence(means: Mapping[int, float]) -> int | None:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of all parties together, by direction: ``up`` and ``down``.
+    """Traffic of all parties together, by direction: ``up`` and ``down``."""
 
-    Attributes:
-        parameters_per_round: Mean over the rounds that sent any, counted as papers do.
-        bytes_total: All encoded messages.
-        parameters_over_all_rounds: Mean over all rounds; None in older files.
-    """
-
-    parameters_per_round: dict[str, float]
-    bytes_total: dict[str, int]
-    parameters_over_all_rounds: dict[str, float] | None = None
+    parameters_per_round: dict[str, float]  #: mean over the rounds that sent any, counted as papers do
+    bytes_total: dict[str, int]  #: all encoded messages
+    parameters_over_all_rounds: dict[str, float] | None = None  #: mean over all rounds; None in older files
 
     @property
     def sent(self) -> int:
@@ -186,17 +164,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accuracy, communication and time of a run, computed from its rounds.
-
-    Attributes:
-        accuracy: By inference rule, in the method's order; empty before the first evaluation.
-        seconds: Sum over the rounds of each of :data:`~protofed.runs.records.SECONDS`.
-    """
+    """Accuracy, communication and time of a run, computed from its rounds."""
 
     rounds: int
-    accuracy: dict[str, RuleOutcome]
+    accuracy: dict[str, RuleOutcome]  #: by inference rule, in the method's order; empty before the first evaluation
     communication: Traffic
-    seconds: dict[str, float]
+    seconds: dict[str, float]  #: sum over the rounds of each of :data:`~protofed.runs.records.SECONDS`
     refused: int
 
     @classmethod
@@ -225,29 +198,21 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of a finished run.
-
-    Attributes:
-        exchanges: In words; ``""`` in files of the first version.
-        peak_memory_bytes: None if unknown.
-        environment: Versions, device and settings that numbers may depend on.
-        label: Of figures and tables; ``""`` for the method's name.
-        main_rule: ``""`` in older files.
-        privacy: Cost of differential privacy.
-    """
+    """The summary of a finished run."""
 
     protofed: str
     recipe: str
     method: str
-    exchanges: str
+    exchanges: str  #: in words; ``""`` in files of the first version
     seed: int
     clients: int
     outcome: Outcome
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int | None  #: None if unknown
+    #: Versions, device and settings that numbers may depend on.
     environment: dict[str, Any] = field(default_factory=dict)
-    label: str = ""
-    main_rule: str = ""
-    privacy: Spent | None = None
+    label: str = ""  #: of figures and tables; ``""`` for the method's name
+    main_rule: str = ""  #: ``""`` in older files
+    privacy: Spent | None = None  #: cost of differential privacy
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``summary.json``."""

@@ -34,11 +34,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Result of an evaluation visit.
-
-    Attributes:
-        unseen: The part of ``union`` whose classes the client has no training samples of.
-    """
+    """Result of an evaluation visit."""
 
     client: str
     correct: Mapping[str, float]  # per rule; estimated if the client withholds its counts
@@ -46,6 +42,7 @@ class Evaluated:
     seconds: float
     validation: Scores = field(default_factory=lambda: ({}, 0))  # ``(correct, samples)`` of the validation split
     union: Scores = field(default_factory=lambda: ({}, 0))  # of the test samples of all clients together, if scored
+    #: The part of ``union`` whose classes the client has no training samples of.
     unseen: Scores = field(default_factory=lambda: ({}, 0))
 
 

@@ -100,16 +100,12 @@ class _Visit:
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """Runs the visits of clients.
-
-    Attributes:
-        augment: Transforms training samples for the steps of a round; statistics and predictions never see the
-            results.
-    """
+    """Runs the visits of clients."""
 
     method: Method
     codec: Codec
     seed: int
+    #: Transforms training samples for the steps of a round; statistics and predictions never see the results.
     augment: Augment | None = None
     on: On = "own"  # test samples to score on, besides clients' own
     on_every: int = 1  # rounds of such scores: multiples of it, and the ``last``

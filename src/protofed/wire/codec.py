@@ -34,19 +34,12 @@ codecs: Registry[type[Codec]] = Registry("codec")
 
 
 class Codec:
-    """Codec that encodes real numbers as ``dtype``; a lossy codec overrides the three ``real`` methods.
+    """Codec that encodes real numbers as ``dtype``; a lossy codec overrides the three ``real`` methods."""
 
-    Class attributes:
-        number: Number of the codec in the header, below 128.
-        dtype: NumPy dtype of real numbers on the wire; for a lossy codec, of those sent exactly.
-        memory: torch dtype of decoded real numbers.
-        summary: One-line description.
-    """
-
-    number: ClassVar[int]
-    dtype: ClassVar[str]
-    memory: ClassVar[torch.dtype]
-    summary: ClassVar[str]
+    number: ClassVar[int]  #: number of the codec in the header, below 128
+    dtype: ClassVar[str]  #: NumPy dtype of real numbers on the wire; for a lossy codec, of those sent exactly
+    memory: ClassVar[torch.dtype]  #: torch dtype of decoded real numbers
+    summary: ClassVar[str]  #: one-line description
 
     def __init__(self, compression: str = "none") -> None:
         require(compression)

@@ -18,12 +18,9 @@ class Field:
     """One named tensor.
 
     Attributes:
-        shape: Numbers or symbols, e.g. ``("k", "d")``.
         kind: ``real``: finite floating-point numbers (the codec chooses their width); ``label``: int64 classes in
             ``[0, K)``, two bytes each on the wire; ``count``: int64 in ``[0, 2**32)``, four bytes each.
         parameter: The papers count it as a communicated parameter (they do not count labels and counts).
-        unique: For labels: each class occurs at most once, in ascending order.
-        minimum: Smallest allowed value.
         limit: Largest allowed magnitude, so that one diverged client cannot overflow the numbers of all others.
         sums: Each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so that
             rows of different clients are comparable only after division by ``n_ij``. The first dimension is that
@@ -37,11 +34,11 @@ class Field:
     A field with bounds of its own is ``exact``.
     """
 
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...]  #: numbers or symbols, e.g. ``("k", "d")``
     kind: Kind = "real"
     parameter: bool = True
-    unique: bool = True
-    minimum: float | None = None
+    unique: bool = True  #: for labels: each class occurs at most once, in ascending order
+    minimum: float | None = None  #: smallest allowed value
     limit: float = 1e9
     sums: bool = False
     by_class: bool = False
@@ -60,17 +57,12 @@ class Field:
 
 @dataclass(frozen=True)
 class Schema:
-    """The tensors of one message, in the order in which they are encoded.
-
-    Attributes:
-        num_classes: ``K``, which bounds labels.
-        sizes: Of symbols known to both sides, e.g. ``{"d": 512}``.
-        limits: Largest value of each symbol that varies between messages, e.g. ``{"k": 10}``.
-    """
+    """The tensors of one message, in the order in which they are encoded."""
 
     fields: Mapping[str, Field]
-    num_classes: int
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    num_classes: int  #: ``K``, which bounds labels
+    sizes: Mapping[str, int] = field(default_factory=dict)  #: of symbols known to both sides, e.g. ``{"d": 512}``
+    #: Largest value of each symbol that varies between messages, e.g. ``{"k": 10}``.
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def parameters(self, payload: Payload) -> int:

@@ -244,16 +244,12 @@ def within(scores: Tensor, present: Tensor, own: Tensor) -> Tensor:
 
 
 class ClosedForm(Method[O]):
-    """Base of the closed forms: clients send their sums, and the server makes a linear classifier of all of them.
+    """Base of the closed forms: clients send their sums, and the server makes of them all a linear classifier."""
 
-    Class attributes:
-        second: Whether the second moment is needed as well.
-        alone: Whether nothing is sent, and a client's classifier is of its own samples: a control.
-        released: Whether the classifier follows from the sums over all clients, so that these may have noise.
-    """
-
-    second: ClassVar[bool] = False
+    second: ClassVar[bool] = False  #: whether the second moment is needed as well
+    #: Whether nothing is sent, and a client's classifier is of its own samples: a control.
     alone: ClassVar[bool] = False
+    #: Whether the classifier follows from the sums over all clients, so that these may have noise.
     released: ClassVar[bool] = True
 
     @classmethod

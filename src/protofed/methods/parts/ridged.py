@@ -58,15 +58,11 @@ class Ridged(ClosedForm[O]):
 
     Server state, where clients choose: also ``counts`` ``(K,)``, and per sample ``gram`` ``(d·(d + 1)/2,)`` and
     ``unit``.
-
-    Class attributes:
-        usual: Ridge where no client chooses, in its unit.
-        ridges: Further ones among which clients choose, in units of the gram's.
-        taken: Whether a sample is part of ``G`` as ``φφᵀ``; otherwise ``G`` is held while it is left out.
     """
 
-    usual: ClassVar[float]
-    ridges: ClassVar[tuple[float, ...]]
+    usual: ClassVar[float]  #: ridge where no client chooses, in its unit
+    ridges: ClassVar[tuple[float, ...]]  #: further ones among which clients choose, in units of the gram's
+    #: Whether a sample is part of ``G`` as ``φφᵀ``; otherwise ``G`` is held while it is left out.
     taken: ClassVar[bool]
 
     def __init__(self, options: O, task: Task) -> None:
