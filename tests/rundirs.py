@@ -46,6 +46,8 @@ def make_run(
     train = (split.dirichlet([0.3] * clients, classes).T * 600).astype(int)
     test = train // 3
     test[-1] = 0 if clients > 1 else test[-1]
+    from protofed.runs.rules import main_rule
+
     rules = RULES.get(method, PROTOTYPE_RULES)
     sends = method not in ("local", "fixed_etf")
     config = {
@@ -84,7 +86,7 @@ def make_run(
     ]
     (directory / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
-        _finish(directory, method, seed, lines, names, classes, rng, recipe)
+        _finish(directory, method, seed, lines, names, classes, rng, recipe, main_rule(rules, rule))
         if metrics:
             _measure(directory, dict(zip(names, test, strict=True)), rules[0], rounds)
     return directory
@@ -164,17 +166,19 @@ def _round(t, rounds, every, method, rules, names, samples, ease, rng, sends, va
     return record
 
 
-def _finish(directory, method, seed, lines, names, classes, rng, recipe):
+def _finish(directory, method, seed, lines, names, classes, rng, recipe, rule):
     from protofed.runs.records import RoundRecord
     from protofed.runs.summary import Outcome
 
     records = [RoundRecord.from_dict(line, "a round") for line in lines]
     summary = {
-        "protofed": "0.2.0",
+        "protofed": "0.3.0",
         "recipe": recipe,
         "method": method,
         "seed": seed,
+        "exchanges": "prototypes",
         "clients": len(names),
+        "main_rule": rule,
         **Outcome.of(records).to_dict(),
         "peak_memory_bytes": 1_234_000_000,
         "environment": {

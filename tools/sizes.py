@@ -19,7 +19,7 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 47_109,
+    "src": 47_036,
     "all sources": 69_265,
     "tests": 51_308,
     "recipes": 14,

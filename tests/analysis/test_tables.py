@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import io
-import json
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from protofed.analysis.tables import results_table, summaries_of, traffic_table
 from protofed.runs.loading import load_run
-from protofed.runs.summary import Summary
 
 
 @pytest.fixture
 def printed(run_at):
     """Print the tables of runs, and return their lines as lists of words."""
 
-    def call(*methods: str, seeds=(0,), width=80, change=lambda summary: summary, **options):
+    def call(*methods: str, seeds=(0,), width=80, **options):
         runs = {}
         for method in methods:
             for seed in seeds:
                 path = run_at(f"{method}{seed}", method, seed=seed, **options)
-                run, tree = load_run(path), change(json.loads((path / "summary.json").read_text()))
-                summary = Summary.from_dict({**tree, "main_rule": run.main_rule}, "summary.json")
-                runs.setdefault(method, []).append(replace(run, summary=summary))
+                runs.setdefault(method, []).append(load_run(path))
         groups = summaries_of(runs)
         console = Console(file=io.StringIO(), width=width)
         console.print(results_table(groups))
@@ -98,21 +93,6 @@ def test_seeds_are_averaged(printed):
     spread = sum(100 * f.client_std for f in finals) / 2
     assert line(lines, "clients") == [f"{mean:.1f}±{spread:.1f}"]
     assert "±" in line(lines, "local", "final")[0]
-
-
-def test_summaries_of_an_older_version_leave_gaps(printed):
-    def older(summary):
-        for outcome in summary["accuracy"].values():
-            for name in ("best_client_mean", "best_client_std", "rounds_to_convergence"):
-                outcome.pop(name, None)
-        for way in ("up", "down"):
-            summary["communication"].pop(f"parameters_{way}_over_all_rounds")
-        return summary
-
-    _, lines, _ = printed("local", change=older)
-    assert [words for words in lines if words[:1] == ["clients"]][1] == ["clients", "–"]
-    assert line(lines, "converged") == ["–"]
-    assert "–" in next(words for words in lines if words[:1] == ["local"] and "/" in words)
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -1,4 +1,4 @@
-"""The run format: what is written is read back by the same classes, also what older versions wrote."""
+"""The run format: what is written is read back by the same classes."""
 
 from __future__ import annotations
 
@@ -88,16 +88,6 @@ def test_the_keys_of_a_record_and_their_order():
     assert not {*SCORED, "robust", "attack"} & set(plain)
 
 
-def test_a_record_of_the_first_version():
-    counts = {"up": 1, "down": 2}
-    seconds = {"training": 0.1, "aggregation": 0.1, "evaluation": 0.1, "total": 0.3}
-    refused = [{"client": "ann", "field": "prototypes", "reason": "contains NaN"}]
-    old = {"round": 1, "participants": ["ann"], "losses": {}, "bytes": counts, "parameters": counts}
-    record = RoundRecord.from_dict(old | {"seconds": seconds, "refused": refused, "diagnostics": {}}, "line 1")
-    assert (record.attempts, record.missing, record.robust, record.attack) == (1, [], Findings(), None)
-    assert not record.refused[0].diverged
-
-
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
@@ -121,18 +111,13 @@ def test_a_part_of_another_kind(part, value, message):
         RoundRecord.from_dict(full_record().to_dict() | {part: value}, "line 3")
 
 
-OLD_RULE = {"best": 0.9, "best_round": 3, "final": 0.8, "client_mean": 0.7, "client_std": 0.1}
-OLD_TRAFFIC = {
-    "parameters_up_per_round": 5,
-    "parameters_down_per_round": 7.5,
-    "bytes_up_total": 20,
-    "bytes_down_total": 30,
-}
+RULE = dict.fromkeys(("best", "best_client_mean", "best_client_std", "final", "client_mean", "client_std"), 0.5)
+RULE |= {"best_round": 3}
 
 
 def summary() -> Summary:
     return Summary(
-        protofed="0.2.0",
+        protofed="0.3.0",
         recipe="",
         method="fedproto",
         exchanges="prototypes",
@@ -204,22 +189,16 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
         ("rounds", -1, "rounds: must be at least 0"),
         ("accuracy", [], "accuracy: expected a table"),
         ("accuracy", {"head": {"best": 1.0}}, "accuracy.head lacks 'best_round'"),
-        ("accuracy", {"head": OLD_RULE | {"selected": 0.5}}, "accuracy.head: best_validated and .* belong"),
-        ("accuracy", {"head": OLD_RULE | {"best_client_mean": 0.5}}, "accuracy.head: best_client_mean and"),
-        ("accuracy", {"head": OLD_RULE | {"rounds_to_convergence": 0}}, "accuracy.head.rounds_to_conv.*: must be"),
+        ("accuracy", {"head": RULE | {"best_validated": 0.5}}, "accuracy.head: best_validated and .* belong"),
+        ("accuracy", {"head": RULE | {"rounds_to_convergence": 0}}, "accuracy.head.rounds_to_conv.*: must be"),
         (
             "accuracy",
-            {"head": OLD_RULE | {"rounds_to_convergence": True}},
+            {"head": RULE | {"rounds_to_convergence": True}},
             "accuracy.head.rounds_to_conv.*: expected",
         ),
-        ("accuracy", {"head": OLD_RULE | {"unseen": {"best": 1.0}}}, "accuracy.head.unseen lacks 'final'"),
-        ("accuracy", {"head": OLD_RULE | {"union": 0.5}}, "accuracy.head.union: expected a table"),
-        ("accuracy", {"head": OLD_RULE | {"newcomers": []}}, "accuracy.head.newcomers: expected a table"),
-        (
-            "communication",
-            OLD_TRAFFIC | {"parameters_up_over_all_rounds": 1},
-            "communication: parameters over all rounds should be there up and down",
-        ),
+        ("accuracy", {"head": RULE | {"unseen": {"best": 1.0}}}, "accuracy.head.unseen lacks 'final'"),
+        ("accuracy", {"head": RULE | {"union": 0.5}}, "accuracy.head.union: expected a table"),
+        ("accuracy", {"head": RULE | {"newcomers": []}}, "accuracy.head.newcomers: expected a table"),
         ("main_rule", "a\nb", "main_rule: expected text of at most 128 characters without control characters"),
         ("communication", {}, "communication lacks 'parameters_up_per_round'"),
         ("seconds", {"total": 1}, "seconds lacks 'training'"),
@@ -233,20 +212,10 @@ def test_a_summary_with_a_part_of_another_kind(part, value, message):
 
 
 def test_a_summary_of_an_older_version():
-    written = summary().to_dict() | {
-        "accuracy": {"head": OLD_RULE | {"selected": 0.85, "selected_round": 2}},
-        "communication": OLD_TRAFFIC,
-    }
+    written = summary().to_dict()
     del written["main_rule"]
-    old = Summary.from_dict(written, "summary.json")
-    head = old.outcome.accuracy["head"]
-    assert (head.best, head.best_validated, head.best_validated_round) == (0.9, 0.85, 2)
-    assert (head.best_client_mean, head.rounds_to_convergence, head.union) == (None, None, None)
-    assert old.outcome.communication.parameters_over_all_rounds is None
-    assert old.main_rule == ""
-    again = old.to_dict()
-    assert again["accuracy"]["head"] == OLD_RULE | {"best_validated": 0.85, "best_validated_round": 2}
-    assert again["communication"] == OLD_TRAFFIC
+    with pytest.raises(CheckpointError, match=r"^summary.json: written before version 0\.3: show"):
+        Summary.from_dict(written, "summary.json")
 
 
 def test_the_outcome_before_the_first_evaluation():

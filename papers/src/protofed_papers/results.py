@@ -107,10 +107,9 @@ def split_hash(run: Run) -> str:
 def result_of(run: Run, key: str, scale: str, method: str) -> Result:
     """Return the result of a finished run."""
     traffic = run.outcome.communication
-    overall = traffic.parameters_over_all_rounds or {}
     known: dict[str, float | None] = {
         **{way: traffic.parameters_per_round[way] for way in ("up", "down")},
-        **{f"{way}_mean": overall.get(way) for way in ("up", "down")},
+        **{f"{way}_mean": traffic.parameters_over_all_rounds[way] for way in ("up", "down")},
         "formula": _formula(run),
     }
     steps = [r.diagnostics.get("alignment_iterations") for r in run.rounds]

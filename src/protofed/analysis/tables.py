@@ -142,33 +142,29 @@ def _place(exchanges: str) -> int:
 
 
 def _main_rules(groups: Groups) -> str:
-    """Return the main rule, or the main rules with the methods that have them; empty for older runs."""
+    """Return the main rule, or the main rules with the methods that have them."""
     methods: dict[str, list[str]] = {}
     for name, group in groups.items():
         methods.setdefault(group[0].main_rule, []).append(name)
     if len(methods) == 1:
-        return f"Main rule: {next(iter(methods))}" if "" not in methods else ""
-    return "Main rules: " + "; ".join(
-        f"{rule or 'unknown'} ({', '.join(names)})" for rule, names in methods.items()
-    )
+        return f"Main rule: {next(iter(methods))}"
+    return "Main rules: " + "; ".join(f"{rule} ({', '.join(names)})" for rule, names in methods.items())
 
 
 def _accuracy(group: Sequence[Summary], rule: str, line: _Line) -> str:
-    """Return a line's figure; a dash where the method has no such rule, or the file is too old to tell."""
+    """Return a line's figure; a dash where the method has no such rule."""
     outcomes = [s.outcome.accuracy[rule] for s in group if rule in s.outcome.accuracy]
     values = [value for o in outcomes if (value := o.figure(line.figure)) is not None]
     if line.figure == "rounds_to_convergence":
         return mean_std(values, number).replace(" ± ", "±")
     if line.spread and values:
-        spread = statistics.fmean(getattr(o, line.spread) for o in outcomes if getattr(o, line.spread) is not None)
+        spread = statistics.fmean(getattr(o, line.spread) for o in outcomes)
         return f"{100 * statistics.fmean(values):.1f}±{100 * spread:.1f}"
     return mean_std(values).replace("%", "").replace(" ± ", "±")
 
 
 def _format_traffic(traffic: Sequence[Traffic], way: str) -> tuple[str, str]:
-    """Return bytes, and parameters per sending round / over all rounds; a dash where an older file lacks them."""
-    overall = [t.parameters_over_all_rounds for t in traffic]
-    known = [o[way] for o in overall if o is not None]
+    """Return bytes, and parameters per sending round / over all rounds."""
     sending = number(round(statistics.fmean(t.parameters_per_round[way] for t in traffic)))
-    rounds = number(round(statistics.fmean(known))) if len(known) == len(traffic) else "–"
+    rounds = number(round(statistics.fmean(t.parameters_over_all_rounds[way] for t in traffic)))
     return size(statistics.fmean(t.bytes_total[way] for t in traffic)), f"{sending} / {rounds}"

@@ -45,13 +45,13 @@ class FederationDescription:
 
     class_names: list[str]
     clients: list[ClientDescription]
-    exchanges: str = ""  #: in words; ``""`` in files of the first version
+    exchanges: str = ""  #: in words
     notes: list[str] = field(default_factory=list)  #: of the method on its configuration
     bfloat16: list[str] = field(default_factory=list)  #: models with layers in bfloat16
     #: Reason for each client of a network that did not take part.
     left_out: dict[str, str] = field(default_factory=dict)
     network: str = ""  #: of a run whose clients are at the nodes of a network; ``""`` of others
-    rules: dict[str, Rule] = field(default_factory=dict)  #: None in files of version 0.2
+    rules: dict[str, Rule] = field(default_factory=dict)
     open_rule: str = ""  #: for clients with samples of one class; ``""`` if the method has none
     tests: str = ""  #: hash of all clients' test samples; ``""`` where they are not at hand
 
@@ -79,7 +79,7 @@ class _Network(Struct, frozen=True):
 
 
 class _Written(Struct):
-    """The content of ``federation.json``; what has a default was not written by all versions."""
+    """The content of ``federation.json``; what has a default may be missing."""
 
     class_names: Annotated[list[Line], Meta(max_length=limits.CLASSES)]
     clients: Annotated[list[ClientDescription], Meta(max_length=limits.CLIENTS)]

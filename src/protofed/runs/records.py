@@ -239,7 +239,7 @@ class RoundRecord:
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> RoundRecord:
-        """Return the record that :meth:`to_dict` wrote, in this version or an older one."""
+        """Return the record that :meth:`to_dict` wrote."""
         if not isinstance(value, dict) or "round" not in value:
             raise CheckpointError(f"{where} is not the record of a round")
         line: _Record = decode(value, _Record, where)
@@ -249,7 +249,7 @@ class RoundRecord:
 
 
 class _Record(Struct):
-    """A line of ``rounds.jsonl``; what has a default was not written by all versions."""
+    """A line of ``rounds.jsonl``; what has a default may be missing."""
 
     round: Ordinal
     participants: list[str]

@@ -129,7 +129,7 @@ KNOWN_RULES = {
         NEAREST,
     )
 }
-"""Rules in runs of version 0.2 and before, which do not describe them."""
+"""Rules by names alone: those of published results, and of runs that do not describe theirs."""
 
 
 def find_rule(name: str) -> Rule:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
-from protofed.runs.records import SECONDS, WAYS, Accuracy, RoundRecord, Seconds
+from protofed.errors import CheckpointError
+from protofed.runs.records import SECONDS, WAYS, Accuracy, RoundRecord
 from protofed.runs.spent import Spent
 from protofed.untrusted.decoding import Count, Large, Line, Number, Ordinal, decode
+
+if TYPE_CHECKING:
+    Times = dict[str, float]
+else:
+    from protofed.runs.records import Seconds as Times
 
 TOLERANCE = 0.01
 """Tolerance below the best mean accuracy that counts as converged: one percentage point."""
@@ -55,8 +59,8 @@ class RuleOutcome:
     #: samples.
     best: Number
     best_round: Ordinal
-    best_client_mean: Number | None = None  #: unweighted mean over clients in that round
-    best_client_std: Number | None = None  #: standard deviation over clients (of the population) in that round
+    best_client_mean: Number  #: unweighted mean over clients in that round
+    best_client_std: Number  #: standard deviation over clients (of the population) in that round
     final: Number  #: of the last evaluated round, weighted by test samples
     client_mean: Number  #: unweighted mean over clients in the last evaluated round
     client_std: Number  #: standard deviation over clients in that round
@@ -104,15 +108,11 @@ class RuleOutcome:
         return {name: vars(value) if isinstance(value, Beyond) else value for name, value in known.items()}
 
     def __post_init__(self) -> None:
-        for one, other in _PAIRS:
-            if (getattr(self, one) is None) != (getattr(self, other) is None):
-                raise ValueError(f"{one} and {other} belong together")
+        if (self.best_validated is None) != (self.best_validated_round is None):
+            raise ValueError("best_validated and best_validated_round belong together")
 
 
-_PAIRS = (("best_validated", "best_validated_round"), ("best_client_mean", "best_client_std"))
 _BEYOND = ("union", "unseen", "newcomers")
-_FORMER = {"selected": "best_validated", "selected_round": "best_validated_round"}
-"""Names in older files."""
 
 
 def _find_convergence(means: Mapping[int, float]) -> int | None:
@@ -127,50 +127,56 @@ def _find_convergence(means: Mapping[int, float]) -> int | None:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of all parties together, by direction: ``up`` and ``down``."""
+    """Traffic of all parties together, by direction, as in ``summary.json``."""
 
-    parameters_per_round: dict[str, float]  #: mean over the rounds that sent any, counted as papers do
-    bytes_total: dict[str, int]  #: all encoded messages
-    parameters_over_all_rounds: dict[str, float] | None = None  #: mean over all rounds; None in older files
+    parameters_up_per_round: Number  #: mean over the rounds that sent any, counted as papers do
+    parameters_up_over_all_rounds: Number
+    bytes_up_total: Large  #: all encoded messages
+    parameters_down_per_round: Number
+    parameters_down_over_all_rounds: Number
+    bytes_down_total: Large
+
+    @property
+    def parameters_per_round(self) -> dict[str, float]:
+        """Mean number of parameters, ``up`` and ``down``, over the rounds that sent any."""
+        return {way: getattr(self, f"parameters_{way}_per_round") for way in WAYS}
+
+    @property
+    def parameters_over_all_rounds(self) -> dict[str, float]:
+        """Mean number of parameters, ``up`` and ``down``, over all rounds."""
+        return {way: getattr(self, f"parameters_{way}_over_all_rounds") for way in WAYS}
+
+    @property
+    def bytes_total(self) -> dict[str, int]:
+        """Bytes of all messages, ``up`` and ``down``."""
+        return {way: getattr(self, f"bytes_{way}_total") for way in WAYS}
 
     @property
     def sent(self) -> int:
         """Bytes in both directions."""
-        return self.bytes_total["up"] + self.bytes_total["down"]
+        return self.bytes_up_total + self.bytes_down_total
 
     @classmethod
     def of(cls, rounds: Sequence[RoundRecord]) -> Traffic:
         """Return the traffic of some rounds."""
-        parameters = {way: [r.parameters[way] for r in rounds] for way in WAYS}
-        return cls(
-            {way: sum(sent) / max(1, sum(map(bool, sent))) for way, sent in parameters.items()},
-            {way: sum(r.bytes[way] for r in rounds) for way in WAYS},
-            {way: sum(sent) / max(1, len(sent)) for way, sent in parameters.items()},
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the traffic as plain values."""
-        overall = self.parameters_over_all_rounds
-        return {
-            name: value
-            for way in WAYS
-            for name, value in (
-                (f"parameters_{way}_per_round", self.parameters_per_round[way]),
-                *([(f"parameters_{way}_over_all_rounds", overall[way])] if overall else []),
-                (f"bytes_{way}_total", self.bytes_total[way]),
-            )
-        }
+        parts: dict[str, Any] = {}
+        for way in WAYS:
+            numbers = [r.parameters[way] for r in rounds]
+            parts[f"parameters_{way}_per_round"] = sum(numbers) / max(1, sum(map(bool, numbers)))
+            parts[f"parameters_{way}_over_all_rounds"] = sum(numbers) / max(1, len(numbers))
+            parts[f"bytes_{way}_total"] = sum(r.bytes[way] for r in rounds)
+        return cls(**parts)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Accuracy, communication and time of a run, computed from its rounds."""
 
-    rounds: int
+    rounds: Count
     accuracy: dict[str, RuleOutcome]  #: by inference rule, in the method's order; empty before the first evaluation
     communication: Traffic
-    seconds: dict[str, float]  #: sum over the rounds of each of :data:`~protofed.runs.records.SECONDS`
-    refused: int
+    seconds: Times  #: sums over the rounds
+    refused: Count
 
     @classmethod
     def of(cls, rounds: Sequence[RoundRecord]) -> Outcome:
@@ -190,29 +196,34 @@ class Outcome:
         return {
             "rounds": self.rounds,
             "accuracy": {rule: outcome.to_dict() for rule, outcome in self.accuracy.items()},
-            "communication": self.communication.to_dict(),
+            "communication": vars(self.communication),
             "seconds": self.seconds,
             "refused": self.refused,
         }
 
 
-@dataclass(frozen=True)
-class Summary:
+@dataclass(frozen=True, kw_only=True)
+class _About:
+    """What a summary says of a run beside its outcome."""
+
+    protofed: Line
+    recipe: Line
+    method: Line
+    exchanges: Line  #: in words
+    seed: Large
+    clients: Large
+    peak_memory_bytes: Large | None = None  #: None if unknown
+    environment: dict[str, Any] = field(default_factory=dict)  #: versions, device and settings that matter
+    label: Line = ""  #: of figures and tables; ``""`` for the method's name
+    main_rule: Line
+    privacy: Spent | None = None  #: cost of differential privacy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(_About):
     """The summary of a finished run."""
 
-    protofed: str
-    recipe: str
-    method: str
-    exchanges: str  #: in words; ``""`` in files of the first version
-    seed: int
-    clients: int
     outcome: Outcome
-    peak_memory_bytes: int | None  #: None if unknown
-    #: Versions, device and settings that numbers may depend on.
-    environment: dict[str, Any] = field(default_factory=dict)
-    label: str = ""  #: of figures and tables; ``""`` for the method's name
-    main_rule: str = ""  #: ``""`` in older files
-    privacy: Spent | None = None  #: cost of differential privacy
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``summary.json``."""
@@ -220,10 +231,10 @@ class Summary:
             "protofed": self.protofed,
             "recipe": self.recipe,
             "method": self.method,
-            **({"exchanges": self.exchanges} if self.exchanges else {}),
+            "exchanges": self.exchanges,
             "seed": self.seed,
             "clients": self.clients,
-            **({"main_rule": self.main_rule} if self.main_rule else {}),
+            "main_rule": self.main_rule,
             **self.outcome.to_dict(),
             "peak_memory_bytes": self.peak_memory_bytes,
             "environment": self.environment,
@@ -233,57 +244,10 @@ class Summary:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> Summary:
-        """Return the summary that :meth:`to_dict` wrote, in this version or an older one."""
+        """Return the summary that :meth:`to_dict` wrote."""
+        if "main_rule" not in value:
+            raise CheckpointError(
+                f"{where}: written before version 0.3: show the run with that version, or repeat it"
+            )
         known = {name: part for name, part in value.items() if part is not None}
-        if isinstance(rules := known.get("accuracy"), dict):
-            known["accuracy"] = {
-                rule: {_FORMER.get(n, n): v for n, v in part.items()} if isinstance(part, dict) else part
-                for rule, part in rules.items()
-            }
-        found = decode(known, _Written, where)
-        parts = {name: getattr(found, name) for name in found.__struct_fields__}
-        outcome = {f.name: parts.pop(f.name) for f in fields(Outcome)}
-        return cls(**parts, outcome=Outcome(**{**outcome, "communication": found.communication.read()}))
-
-
-class _WrittenTraffic(Struct):
-    parameters_up_per_round: Number
-    parameters_down_per_round: Number
-    bytes_up_total: Large
-    bytes_down_total: Large
-    parameters_up_over_all_rounds: Number | None = None
-    parameters_down_over_all_rounds: Number | None = None
-
-    def __post_init__(self) -> None:
-        if (self.parameters_up_over_all_rounds is None) != (self.parameters_down_over_all_rounds is None):
-            raise ValueError("parameters over all rounds should be there up and down")
-
-    def read(self) -> Traffic:
-        """Undo :meth:`Traffic.to_dict`."""
-        up, down = self.parameters_up_over_all_rounds, self.parameters_down_over_all_rounds
-        return Traffic(
-            {"up": self.parameters_up_per_round, "down": self.parameters_down_per_round},
-            {"up": self.bytes_up_total, "down": self.bytes_down_total},
-            None if up is None or down is None else {"up": up, "down": down},
-        )
-
-
-class _Written(Struct):
-    """The content of ``summary.json``; what has a default was not written by all versions."""
-
-    rounds: Count
-    accuracy: dict[str, RuleOutcome]
-    communication: _WrittenTraffic
-    seconds: Seconds
-    refused: Count
-    protofed: Line = ""
-    recipe: Line = ""
-    method: Line = ""
-    exchanges: Line = ""
-    label: Line = ""
-    main_rule: Line = ""
-    seed: Large = 0
-    clients: Large = 0
-    environment: dict[str, Any] = {}
-    peak_memory_bytes: Large | None = None
-    privacy: Spent | None = None
+        return cls(**vars(decode(known, _About, where)), outcome=decode(known, Outcome, where))

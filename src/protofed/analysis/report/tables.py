@@ -149,7 +149,7 @@ def communication(runs: Sequence[Run]) -> TextTable:
         table.add(
             name,
             number(round(mean(ways, lambda run, way: run.outcome.communication.parameters_per_round[way]))),
-            number(round(mean(ways, _over_all_rounds))),
+            number(round(mean(ways, lambda run, way: run.outcome.communication.parameters_over_all_rounds[way]))),
             size(mean(ways, bytes_per_round)),
             size(mean(ways, _bytes_per_client)),
             size(mean(ways, lambda run, way: run.outcome.communication.bytes_total[way])),
@@ -307,13 +307,6 @@ def accuracies(runs: Sequence[Run], rule: str, name: str) -> list[Any]:
     """Return one figure of :class:`~protofed.runs.summary.RuleOutcome` for every run that has it."""
     outcomes = [run.outcome.accuracy[rule] for run in runs if rule in run.outcome.accuracy]
     return [value for outcome in outcomes if (value := outcome.figure(name)) is not None]
-
-
-def _over_all_rounds(run: Run, way: str) -> float:
-    """Return the mean number of parameters over all rounds."""
-    overall = run.outcome.communication.parameters_over_all_rounds
-    assert overall is not None  # an outcome that was computed from rounds has it
-    return overall[way]
 
 
 def _bytes_per_client(run: Run, way: str) -> float:
