@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 47_036,
-    "all sources": 69_265,
-    "tests": 51_308,
+    "src": 47_062,
+    "all sources": 69_217,
+    "tests": 51_261,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_055,
