@@ -10,13 +10,13 @@ import torch
 from torch.func import functional_call, stack_module_state, vmap
 
 from protofed.methods import Batch, methods
-from protofed.methods.contract import Update, sends
+from protofed.methods.contract import Update, Upload, sends
 from protofed.options import option_fields, option_rows
 from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.loop import Federation
 from protofed.visits.visit import LocalTrainer
 from protofed.wire.validate import check_structure
-from support import build, client, degenerate, federated, few, same, tensors_of, told, uploads, visited
+from support import K, build, client, degenerate, federated, few, same, tensors_of, told, uploads, visited
 
 STAND = ("fedproto", "fedavg", "gfpl")
 """Methods of three kinds, which stand for all in everyday work."""
@@ -176,6 +176,36 @@ def test_one_client_is_enough(name, monkeypatch):
     records = run(federation)
     assert all(value is not None for r in records for value in r["losses"].values())
     assert all(t.isfinite().all() for t in tensors_of(federation).values() if t.is_floating_point())
+
+
+@pytest.mark.parametrize("name", SENDING)
+@few("size", [1e9, 1e-30], 1)
+@few("count", [0, 1, 2**28], 1)  # whose sums over clients and classes fit a message
+def test_extreme_uploads_do_not_end_the_run(name, size, count):
+    """Whatever a schema allows, clients can read the broadcast that follows from it."""
+    federation = build(name, execution__precision="fp32", wire__codec="float32")
+    method, schema = federation.method, federation.method.upload_schema
+
+    def filled(field, sign):
+        shape = [s if isinstance(s, int) else schema.sizes.get(s) or min(schema.limits[s], K) for s in field.shape]
+        if field.kind == "label":
+            return torch.arange(*shape) % K
+        if field.kind == "count":
+            return torch.full(shape, count)
+        least = -field.limit if field.minimum is None else field.minimum
+        return torch.full(shape, min(max(sign * size, least), field.limit))
+
+    sent = [
+        Upload(n, {f: filled(field, s) for f, field in schema.fields.items()}) for n, s in (("ann", 1), ("bob", -1))
+    ]
+    state = federation.server
+    for number in range(1, 4):
+        state, _ = method.aggregate(state, iter(sent), number)
+        for client_name in federation.names:
+            message = method.broadcast(state, number + 1, client_name if method.declared.personal else None)
+            if message is not None:
+                encoded = federation.codec.encode(message, method.broadcast_schema)
+                federation.codec.decode(encoded, method.broadcast_schema)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -9,7 +9,7 @@ import naive
 from naive import SEED, build, same, same_nets
 from protofed.compute.seeding import derive, generator
 from protofed.errors import ConfigError, ModelError
-from protofed.methods.contract import Task, Upload
+from protofed.methods.contract import Task
 from protofed.methods.parts.generator import PREFIX, FeatureGenerator, diversity, generate
 from protofed.models.layers import uniform
 from support import K, client, federated, few
@@ -276,17 +276,6 @@ def test_three_rounds(method, options):
                 same(server["prototypes"][y], p)
 
 
-@pytest.mark.slow
-def test_without_terms_it_is_fedavg():
-    plain, silent = build("fedavg"), build("fedgen", method__alpha=0.0, method__beta=0.0)
-    other = build("fedpa", method__alpha=0.0, method__beta=0.0)
-    for federation in (plain, silent, other):
-        list(federation.run())
-    for name, tensor in plain.server.items():
-        assert torch.equal(silent.server[name], tensor)
-        assert torch.equal(other.server[name], tensor)
-
-
 def test_the_generator_learns_what_the_heads_know():
     federation = build("fedgen", rounds=1, method__generator_steps=300, method__generator_lr=0.01)
     record = next(federation.run())
@@ -330,22 +319,3 @@ def test_heads_alone_fit_any_extractor():
             build(method, data, **ours)
     with pytest.raises(ModelError, match="ann: fedgen shares a head with a bias"):
         build("fedgen", model__name="support:NoBias", model__options={})
-
-
-@METHODS
-@few("size", [1e9, -1e9, 1e-30], 1)
-@few("count", [0, 1, 2**32 - 1], 1)
-def test_extreme_uploads_do_not_end_the_run(method, size, count):
-    federation = build(method, execution__precision="fp32", **SMALL)
-    fields, payload = federation.method.upload_schema.fields, {}
-    for name, field in fields.items():
-        shape = [s if isinstance(s, int) else {"k": K, "d": D}[s] for s in field.shape]
-        payload[name] = torch.full(shape, size) if field.kind == "real" else torch.full(shape, count)
-    if method == "fedpa":
-        payload["classes"] = torch.arange(K)
-    state = federation.server
-    for number in range(1, 4):
-        other = {n: -t if t.is_floating_point() else t for n, t in payload.items()}
-        state, _ = federation.method.aggregate(state, iter([Upload("a", payload), Upload("b", other)]), number)
-        message, schema = federation.method.broadcast(state, number + 1), federation.method.broadcast_schema
-        federation.codec.decode(federation.codec.encode(message, schema), schema)

@@ -161,17 +161,6 @@ def test_clients_of_one_class_take_the_anchors_margin():
     assert float(visited(federation)["one-class"].state["gap"]) == pytest.approx(gap(list(anchors.rows)), rel=1e-4)
 
 
-def test_without_anchors_it_is_cross_entropy():
-    federation, alone = build("fedsa", **CHOSEN), build("local")
-    for name in federation.names:
-        c = visited(federation)[name]
-        batch = Batch(c.train.x.double(), c.train.y)
-        nothing = federation.method.receive(c, None)
-        terms, _ = federation.method.loss(c.model, batch, nothing, c.state)
-        expected, _ = alone.method.loss(c.model, batch, {}, {})
-        same(sum(terms.values()), sum(expected.values()))
-
-
 @pytest.fixture(scope="module")
 def plain():
     """A federation whose features are the samples themselves."""

@@ -10,22 +10,12 @@ from hypothesis import strategies as st
 from protofed.errors import ConfigError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch
-from protofed.methods.contract import Phase, Round, Update, Upload
-from protofed.methods.fedavg import FedAvg
+from protofed.methods.contract import Upload
 from protofed.methods.feduv import uniformity, variance_hinge
 from support import K, client, degenerate, experiment, federated, few, ordinary, visited
 
 BATCH_NORM = {"model__name": "support:WithBatchNorm", "model__options": {}}
 HARD = {"training__momentum": 0.5, "training__epochs": 2, "participation__fraction": 0.7, "rounds": 4}
-
-
-class FixedHead(FedAvg):
-    """FedAvg whose head keeps its initial weights."""
-
-    name = "fixed-head"
-
-    def round(self, number):
-        return Round((Phase((Update(self.loss, trainable=lambda name: not name.startswith("head.")),)),))
 
 
 def outcome(method: str, **overrides):
@@ -69,31 +59,6 @@ def test_with_everything_shared_it_is_fedavg(method, options, overrides):
     for a, b in zip(expected[1], found[1], strict=True):
         assert a["accuracy"]["global_model"] == b["accuracy"]["head"]
         assert (a["losses"], a["bytes"]) == (b["losses"], b["bytes"])
-
-
-@few("overrides", [{}, {**HARD, **BATCH_NORM}], 1, ids=["plain", "hard"])
-def test_fedrep_without_head_epochs_is_fedavg_of_the_extractor(overrides):
-    """Heads that nobody trains stay as they began, so averaging them or not is the same."""
-    epochs = overrides.get("training__epochs", 1)
-    options = {"method__head_epochs": 0, "method__extractor_epochs": epochs}
-    found = outcome("fedrep", **options, **overrides)
-    expected = outcome(f"{__file__}:FixedHead", **overrides)
-    assert_same_weights(found[0], expected[0])
-    assert expected[0].server.keys() - found[0].server.keys() == {"head.weight", "head.bias"}
-    for a, b in zip(expected[1], found[1], strict=True):
-        assert a["accuracy"]["global_model"] == b["accuracy"]["head"]
-        assert a["losses"] == b["losses"]
-
-
-@few("weighting", ["samples", "uniform"], 1)
-@few("overrides", [{}, {**HARD, **BATCH_NORM}], 1, ids=["plain", "hard"])
-def test_fesem_with_one_cluster_is_fedavg(weighting, overrides):
-    expected = outcome("fedavg", method__weighting=weighting, **overrides)
-    found = outcome("fesem", method__clusters=1, method__weighting=weighting, **overrides)
-    for name, weight in expected[0].server.items():
-        assert torch.equal(weight, found[0].server[f"centre.{name}"][0]), name
-    for a, b in zip(expected[1], found[1], strict=True):
-        assert (a["accuracy"], a["losses"], a["bytes"]) == (b["accuracy"], b["losses"], b["bytes"])
 
 
 # FeSEM

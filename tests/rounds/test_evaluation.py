@@ -197,20 +197,6 @@ def test_without_unseen_classes_there_is_nothing_to_report_of_them():
     assert last.union.clients["head"][0] is not None
 
 
-def test_a_clients_own_scores_do_not_depend_on_it():
-    expected, found = (records("fedproto", on)[1] for on in ("own", "union"))
-    assert [r.accuracy for r in found] == [r.accuracy for r in expected]
-    assert all(r.union is None and r.unseen is None for r in expected)
-
-
-def test_a_class_counts_alike_however_many_samples_it_has():
-    """ann knows class 0 and never saw class 1: 9 of 10 samples, but one of two classes."""
-    data = federated(client("ann", [0, 0, 0], [0] * 9), client("bob", [1, 1, 1], [1]))
-    for on, expected in (("union", (0.9, 0.1)), ("balanced", (0.5, 0.5))):
-        last = records("local", on, data, rounds=4)[1][-1]
-        assert last.union.clients["head"] == pytest.approx(expected)
-
-
 @pytest.mark.slow
 @given(st.data())
 def test_samples_that_clients_share_are_held_once(data):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 
 import pytest
 
 import protofed
-from protofed.cli import main as cli
 from protofed.errors import CheckpointError
 from protofed.experiments.progress import JsonProgress, LineProgress
 from protofed.experiments.running import Several
@@ -19,7 +17,9 @@ from protofed.runs.records import Absence, Attack, Refusal, RoundRecord
 from protofed.runs.trouble import HELP, find_diverged, first_trouble, ruin, trouble, unheard
 from protofed.stages.secure import sums as secure_sums
 from protofed.visits.contract import Trained
-from support import SMALL_RUN, few
+from support import SMALL_RUN, command, few
+
+SMALL = [f"{name}={value}" for name, value in SMALL_RUN.items()]
 
 
 def record(number, refused=(), asked=("ann", "bob"), **values):
@@ -105,22 +105,12 @@ def test_a_method_that_sends_nothing_fails_if_no_round_was_finite():
 @few("method", ["fedproto", "local"], 1)
 def test_a_diverged_run_fails_loudly(method, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    options = [f"{name}={value}" for name, value in SMALL_RUN.items()]
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["protofed", "run", "quickstart", *options, f"method.name={method}", "training.lr=1e30", "--out", "r"],
-    )
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr()
-    assert ended.value.code == 1
-    assert printed.out.count("warning: ") == 1
-    assert (
-        f"warning: {method}, round 1: loss cross_entropy is not finite at client-00, client-01, client-02"
-        in printed.out
-    )
-    assert printed.err.startswith("FAILED ")
+    line = ("run", "quickstart", *SMALL, f"method.name={method}", "training.lr=1e30", "--out", "r")
+    code, out, err = command(monkeypatch, capsys, *line)
+    assert code == 1
+    assert out.count("warning: ") == 1
+    assert f"warning: {method}, round 1: loss cross_entropy is not finite at client-00, client-01, client-02" in out
+    assert err.startswith("FAILED ")
     page = (tmp_path / "r" / "report.html").read_text()
     main = page[page.index("<main>") :]
     assert main.index('role="alert">Failed. ') < main.index("<dl")
@@ -204,14 +194,10 @@ def test_code_of_ones_own_that_breaks_on_a_diverged_model_ends_no_run(tmp_path, 
 
 def test_a_server_that_diverges_keeps_its_state_and_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    options = [f"{name}={value}" for name, value in SMALL_RUN.items()]
-    line = ["run", "quickstart", *options, "method.name=fedtgp", "method.server_lr=1e20", "--out", "r"]
-    monkeypatch.setattr(sys, "argv", ["protofed", *line])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr()
-    assert not ended.value.code, printed.err
-    assert "round 1: the server kept its previous state: clients would have refused the new one" in printed.out
+    line = ("run", "quickstart", *SMALL, "method.name=fedtgp", "method.server_lr=1e20", "--out", "r")
+    code, out, err = command(monkeypatch, capsys, *line)
+    assert not code, err
+    assert "round 1: the server kept its previous state: clients would have refused the new one" in out
 
 
 @pytest.mark.slow
@@ -219,26 +205,19 @@ def test_a_server_that_diverges_keeps_its_state_and_says_so(tmp_path, monkeypatc
 def test_the_recipe_of_hospitals_suits_its_methods(method, tmp_path, monkeypatch, capsys):
     """Targets of length 100 made them diverge: 55.9 % at the end."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "argv", ["protofed", "run", "hospital-tables", f"method.name={method}", "--quiet", "--out", "r"]
-    )
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
-    run = load_run(tmp_path / "r")
-    assert run.outcome.accuracy["global"].final > 0.9
-    assert "had diverged" not in capsys.readouterr().out
+    line = ("run", "hospital-tables", f"method.name={method}", "--quiet", "--out", "r")
+    code, out, _ = command(monkeypatch, capsys, *line)
+    assert not code
+    assert load_run(tmp_path / "r").outcome.accuracy["global"].final > 0.9
+    assert "had diverged" not in out
 
 
 @pytest.mark.slow
 def test_a_comparison_says_at_the_end_who_diverged(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = "compare hospital-tables --methods protonorm,local method.gamma=100 --quiet --full --out c"
-    monkeypatch.setattr(sys, "argv", ["protofed", *line.split()])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out = capsys.readouterr().out
-    assert not ended.value.code
+    code, out, _ = command(monkeypatch, capsys, *line.split())
+    assert not code
     (told,) = [line for line in out.splitlines() if "is not finite" in line]
     assert told.startswith("protonorm, seed 0: Round ")
     assert " at client-0" in told
@@ -264,11 +243,8 @@ def of_ones_own(name, executor, tmp_path, monkeypatch, capsys):
     (tmp_path / "unsound.py").write_text(MINE)
     chosen = {**SMALL_RUN, "rounds": 3, "method.name": f"unsound.py:{name}", "execution.executor": executor}
     options = [f"{name}={value}" for name, value in chosen.items()]
-    monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--full", "--out", "r"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out, printed.err, load_run(tmp_path / "r")
+    printed = command(monkeypatch, capsys, "run", "quickstart", *options, "--full", "--out", "r")
+    return *printed, load_run(tmp_path / "r")
 
 
 def test_sums_that_overflow_say_what_to_change(tmp_path, monkeypatch, capsys):
@@ -276,14 +252,11 @@ def test_sums_that_overflow_say_what_to_change(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(secure_sums, "BITS", 20)
     chosen = {**SMALL_RUN, "method.name": "fedproto", "secure.aggregation": "true", "robust.rule": "none"}
     options = [f"{name}={value}" for name, value in chosen.items()]
-    monkeypatch.setattr(sys, "argv", ["protofed", "run", "quickstart", *options, "--full", "--out", "r"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    printed = capsys.readouterr()
+    _, out, err = command(monkeypatch, capsys, "run", "quickstart", *options, "--full", "--out", "r")
     kept = "the server kept its previous state: secure aggregation: 0 of the 3 clients needed have uploads"
-    assert f"warning: fedproto, round 1: {kept}" in printed.out
+    assert f"warning: fedproto, round 1: {kept}" in out
     page = (tmp_path / "r" / "report.html").read_text()
-    for told in (printed.out, printed.err, page):
+    for told in (out, err, page):
         assert "would overflow the sum of 3 clients: lower secure.fraction_bits" in told
         assert "standardise the data" not in told
     assert "Rounds without effect" in page

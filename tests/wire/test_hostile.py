@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import struct
 import tracemalloc
 
@@ -145,15 +144,6 @@ def test_other_codecs_and_versions(codec, payload, data):
     message = bytearray(codec.encode(payload, SCHEMA))
     message[2] = data.draw(st.integers(0, 255).filter(lambda version: version != 1))
     assert "not a protofed message of version 1" in refused(codec, bytes(message))
-
-
-@every_codec
-@given(
-    value=st.none() | st.floats() | st.text() | st.lists(st.floats() | st.text(), max_size=5),
-    protocol=st.integers(0, 5),
-)
-def test_a_pickle_is_not_opened(codec, value, protocol):
-    assert refused(codec, pickle.dumps(value, protocol)).startswith("message: ")
 
 
 @every_codec
