@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 import test_cli
-from benchmarks import busy, felt
+from benchmarks import felt
 from benchmarks.__main__ import app
 from benchmarks.bare import BareLoop
 from benchmarks.htfllib import PACKAGES
@@ -23,7 +21,6 @@ from benchmarks.ours import Rounds
 from benchmarks.scaling import alike
 from benchmarks.timing import Timings, Variant, take_turns
 from benchmarks.until import Course
-from deployment import until
 from protofed.cli import main as cli
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
@@ -371,7 +368,7 @@ def test_a_lucky_round_is_not_enough():
         (["peer"], "needs --peer DIR"),
         (["until", "--target", "93"], "--target must be a fraction of the test samples, e.g. 0.93, not 93"),
         (["felt", "--cases", "fist"], "did you mean 'first'?"),
-        (["busy", "--figure", "x"], "--figure: only until has a picture, not busy"),
+        (["felt", "--figure", "x"], "--figure: only until has a picture, not felt"),
         (["until", "--limit", "0"], "--limit must be at least 1"),
         (["until", "--seeds", ","], "--seeds is empty"),
         (["until", "--peer", "."], "not a checkout of HtFLlib"),
@@ -410,32 +407,3 @@ def test_what_the_peer_cannot_do_is_said_before_anything_runs(
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
     assert (status, error.count("\n")) == (2, 1)
     assert expected in error
-
-
-@pytest.mark.slow
-def test_busy(tmp_path, monkeypatch, capsys):
-    """Beside nothing and beside one process that takes a core."""
-    clients_of_images(tmp_path / "clients")
-    monkeypatch.setattr(busy, "settings", lambda: [busy.Setting("sequential", 2, busy.PASSIVE)])
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
-    arguments = ["busy", "data.path=.", "--rounds", "1", "--loads", "1", "--json", "found.json"]
-    status, output, error = inside(monkeypatch, capsys, tmp_path, *arguments)
-    assert (status, error) == (0, "")
-    assert "Beside other work" in output
-    (row,) = json.loads(Path("found.json").read_text())["busy"]
-    assert (row["executor"], row["threads"], row["environment"]) == ("sequential", 2, busy.PASSIVE)
-    assert list(row["seconds"]) == ["0", "1"]
-    assert row["seconds"]["1"][0] > 0
-    assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("3", "5")
-
-
-def test_a_competing_process_computes_and_ends():
-    def others():
-        alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
-        return [p for p in alive if "while True" in " ".join(p.cmdline())]  # files' reader may have ended, idle
-
-    with busy.competing(1):
-        until(others, 30, "the process to begin its program")  # until then it is a copy of this one
-        (other,) = others()
-    assert not other.is_running()

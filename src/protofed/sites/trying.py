@@ -14,7 +14,6 @@ import tomli_w
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from protofed.analysis.site import NEARLY
 from protofed.config.schema import Experiment, Recipe, Tree, apply_overrides, load_recipe, recipes, resolve
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.experiments.batch import RunTask, at_once, run_tasks
@@ -54,6 +53,8 @@ TUNED = 2_000_000
 """Most numbers of all samples together for which the strength of logistic regression is chosen."""
 FEWEST = 20
 """Least samples of a class for that; of fewer, folds choose by chance."""
+NEARLY = 3
+"""A mean of so few samples is nearly a sample itself."""
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 
 
