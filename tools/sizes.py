@@ -18,20 +18,20 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 50_769,
-    "packages, papers, tools, benchmarks": 19_922,
-    "tests": 53_892,
+    "src": 50_454,
+    "packages, papers, tools, benchmarks": 19_822,
+    "tests": 53_571,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 4_337,
+    "behind the round loop": 4_281,
     "modules behind the round loop": 31,
-    "rounds/loop.py": 198,
+    "rounds/loop.py": 196,
     "methods/contract.py": 311,
-    "methods/fedproto.py": 175,
+    "methods/fedproto.py": 174,
     "methods/gfpl.py": 254,
-    "methods/tinyproto.py": 229,
+    "methods/tinyproto.py": 228,
     "hooks of the contract": 21,
-    "words of docs by hand": 34_573,
+    "words of docs by hand": 34_324,
 }
 """Most of each: lines, unless the name says otherwise."""
 

@@ -130,8 +130,8 @@ def test_a_simulation_without_any_machine_left_ends(root, tmp_path):
 
 
 def test_a_refused_simulation_leaves_no_folder(root, tmp_path):
-    chosen, refused = (wanted("fedtgp", root, rounds=1, participation__after=k) for k in (0, 2))
-    with pytest.raises(ConfigError, match="a late upload cannot be mixed"):
+    chosen, refused = (wanted("fedtgp", root, rounds=1, participation__newcomers=k) for k in (0, 1))
+    with pytest.raises(ConfigError, match=r"participation\.newcomers is for simulations"):
         over(FakeGrid(SHARES), refused, tmp_path / "run", simulated=True)
     assert not (tmp_path / "run").exists()
     over(FakeGrid(SHARES), chosen, tmp_path / "run", simulated=True)

@@ -58,7 +58,6 @@ class FedAvg(AveragedWeights[W], Method[W]):
             same_architecture=True,
             counts=True,
             protection=Protection(dp_obstacle=""),
-            stale=cls.aggregate is FedAvg.aggregate,
         )
 
     def notes(self) -> tuple[str, ...]:

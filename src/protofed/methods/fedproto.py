@@ -87,7 +87,6 @@ class FedProto(PrivateHead[P], Method[P]):
             sums_only=not own,
             personal=own,
             protection=Protection(dp_obstacle=weighted if counted else known),
-            stale=cls.update is FedProto.update and options.aggregation != "paper",
         )
 
     @property

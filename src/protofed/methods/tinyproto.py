@@ -104,7 +104,6 @@ class TinyProto(FedProto[Any]):
             protection=Protection(
                 dp_obstacle=more if sums else base.protection.dp_obstacle, hidden=hidden if options.scaling else ""
             ),
-            stale=False,
         )
 
     @property

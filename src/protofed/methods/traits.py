@@ -57,8 +57,6 @@ class Traits:
         sums_only: Whether the server needs only sums over clients.
         personal: Clients are sent different messages.
         protection: What protects clients.
-        stale: Whether uploads of an earlier round may be mixed with a later broadcast, which is a mean of such
-            uploads.
         chooses: Clients choose by their own samples among features side by side (:attr:`Task.views`).
         rounds: Number of rounds after which more would change nothing; None if there is none.
         ends: Why the planned number of rounds matters before the last one, so that a run cannot be extended.
@@ -76,7 +74,6 @@ class Traits:
     sums_only: bool = True
     personal: bool = False
     protection: Protection = Protection()
-    stale: bool = False
     chooses: bool = False
     rounds: int | None = None
     ends: str = ""

@@ -27,7 +27,6 @@ class Trained:
         message: None if the round does not communicate.
         losses: Mean per sample over the round, by term.
         failure: Why a communicating round has no upload: the model has diverged, or a number is too large.
-        late: Rounds since the client was asked.
     """
 
     client: str
@@ -36,7 +35,6 @@ class Trained:
     samples: int
     seconds: float
     failure: str = ""
-    late: int = 0
 
 
 @dataclass(frozen=True)

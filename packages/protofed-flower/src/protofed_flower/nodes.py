@@ -98,13 +98,7 @@ class Nodes:
             self._hear(node, reply, online[node])
 
     def exchange(
-        self,
-        messages: Iterable[tuple[T, Message]],
-        seconds: float,
-        at_once: int = sys.maxsize,
-        *,
-        waiting: dict[str, T] | None = None,
-        enough: Callable[[], bool] = lambda: False,
+        self, messages: Iterable[tuple[T, Message]], seconds: float, at_once: int = sys.maxsize
     ) -> Iterator[tuple[T, Message]]:
         """Send messages and yield replies as they arrive.
 
@@ -112,11 +106,9 @@ class Nodes:
             messages: At most one per client, each with what its reply is to be yielded with.
             seconds: 0 for no limit; Flower answers for nodes that are gone.
             at_once: Most messages without a reply.
-            waiting: Messages sent before, by Flower's number; afterwards those that still have no reply.
-            enough: Returns whether further replies may come later.
         """
         numbered = iter(messages)
-        waiting = {} if waiting is None else waiting
+        waiting: dict[str, T] = {}
         end = time.monotonic() + seconds if seconds else float("inf")
         pause = POLL[0]
         while True:
@@ -126,7 +118,7 @@ class Nodes:
             for key, reply in self._pull(list(waiting)):
                 pause = POLL[0] / 2
                 yield waiting.pop(key), reply
-            if time.monotonic() > end or enough():
+            if time.monotonic() > end:
                 return
             if waiting:
                 pause = min(2 * pause, POLL[1])

@@ -50,7 +50,6 @@ from protofed.storage.files import write_json
 from protofed.untrusted import claims, limits
 from protofed_flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed_flower.grid import GridExecutor, Nodes
-from protofed_flower.late import LateExecutor
 from protofed_flower.ledger import NODES, Receipts
 from protofed_flower.logs import format_as_asked
 from protofed_flower.messages import Expected
@@ -167,9 +166,7 @@ def _federation(
     weights = scored(party.clients, None if simulated else local)
     if not simulated and withholds_scores(local, builder.method):
         weights, rules = {n: replace(w, test=0, validation=0) for n, w in weights.items()}, ()
-    after = 0 if simulated else experiment.participation.after
-    late = {"after": after, "rounds": experiment.rounds} if after else {}
-    executor = (LateExecutor if late else GridExecutor)(
+    executor = GridExecutor(
         nodes,
         party.run,
         party.order << REQUEST_BITS,
@@ -180,7 +177,6 @@ def _federation(
         rules,
         experiment.participation.deadline_s,
         began_anew,
-        **late,
     )
     try:
         if simulated:
@@ -258,8 +254,6 @@ class Log(Progress):
         }
         missing = [f"{m.client} ({m.reason})" for m in record.missing]
         missing += [f"{r.client} (refused: {r.field} {r.reason})" for r in record.refused]
-        for client, asked in (record.answers or {}).items():
-            missing += [f"{client} (late: asked in round {asked})"] if asked < record.round else []
         traffic = f"{record.bytes['up']} B up, {record.bytes['down']} B down"
         without = f"; without {', '.join(missing)}" if missing else ""
         log.info("%s round %d: %s, %s%s", label, record.round, accuracy, traffic, without)

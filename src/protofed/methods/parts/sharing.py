@@ -22,10 +22,7 @@ class SharedPart(AveragedWeights[S], Method[S]):
     @classmethod
     def traits(cls, options: S) -> Traits:
         """Every upload holds ``n_i``, and the server takes a mean."""
-        stale = cls.aggregate is AveragedWeights.aggregate
-        return Traits(
-            exchanges="part of the weights", counts=True, protection=Protection(dp_obstacle=""), stale=stale
-        )
+        return Traits(exchanges="part of the weights", counts=True, protection=Protection(dp_obstacle=""))
 
     def shares(self, name: str) -> bool:
         """Return whether the weight called ``name`` belongs to the shared part."""
