@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -223,17 +222,3 @@ def test_nodes_are_not_told_where_the_server_has_its_files(root, tmp_path):
     over(FakeGrid(nodes_of(root, tmp_path / "state"), look), chosen, tmp_path / "remote")
     assert len(told) == 9
     assert not [text for text in told if str(tmp_path) in text]
-
-
-@pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_named(root, tmp_path, monkeypatch):
-    pytest.importorskip("ray", reason="ray is not installed")
-    from protofed_flower.simulation import simulate
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(ConfigError, match=f"RAY_ADDRESS={address}: no Ray cluster there"):
-            simulate(wanted("fedproto", root), tmp_path / "out")
-    assert not (tmp_path / "out").exists()

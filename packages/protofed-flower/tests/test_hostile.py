@@ -433,8 +433,7 @@ def test_admitted_clients_are_those_of_the_roster(root, tmp_path, caplog):
     over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "run")
     assert "robust.admitted: zoee is not among the clients of this run (ann, bob, cid, zoe)" in caplog.text
     roster = tmp_path / "roster.json"
-    entry = {"key": "SHA256:" + "A" * 43, "samples": 9}
-    roster.write_text(json.dumps({"zoe": entry}))
+    roster.write_text(json.dumps({"zoe": "SHA256:" + "A" * 43}))
     with pytest.raises(ConfigError, match=r"unknown client in robust.admitted .*'zoee'.* Valid: zoe") as caught:
         over(FakeGrid(nodes_of(root, tmp_path / "s")), chosen, tmp_path / "other", roster=str(roster))
     assert "\n" not in str(caught.value)

@@ -132,7 +132,7 @@ def test_one_client_per_key_unless_allowed():
     bindings.bind("ann", "A")
     assert bindings.refusal("ann", "A") == ""
     assert bindings.refusal("ann", "B") == "says it is ann, whose key is A, not B"
-    assert bindings.refusal("bob", "A") == ("says it is bob, but its key is that of ann: allow clients-per-node=2")
+    assert bindings.refusal("bob", "A") == ("says it is bob, but its key is that of ann")
     assert bindings.refusal("Ann", "B") == "says it is Ann, which reads as ann"
     assert Bindings({"ann": "A"}, per_key=2).refusal("bob", "A") == ""
     assert Bindings({"ann": "A"}, by="name").refusal("ann", "B") == ""
@@ -155,9 +155,7 @@ def test_a_node_that_changes_its_name_is_refused(root, tmp_path):
         ("[]", "expected an object"),
         ("{}", "expected an object"),
         ('{"ann": "SHA256:x"}', "ann: neither a public key nor a fingerprint"),
-        ('{"ann": 5}', "ann: expected text or a table, not 5"),
-        ('{"ann": {"key": "SHA256:' + "A" * 43 + '", "samples": -1}}', r"ann\.samples: must be from 0"),
-        ('{"ann": {"key": "SHA256:' + "A" * 43 + '"}}', "ann lacks 'samples'"),
+        ('{"ann": 5}', "ann: expected text, not 5"),
         ('{"../x": "SHA256:' + "A" * 43 + '"}', "use letters"),
         ('{"ann": "SHA256:' + "A" * 43 + '", "ANN": "SHA256:' + "B" * 43 + '"}', "read the same"),
     ],
@@ -183,7 +181,6 @@ def test_a_roster_takes_public_keys_as_they_are_registered(tmp_path):
     [
         ({"identity": "face"}, "must be key or name"),
         ({"identity": "name", "roster": "x"}, "contradict"),
-        ({"clients_per_node": 0}, "at least 1"),
     ],
 )
 def test_options_that_make_no_sense(options, expected):

@@ -38,7 +38,7 @@ class Gathering:
         roster: File with the clients' public keys (see :func:`~protofed_flower.identity.read_roster`); "" to
             bind each name to the first key that uses it.
         identity: ``key``, or ``name`` to trust the names that nodes state, if these are not authenticated.
-        clients_per_node: Maximum.
+        clients_per_node: Maximum; more than one in a simulation.
         certificates: Files of which the log warns when they end soon.
     """
 
@@ -55,12 +55,10 @@ class Gathering:
             raise ConfigError(f"identity={self.identity!r}: must be {' or '.join(IDENTITIES)}")
         if self.roster and self.identity == "name":
             raise ConfigError("roster and identity=name contradict each other: leave one out")
-        if self.clients_per_node < 1:
-            raise ConfigError(f"clients-per-node={self.clients_per_node}: must be at least 1")
 
     def listed(self) -> KnownClients:
         """Read the roster; without one, nobody is listed."""
-        return read_roster(Path(self.roster).expanduser()) if self.roster else KnownClients({}, {}, None)
+        return read_roster(Path(self.roster).expanduser()) if self.roster else KnownClients({}, None)
 
     def bindings(self) -> Bindings:
         """Return the bindings of names to keys before any client has arrived."""
@@ -74,15 +72,12 @@ class Gathering:
         for name in self.certificates:
             trust.log_certificates(Path(name).expanduser())
 
-    def admitted(self, stated: Mapping[str, int]) -> dict[str, int]:
-        """Return the most samples credited to clients: those of ``robust.admitted``, unless the roster says."""
-        if not self.roster:
-            return dict(stated)
-        keys, samples, _ = self.listed()
-        for name in stated:
+    def check_admitted(self, stated: Mapping[str, int]) -> None:
+        """Check that the roster, if there is one, has the clients of ``robust.admitted``."""
+        keys = self.listed().keys
+        for name in stated if self.roster else ():
             if name not in keys:
                 raise ConfigError(unknown_name(f"client in robust.admitted (roster {self.roster})", name, keys))
-        return {**stated, **samples}
 
 
 class Anew(TypedDict):

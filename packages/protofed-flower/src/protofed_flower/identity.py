@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import SampleCount, decode, parse
+from protofed.untrusted.decoding import decode, parse
 from protofed.untrusted.reading import read_text
 from protofed_flower import trust
 
@@ -60,8 +60,7 @@ class Bindings:
         if same is not None:
             return f"says it is {name}, which reads as {same}"
         if self.by == "key" and key and len(names := self.names(key)) >= self.per_key:
-            allowed = len(names) + 1
-            return f"says it is {name}, but its key is that of {', '.join(names)}: allow clients-per-node={allowed}"
+            return f"says it is {name}, but its key is that of {', '.join(names)}"
         return ""
 
     def bind(self, name: str, key: str) -> None:
@@ -90,12 +89,10 @@ class KnownClients(NamedTuple):
 
     Attributes:
         keys: Each client's fingerprint.
-        samples: The most samples that clients are believed to have, where it sets them.
         end: Of a roster that an authority signed; None for another.
     """
 
     keys: dict[str, str]
-    samples: dict[str, int]
     end: datetime | None
 
 
@@ -108,14 +105,8 @@ def period(fields: Mapping[str, object]) -> tuple[datetime, datetime]:
     return start, end
 
 
-@dataclass(frozen=True)
-class _Entry:
-    key: str
-    samples: SampleCount
-
-
 def read_roster(path: Path) -> KnownClients:
-    """Read a JSON file ``{"north": "SHA256:…", "south": {"key": "ecdsa-sha2-nistp384 AAAA…", "samples": 5000}}``.
+    """Read a JSON file ``{"north": "SHA256:…", "south": "ecdsa-sha2-nistp384 AAAA…"}``.
 
     A roster that an authority signed is read as well, if it is valid now. The server needs no signature: its
     operator chooses the file.
@@ -129,10 +120,7 @@ def read_roster(path: Path) -> KnownClients:
         if not isinstance(roster, Mapping) or not roster:
             raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
         named = {claims.client_name(name): entry for name, entry in roster.items()}
-        entries = decode(named, dict[str, str | _Entry], error=ValueError, exact=True)
-        samples = {name: entry.samples for name, entry in entries.items() if isinstance(entry, _Entry)}
-        keys = bound({n: e.key if isinstance(e, _Entry) else e for n, e in entries.items()})
-        return KnownClients(keys, samples, end)
+        return KnownClients(bound(decode(named, dict[str, str], error=ValueError, exact=True)), end)
     except OSError as error:
         message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
         raise ConfigError(message) from None

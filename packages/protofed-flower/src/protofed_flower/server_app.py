@@ -51,7 +51,6 @@ from protofed.untrusted import claims, limits
 from protofed_flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed_flower.grid import GridExecutor, Nodes
 from protofed_flower.ledger import NODES, Receipts
-from protofed_flower.logs import format_as_asked
 from protofed_flower.messages import Expected
 from protofed_flower.node import experiment_key
 from protofed_flower.protocol import over
@@ -130,8 +129,8 @@ def _federation(
     config = experiment_key(local) if simulated else plan_text(local)
     expected = Expected(gathering.classes, tuple(SiteColumn(*astuple(c)) for c in experiment.data.expected))
     nodes = Nodes(grid, config, expected.to_json(), gathering.bindings(), receipts=receipts)
-    admitted = gathering.admitted(local.robust.admitted)
-    local = without(replace(local, robust=replace(local.robust, admitted=admitted)), forgotten(files.path))
+    gathering.check_admitted(local.robust.admitted)
+    local = without(local, forgotten(files.path))
     record = files.path / NODES
     party = _party(nodes, local, files, gathering)
     if not simulated:  # an admitted client may be absent
@@ -304,7 +303,6 @@ def main(grid: Grid, context: Context) -> None:
     log.handlers, log.level, log.propagate = flower.handlers, logging.INFO, False
     config = dict(context.run_config)
     try:
-        format_as_asked()
         overrides = parse_overrides(shlex.split(str(config.get("overrides", ""))))
         # Flower's own simulation; its module moves between releases.
         simulated = type(grid).__name__ == "InMemoryGrid"
@@ -319,7 +317,6 @@ def main(grid: Grid, context: Context) -> None:
             tuple(name for name in str(config.get("classes", "")).split(",") if name),
             roster=str(config.get("roster", "")),
             identity=str(config.get("identity", "key")),
-            clients_per_node=int(config.get("clients-per-node", 1)),
             certificates=tuple(name for name in str(config.get("certificates", "")).split(",") if name),
         )
         gathering.log_ends()
