@@ -87,11 +87,7 @@ def test_a_client_that_withholds_its_counts_takes_part(kind, where, exact, root,
         ("fedavg", {}, "fedavg needs numbers of samples"),
         ("fedproto", {"method__aggregation": "weighted"}, "fedproto needs numbers of samples"),
         ("tinyproto", {}, "tinyproto needs numbers of samples"),
-        (
-            "fedproto",
-            {"participation__sampling": "samples"},
-            "sampling=samples draws clients by numbers",
-        ),
+        ("fedproto", {"participation__sampling": "samples"}, "sampling=samples draws clients by numbers"),
     ],
     1,
 )

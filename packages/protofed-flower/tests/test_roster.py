@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -180,44 +179,6 @@ def test_the_server_certificate_cannot_sign_a_roster(made, tmp_path):
 
 
 # The commands.
-
-
-@pytest.mark.parametrize(
-    ("names", "reason"),
-    [
-        (["north"], "--client names 1 clients, but there are 2 nodes"),
-        (["north", "north"], "--client names a client twice"),
-        (["north", "so/uth"], "use letters"),
-    ],
-)
-def test_names_for_a_trial_that_do_not_fit(names, reason, tmp_path, monkeypatch, capsys):
-    words = [word for name in names for word in ("--client", name)]
-    assert protofed(monkeypatch, "keys", tmp_path / "keys", "--nodes", 2, *words) == 2
-    assert reason in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_check_says_whether_roster_authority_and_key_fit(made, tmp_path, monkeypatch, capsys):
-    def checked(**changes: object) -> str:
-        given = {"roster": made / "roster.json", "authority": made / "ca.crt", "key": made / "node1", **changes}
-        words = [w for option, value in given.items() if value for w in (f"--{option}", value)]
-        status = protofed(monkeypatch, "check", *words)
-        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "roster"]
-        assert (status == 1) == line.startswith("problem")
-        return line
-
-    assert checked().startswith("ok")
-    assert "3 clients of trial, valid until" in checked()
-    assert checked().endswith("; this node is north")
-    assert checked(authority=None).startswith("skipped")
-    assert "no --authority given" in checked(authority=None)
-    assert "no --key given" in checked(key=None)
-    create_keys(tmp_path / "others", 1)
-    assert "lists no client with the key" in checked(key=tmp_path / "others" / "node1")
-    assert "not signed by" in checked(authority=tmp_path / "others" / "ca.crt")
-    shutil.copytree(made, tmp_path / "copy")
-    (tmp_path / "copy" / "roster.json").write_text("{}")
-    assert "has no signature" in checked(roster=tmp_path / "copy" / "roster.json")
 
 
 def test_the_check_notices_the_key_of_another_node(made, tmp_path, monkeypatch, capsys):

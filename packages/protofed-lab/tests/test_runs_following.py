@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protofed.errors import CheckpointError, ConfigError
 from protofed.runs.border import Border
 from protofed.runs.loading import load_run
 from protofed.untrusted import limits
@@ -296,44 +295,11 @@ def test_runs_appear_change_and_go(tmp_path):
     assert library.runs == {}
 
 
-def test_runs_are_told_apart_as_in_reports(tmp_path):
-    make_run(tmp_path / "a", "fedproto", recipe="one", rounds=1)
-    make_run(tmp_path / "b", "fedproto", recipe="two", rounds=1)
-    library = Library(tmp_path)
-    library.poll()
-    assert [s.run.label for s in library.runs.values()] == ["fedproto, one", "fedproto, two"]
-    shutil.rmtree(tmp_path / "b")
-    assert library.poll()
-    assert [s.run.label for s in library.runs.values()] == ["fedproto"]
-
-
 def test_names_that_are_no_text_can_be_sent(tmp_path):
     os.mkdir(os.fsencode(tmp_path) + b"/bad\xff")
     make_run(tmp_path / os.fsdecode(b"bad\xff") / "run", rounds=1)
     (key,) = keys(tmp_path)
     assert key.encode()
-
-
-@pytest.mark.parametrize(("make", "message"), [(False, "no such folder"), (True, "is a file")])
-def test_there_must_be_a_folder(tmp_path, make, message):
-    path = tmp_path / "nothing"
-    if make:
-        path.touch()
-    with pytest.raises(ConfigError, match=message):
-        Library(path)
-
-
-def test_nothing_is_written(tmp_path):
-    make_comparison(tmp_path / "c", ["local"], [0], rounds=2)
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
-    Library(tmp_path).poll()
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
-
-
-def test_a_signature_needs_a_readable_place(tmp_path):
-    with pytest.raises(CheckpointError, match="is no ordinary file"):
-        Border(tmp_path).signature(tmp_path)
-    assert Border(tmp_path).signature(tmp_path / "absent") is None
 
 
 def test_a_page_does_not_wait_for_hundreds_of_runs(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, TypedDict
 
 from protofed.engine import Experiment, FederationSummary
 from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError, unknown_name
@@ -16,7 +16,7 @@ from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import ClassNames, ClientName, Round, decode, within
 from protofed_flower import trust
 from protofed_flower.admission import Admission, admit
-from protofed_flower.identity import IDENTITIES, Bindings, Identity, KnownClients, bound, read_roster
+from protofed_flower.identity import Bindings, KnownClients, bound, read_roster
 from protofed_flower.messages import Description, Job, RunName, ValidDescription, Values, read_sizes, sizes
 from protofed_flower.nodes import QUERY, Nodes, reason_of
 from protofed_flower.summary import client_summaries, described_federation
@@ -37,24 +37,16 @@ class Gathering:
         classes: In order; empty to take them from the clients.
         roster: File with the clients' public keys (see :func:`~protofed_flower.identity.read_roster`); "" to
             bind each name to the first key that uses it.
-        identity: ``key``, or ``name`` to trust the names that nodes state, if these are not authenticated.
-        clients_per_node: Maximum; more than one in a simulation.
         certificates: Files of which the log warns when they end soon.
+        simulated: All nodes belong to the run.
     """
 
     clients: int = 0
     wait_s: float = 600.0
     classes: tuple[str, ...] = ()
     roster: str = ""
-    identity: str = "key"
-    clients_per_node: int = 1
     certificates: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.identity not in IDENTITIES:
-            raise ConfigError(f"identity={self.identity!r}: must be {' or '.join(IDENTITIES)}")
-        if self.roster and self.identity == "name":
-            raise ConfigError("roster and identity=name contradict each other: leave one out")
+    simulated: bool = False
 
     def listed(self) -> KnownClients:
         """Read the roster; without one, nobody is listed."""
@@ -63,7 +55,7 @@ class Gathering:
     def bindings(self) -> Bindings:
         """Return the bindings of names to keys before any client has arrived."""
         keys = self.listed().keys
-        return Bindings(keys, bool(keys), cast(Identity, self.identity), self.clients_per_node)
+        return Bindings(keys, bool(keys), self.simulated)
 
     def log_ends(self) -> None:
         """Warn in the log of a roster and of certificates that end soon."""

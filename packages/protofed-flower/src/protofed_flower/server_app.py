@@ -47,7 +47,7 @@ from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.description import describe_clients
 from protofed.experiments.ending import describe_models, forgotten, read_generations, without
 from protofed.storage.files import write_json
-from protofed.untrusted import claims, limits
+from protofed.untrusted import claims
 from protofed_flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed_flower.grid import GridExecutor, Nodes
 from protofed_flower.ledger import NODES, Receipts
@@ -124,7 +124,7 @@ def _federation(
         raise ConfigError("shift changes data of simulations, and clients here have their own: leave it out")
     local = _as_server(experiment)
     if simulated:  # all nodes belong to this run
-        gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
+        gathering = replace(gathering, simulated=True)
     receipts = None if simulated else Receipts(files.path)
     config = experiment_key(local) if simulated else plan_text(local)
     expected = Expected(gathering.classes, tuple(SiteColumn(*astuple(c)) for c in experiment.data.expected))
@@ -316,7 +316,6 @@ def main(grid: Grid, context: Context) -> None:
             float(config.get("wait-s", 600.0)),
             tuple(name for name in str(config.get("classes", "")).split(",") if name),
             roster=str(config.get("roster", "")),
-            identity=str(config.get("identity", "key")),
             certificates=tuple(name for name in str(config.get("certificates", "")).split(",") if name),
         )
         gathering.log_ends()
