@@ -64,8 +64,8 @@ def _measure(name: str, experiment: Experiment, request: Request, note: Note) ->
 def _loops(experiment: Experiment, hardware: Hardware) -> list[tuple[str, bool]]:
     """Return the bare loops to compare with; the second only if the engine reduces convolutions."""
     execution = experiment.execution
-    ours = (execution.convolutions, execution.memory_format, hardware.device.type)
-    return [(BARE, False)] + [(REDUCED, True)] * (ours == ("auto", "channels_last", "cpu"))
+    reduced = execution.convolutions == "auto" and hardware.device.type == "cpu"
+    return [(BARE, False), (REDUCED, True)] if reduced else [(BARE, False)]
 
 
 def _bare(label: str, loop: BareLoop, ours: Rounds, threads: int) -> Variant:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import protofed
 from protofed.cli.catalogue import entries
 from protofed.cli.main import app
 from protofed.config import fitting
-from protofed.experiments.capabilities import method_table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from method_table import method_table
 
 Rows = Iterable[tuple[str, Any, str]]
 COMPONENTS = {
@@ -83,7 +87,7 @@ def communication_page() -> str:
     return f"# Traffic and requirements\n\n{TRAFFIC}\n\n{method_table()}\n"
 
 
-TRAFFIC = """`protofed list methods --markdown` prints the same. *Secure sums*: the server needs only sums over
+TRAFFIC = """*Secure sums*: the server needs only sums over
 clients, so that [secure aggregation](../privacy.md#secure-aggregation) applies; *DP*:
 [differential privacy](../privacy.md#differential-privacy) can be added. Formulas are for one client and
 round, with its classes K_i, all classes K, the model |w|, its extractor |θ|, its head |φ|, an additional shared

@@ -18,11 +18,7 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 
 WRITTEN = {
     "after-training": {"runs", "images.npy", "classes.csv"}
-    | {
-        f"client-00.{kind}{card}"
-        for kind in ("pt2", "safetensors")
-        for card in ("", ".model-card.md", ".data-card.md")
-    },
+    | {f"client-00.{kind}{card}" for kind in ("pt2", "safetensors") for card in ("", ".model-card.md")},
 }
 """What the blocks of each page leave behind."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -11,7 +10,7 @@ import pytest
 
 import protofed
 from protofed.errors import ConfigError
-from protofed.experiments.tracking import TRACKERS, Tracker, scalars, trackers
+from protofed.experiments.tracking import TRACKERS, Tracker, scalars
 from protofed.runs.records import RoundRecord
 from support import SMALL_RUN
 
@@ -159,39 +158,3 @@ def test_the_calls_to_mlflow_and_wandb(tmp_path, monkeypatch):
     TRACKERS["wandb"]().finished("fedproto", run)
     assert logged == [1, 2, "end"]
     assert handle.summary["final/head"] == run.outcome.accuracy["head"].final
-
-
-class TrackioRun:
-    """Stands in for ``trackio.Run``, with the signatures of its API reference (v0.27)."""
-
-    def __init__(self, project, name):
-        self.logged = [(project, name)]
-
-    def log(self, metrics: dict, step: int | None = None):
-        self.logged.append((step, metrics))
-
-    def finish(self):
-        self.logged.append("end")
-
-
-def test_the_calls_to_trackio(tmp_path, monkeypatch):
-    """The package is stood in for; an argument that its documentation lacks would be an error here."""
-    run = protofed.run("quickstart", SMALL, out=tmp_path / "run")
-    trackio, begun = ModuleType("trackio"), []
-
-    def init(project, name=None, group=None, space_id=None, config=None, resume="never", embed=True):
-        assert json.loads(json.dumps(config))["method.name"] == "fedproto"
-        assert (space_id, embed) == (None, False), "neither sent elsewhere nor shown in a notebook"
-        begun.append(TrackioRun(project, name))
-        return begun[-1]
-
-    trackio.init = init
-    monkeypatch.setitem(sys.modules, "trackio", trackio)
-    monkeypatch.setattr("protofed.experiments.tracking.find_spec", lambda name: object())
-    (tracker,) = trackers(["trackio"])
-    tracker.finished("fedproto", run)
-    first, *steps, summary, last = begun[0].logged
-    assert (first, last) == (("protofed", "fedproto"), "end")
-    assert [step for step, _ in steps] == [1, 2]
-    assert steps[1][1]["accuracy/head"] == run.rounds[-1].accuracy.weighted["head"]
-    assert summary[1]["final/head"] == run.outcome.accuracy["head"].final

@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 50_454,
-    "packages, papers, tools, benchmarks": 19_455,
-    "tests": 51_864,
+    "src": 50_058,
+    "all sources": 69_691,
+    "tests": 51_724,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_281,
@@ -31,7 +31,7 @@ BUDGET = {
     "methods/gfpl.py": 254,
     "methods/tinyproto.py": 228,
     "hooks of the contract": 21,
-    "words of docs by hand": 33_979,
+    "words of docs by hand": 33_947,
 }
 """Most of each: lines, unless the name says otherwise."""
 
@@ -59,9 +59,7 @@ def sizes() -> dict[str, int]:
     tests = [REPOSITORY / "tests", *REPOSITORY.glob("packages/*/tests"), REPOSITORY / "papers/tests"]
     return {
         "src": total(ROOT),
-        "packages, papers, tools, benchmarks": total(
-            *(REPOSITORY / name for name in ("packages", "papers", "tools", "benchmarks"))
-        ),
+        "all sources": total(ROOT, *(REPOSITORY / name for name in ("packages", "papers", "tools", "benchmarks"))),
         "tests": sum(lines(path) for folder in tests for path in folder.rglob("*.py")),
         "recipes": len([*(ROOT / "config/recipes").glob("*.toml")]),
         "variants": len(read_toml(ROOT / "config/variants.toml")),

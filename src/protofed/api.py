@@ -57,10 +57,10 @@ def run(
         overrides: Values by dotted name, e.g. ``{"method.name": "fedtgp", "rounds": 40}``.
         out: Run directory; by default ``runs/RECIPE-METHOD``, with a number appended if that exists.
         resume: Continue an existing run.
-        progress: Receives progress reports; in a notebook, a bar is shown by default.
+        progress: Receives progress reports; in a notebook, a line is shown by default.
         engine: ``local``, or ``flower`` for Flower's simulation engine (one method at a time).
-        track: Trackers that log the rounds: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or
-            instances of :class:`Progress`.
+        track: Trackers that log the rounds: ``tensorboard``, ``wandb``, ``mlflow``, or instances of
+            :class:`Progress`.
         jobs: Of a comparison, as for :func:`compare`.
 
     Returns:

@@ -22,10 +22,9 @@ NAMES = [
     "margins",
     "prototype_heatmap",
     "prototype_panels",
-    "alignment",
 ]
 # Models, metrics, or several runs: see below, test_features.py, test_sensitivity.py, test_sweeping.py.
-NEED_MORE = ["confusion", "resemblance", "tsne", "plane", "sensitivity", "sites", "surface"]
+NEED_MORE = ["confusion", "resemblance", "tsne", "plane", "sensitivity", "sites"]
 
 
 def drawn(fig):
@@ -33,13 +32,6 @@ def drawn(fig):
     fig.draw_without_rendering()
     texts = [t.get_text() for ax in fig.axes for t in (ax.xaxis.label, ax.yaxis.label, ax.title, *ax.texts)]
     return texts + [t.get_text() for legend in fig.legends for t in legend.get_texts()]
-
-
-def test_a_surface_asks_for_its_two_options(run_at):
-    runs = [load_run(run_at(method="protonorm"))]
-    for options in ({}, {"x": "training.lr"}):
-        with pytest.raises(ConfigError, match="surface needs two options: --option x=NAME --option y=NAME"):
-            figures.get("surface")(runs, **options)
 
 
 def test_every_figure_is_registered_and_documented():
@@ -83,7 +75,7 @@ def test_of_several_methods_and_seeds(comparison_at, name):
     assert any(drawn(figures.get(name)(load_runs([path]))))
 
 
-@few("name", sorted(set(NAMES) - {"diagnostics", "alignment"}), 3)
+@few("name", sorted(set(NAMES) - {"diagnostics"}), 3)
 def test_of_one_round(run_at, name):
     assert any(drawn(figures.get(name)([load_run(run_at(rounds=1, clients=1, classes=1))])))
 
@@ -97,7 +89,6 @@ def test_what_cannot_be_shown_is_told(run_at):
         ("prototype_distances", silent, "no global prototypes"),
         ("prototype_heatmap", silent, "no global prototypes"),
         ("prototype_heatmap", fresh, "no global prototypes"),
-        ("alignment", silent, "no alignment to show"),
         ("sensitivity", fresh, "no round has been evaluated"),
         ("tsne", fresh, "has not finished"),
         ("plane", silent, "d = 64, a plane needs model.d = 2"),
@@ -174,23 +165,6 @@ def test_margins_side_by_side_or_sorted(comparison_at):
     values = ranked.get_ydata(orig=False)
     assert np.isnan(values[-1])  # the class without a prototype
     assert (np.diff(values[:-1]) >= 0).all()
-
-
-def test_alignment_starts_at_zero_and_has_the_simplex_as_bound(run_at):
-    fig = figures.get("alignment")([load_run(run_at(method="protonorm", classes=10))])
-    iterations, distances = fig.axes
-    assert len(iterations.lines[0].get_xdata()) == 8
-    assert distances.lines[0].get_xdata()[0] == 0
-    assert distances.lines[-1].get_ydata()[0] == pytest.approx((20 / 9) ** 0.5)
-    assert "simplex of K=10 classes, √(2K/(K−1)) = 1.49" in drawn(fig)
-
-
-@pytest.mark.parametrize("given", [5, [1, 2], [[1, 2]], [["a", "b", "c"]], {"a": 1}, [[True, 1.0, 2.0]]])
-def test_distances_that_no_server_measured_are_none(run_at, given):
-    run = load_run(run_at(method="protonorm", classes=10))
-    for record in run.rounds:
-        record.diagnostics["alignment_distances"] = given
-    assert len(figures.get("alignment")([run]).axes) == 1
 
 
 def test_cosines(run_at):

@@ -88,12 +88,7 @@ def test_a_run_says_what_the_accuracy_of_such_a_site_is_worth(hospitals, command
     assert told.startswith(NORTH)
     assert told.endswith("Predictions for it are by all_classes.")
     scores = run.client_accuracies("head")
-    sizes = [sum(client.test) for client in run.clients]
-    north = run.federation.clients.index(next(c for c in run.clients if c.name == "north"))
-    assert scores[north] == 1.0
-    others = [(a, n) for i, (a, n) in enumerate(zip(scores, sizes, strict=True)) if i != north]
-    without = sum(a * n for a, n in others) / sum(n for _, n in others)
-    assert f"Final accuracy without it: {100 * without:.1f}%." in told
+    assert scores[run.names.index("north")] == 1.0
     assert top(hospitals / "beacon" / "report.html").count("Trained on one class alone: north (benign).") == 1
 
 
@@ -147,20 +142,12 @@ def test_a_method_without_such_a_rule_says_so(hospitals, command):
 
 
 @pytest.mark.slow
-def test_a_comparison_says_it_once_with_the_figures_of_all_methods(hospitals, command):
+def test_a_comparison_says_it_once(hospitals, command):
     line = f"compare hospital-tables --methods beacon,local,fedproto {DATA} evaluation.on=union"
     out, _ = command(f"{line} --quiet --full --out compared")
     (told,) = [line for line in out.splitlines() if line.startswith("Trained on one class alone: ")]
     assert told.startswith(NORTH)
-    for part in (
-        "Final accuracy without it: ",
-        "On all clients’ test samples, its final accuracy: ",
-        "beacon 57.1%",
-        "fedproto 57.1%",
-        "local 57.1%",
-        "Predictions of beacon for it are by all_classes, right on 9",
-    ):
-        assert part in told
+    assert "Predictions of beacon for it are by all_classes." in told
     assert top(hospitals / "compared" / "report.html").count("Trained on one class alone: ") == 1
 
 

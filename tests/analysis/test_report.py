@@ -94,7 +94,6 @@ def test_of_one_run(page, run_at):
         "Bytes per client and round",
         "Euclidean distance",
         "Entry by entry",
-        "No arrangement has a larger mean than the regular simplex",
         "Refused uploads",
         "protofed run config.toml",
         "Resolved configuration",
@@ -180,12 +179,6 @@ def test_why_training_alone_can_be_ahead(page, comparison_at):
 
 @pytest.mark.slow
 @pytest.mark.pictures
-def test_methods_without_alignment_say_nothing_of_it(page, run_at):
-    text = page(run_at(method="fedproto", rounds=2)).text
-    assert "Entry by entry" in text
-    assert "regular simplex" not in text
-
-
 def test_of_a_comparison(page, comparison_at):
     parsed = page(comparison_at(["local", "fedproto", "gfpl"], (0, 1), rounds=4))
     assert "Comparison on fake-images" in parsed.text

@@ -1,14 +1,12 @@
-"""Methods in the order of what they exchange, and their table."""
+"""Methods in the order of what they exchange."""
 
 from __future__ import annotations
 
 from typing import get_args
 
 import pytest
-from typer.testing import CliRunner
 
 from protofed.analysis.exchange import EXCHANGES
-from protofed.cli.main import app
 from protofed.config.schema import comparison, every_method
 from protofed.errors import ConfigError
 from protofed.methods import Exchange, methods
@@ -27,8 +25,3 @@ def test_all_stands_for_every_method():
     assert list(comparison({"compare": {"methods": ["all"]}}).methods) == every_method()
     with pytest.raises(ConfigError, match="unknown method or variant 'all'"):
         comparison({"compare": {"methods": ["all", "local"]}})
-
-
-def test_markdown_is_for_methods():
-    result = CliRunner().invoke(app, ["list", "models", "--markdown"])
-    assert "--markdown is for methods, not for models" in str(result.exception)

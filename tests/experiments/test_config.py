@@ -91,7 +91,6 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
             "evaluation.at=trained scores the one round of fedlda before its answer has reached the clients",
         ),
         ({"execution.device": "tpu"}, "execution.device must be auto, cpu, cuda, cuda:NUMBER or mps, not 'tpu'"),
-        ({"execution.device": "cuda:1", "execution.devices": 2}, "execution.device=cuda:1 is one GPU"),
         ({"execution.device": "mps", "execution.precision": "fp64"}, "mps has no such numbers"),
         ({"method": "fedproto"}, "method must be a table of options"),
         ({"seed.x": 1}, "'seed' is not a table"),

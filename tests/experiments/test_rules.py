@@ -94,7 +94,7 @@ def test_an_exported_file_is_the_rule_that_it_names(method, rule, form, runs, tm
     assert status == 0
     assert out == (
         f"Written: {path}, by the rule {rule}; equal to predict on {len(x)} test samples of client-00 and 200 "
-        f"random samples. Cards: {path}.model-card.md and {path}.data-card.md\n"
+        f"random samples. Card: {path}.model-card.md\n"
     )
     if form == "onnx":
         facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
@@ -137,7 +137,7 @@ def test_a_check_says_on_what_it_was(tmp_path, monkeypatch, capsys):
     np.save(samples, np.load(root / "clients" / "c1" / "test.npz")["x"])
     ask = ("export", run.directory, "c0", "--format", "torch_export", "--out", tmp_path / "m.pt2")
     _, given, _ = command(monkeypatch, capsys, *ask, "--samples", samples, "--samples", samples)
-    assert f"equal to predict on 30 samples of {samples}, {samples} and 200 random samples. Cards: " in given
+    assert f"equal to predict on 30 samples of {samples}, {samples} and 200 random samples. Card: " in given
     load_data.__globals__["_load_data"].cache_clear()
     shutil.rmtree(root)
     status, alone, _ = command(monkeypatch, capsys, *ask)

@@ -9,12 +9,10 @@ import pytest
 
 import protofed
 from protofed import api
-from protofed.analysis.figures import figures
 from protofed.config.schema import apply_overrides
-from protofed.errors import CheckpointError, ConfigError, DataError
+from protofed.errors import CheckpointError, ConfigError
 from protofed.experiments import Progress, batch, load_recipe, resolve
 from protofed.experiments.sweeping import grid, sweep_plan
-from protofed.runs.loading import load_runs
 from support import few, write_vectors
 
 TINY = {
@@ -190,26 +188,3 @@ def test_a_sweep_in_processes_gives_the_same(given, tmp_path):
     chosen = (["method.gamma=1,3"], ["fedproto"], [0], given)
     alone, together = (compare(*chosen, out=tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
     assert alone.summary == together.summary
-
-
-@pytest.mark.slow
-@pytest.mark.pictures
-def test_the_report_shows_accuracy_against_both_options(given, tmp_path):
-    axes = ["method.gamma=1,3", "training.lr=0.1,0.01"]
-    result = compare(axes, ["fedproto"], [0], given, out=tmp_path)
-    page = result.report.read_text()
-    assert "Accuracy against method.gamma and training.lr" in page
-    assert "<svg" in page
-
-
-@pytest.mark.slow
-def test_a_figure_of_two_options_has_the_number_of_every_combination(given, tmp_path):
-    axes = ["method.gamma=1,3", "training.lr=0.1,0.01"]
-    result = compare(axes, ["fedproto"], [0], given, out=tmp_path)
-    fig = figures.get("surface")(load_runs([tmp_path]), x="training.lr", y="method.gamma")
-    texts = [text.get_text() for text in fig.axes[0].texts]
-    finals = [runs[0].outcome.accuracy["global"].final for runs in result.runs.values()]
-    assert sorted(texts) == sorted(f"{100 * value:.1f}" for value in finals)
-    assert fig.axes[0].get_xlabel() == "training.lr"
-    with pytest.raises(DataError, match=r"unknown option of these runs 'training\.lrr'"):
-        figures.get("surface")(load_runs([tmp_path]), x="training.lrr", y="method.gamma")

@@ -12,7 +12,7 @@ from protofed.data import DataOptions
 from protofed.data.tables import Column, Table
 from protofed.runs.spent import Spent
 from protofed.text import percent
-from protofed.trained.cards import LONGEST, data_card, model_card
+from protofed.trained.cards import LONGEST, model_card
 from protofed.trained.exporting import describe_model, values_meant
 from support import SMALL_RUN
 
@@ -150,20 +150,6 @@ def test_privacy_is_stated_as_it_was_spent(run):
     )
 
 
-def test_the_data_card_has_the_samples_of_every_class(run):
-    trained, client = run.client(run.names[0]), run.clients[0]
-    card = data_card(run, trained)
-    _, head, body = card.split("---\n", 2)
-    assert yaml.safe_load(head)["pretty_name"]
-    for name, train, test in zip(run.class_names, client.train, client.test, strict=True):
-        assert (f"| {name} | {train} | {test} |" in body) == bool(train or test)
-    assert all(f"| {each.name} |" in body for each in run.clients)
-    for counts in ("coarse", "none"):
-        hidden = replace(client, counts=counts)
-        withheld = replace(run, federation=replace(run.federation, clients=[hidden, *run.clients[1:]]))
-        assert "Numbers by class are not disclosed." in data_card(withheld, trained)
-
-
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -180,14 +166,6 @@ def test_real_sites_are_not_called_simulated(run, changed, told):
     card = card_of(run, config={**run.config, **changed})
     assert told in card
     assert ("simulated" in card) == (not changed)
-
-
-def test_hostile_names_stay_text_in_the_data_card(run):
-    for name in HOSTILE:
-        names = [name, *run.class_names[1:]]
-        named = replace(run, federation=replace(run.federation, class_names=names))
-        card = data_card(named, run.client(run.names[0]))
-        assert "<script>" not in MarkdownIt("commonmark").render(card)
 
 
 def test_a_file_says_what_dates_and_categories_mean():

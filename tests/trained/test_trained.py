@@ -574,9 +574,8 @@ def test_export_on_the_command_line(run, tmp_path, monkeypatch, capsys):
     tests = run.clients[1].test
     assert out == (
         f"Written: client-01.pt2, by the rule global; equal to predict on {sum(tests)} test samples of client-01 "
-        "and 200 random samples. Cards: client-01.pt2.model-card.md and client-01.pt2.data-card.md\n"
+        "and 200 random samples. Card: client-01.pt2.model-card.md\n"
     )
-    assert "# Data of client-01 by fedproto" in Path("client-01.pt2.data-card.md").read_text()
     card = Path("client-01.pt2.model-card.md").read_text()
     assert "\n# client-01 by fedproto\n" in card
     assert "- File: client-01.pt2;" in card

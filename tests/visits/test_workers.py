@@ -76,31 +76,6 @@ def test_every_method_is_the_same_in_processes(method, processes):
 
 
 @pytest.mark.slow
-@few("method", ["fedproto", "fedavg", "gfpl"], 1)
-def test_clients_that_step_together_are_spread_over_devices(method):
-    """Two processes stand for two GPUs; each takes its share of every architecture."""
-    one = build(method, "fused", rounds=3)
-    two = build(method, "fused", rounds=3, execution__devices=2)
-    assert isinstance(two.executor, Workers)
-    assert two.executor.description() == {"executor": "fused", "processes": 2, "threads": 1}
-    assert [len(share) for share in two.executor._shares(two.names)] == [2, 1]
-    expected, found = outcome(one), outcome(two)
-    for a, b in zip(expected[1], found[1], strict=True):
-        assert a["accuracy"] == b["accuracy"]
-        assert a["losses"] == pytest.approx(b["losses"], rel=1e-5)
-    for name, tensor in expected[2].items():
-        torch.testing.assert_close(tensor, found[2][name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_more_devices_than_clients():
-    federation = build("fedproto", "fused", rounds=1, execution__devices=9)
-    with closing(federation.executor):
-        assert federation.executor.description()["processes"] == 3
-        next(federation.run())
-
-
-@pytest.mark.slow
 def test_dropout_batch_norm_and_odd_clients():
     options = {"rounds": 2, "model__name": "support:WithBatchNorm", "model__options": {}}
     data = federated(*degenerate().clients, client("more", [0, 1, 2, 3, 3, 3]))

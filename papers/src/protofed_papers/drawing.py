@@ -26,6 +26,7 @@ from protofed.experiments.loading import load_data
 from protofed.runs.labels import flat
 from protofed.runs.run import Run, by_label, select_finished
 from protofed.trained.paired import interval
+from protofed_papers.aligning import alignment
 from protofed_papers.cells import combinations, scaled
 from protofed_papers.layout import Find, Scope, Sheet
 from protofed_papers.papers import ACCURACY, Figure, Paper
@@ -268,6 +269,7 @@ def alignment_accuracy(runs: list[Run]) -> Drawing:
 
 
 _OF_RUNS: dict[str, Callable[..., Drawing]] = {
+    "alignment": alignment,
     "response": response,
     "equal_traffic": equal_traffic,
     "alignment_accuracy": alignment_accuracy,

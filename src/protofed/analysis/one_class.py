@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from protofed.runs.run import Run, by_label
-from protofed.text import few, mean_std, percent
+from protofed.text import few, percent
 
 NAMED = 12
 """Most clients of one split, and most methods, that a sentence lists."""
 SPLITS = 3
 """Most splits whose clients the notice names."""
-NOTHING = mean_std([])
 
 
 def one_class(runs: Sequence[Run]) -> str:
@@ -42,18 +40,11 @@ def one_class(runs: Sequence[Run]) -> str:
     else:
         sentences.append(f"So {whose} accuracy says nothing about other classes.")
     groups = by_label(concerned)
-    if len(groups) <= NAMED:
-        without = {name: mean_std([_without(run) for run in group]) for name, group in groups.items()}
-        sentences += _list_figures(f"Final accuracy without {them}", without) if known else []
-        union = {name: mean_std([_on_all(r, r.main_rule) for r in group]) for name, group in groups.items()}
-        sentences += _list_figures(f"On all clients’ test samples, {whose} final accuracy", union)
     opened = {name: group[0] for name, group in groups.items() if _open_rule(group[0])}
     for rule in dict.fromkeys(map(_open_rule, opened.values())):
         by = [name for name, run in opened.items() if _open_rule(run) == rule]
         which = f" of {few(by, NAMED)}" if len(groups) > 1 else ""
-        measured = mean_std([_on_all(run, rule) for name in by for run in groups[name]])
-        right = f", right on {measured} of all clients’ test samples" if measured != NOTHING else ""
-        sentences.append(f"Predictions{which} for {them} are by {rule}{right}.")
+        sentences.append(f"Predictions{which} for {them} are by {rule}.")
     return " ".join(sentences)
 
 
@@ -83,24 +74,3 @@ def _share(parts: Iterable[tuple[float, int]]) -> float | None:
     """Return the sum of the first numbers over that of the second; None if that is 0."""
     numbers, totals = map(sum, zip(*parts, strict=True)) if (parts := [*parts]) else (0, 0)
     return numbers / totals if totals else None
-
-
-def _without(run: Run) -> float | None:
-    """Return the final accuracy on the test samples of all other clients."""
-    scores = run.client_accuracies(run.main_rule)
-    others = [(a, sum(c.test)) for a, c in zip(scores, run.clients, strict=bool(scores)) if c.only_class is None]
-    return _share((a * n, n) for a, n in others if a is not None)
-
-
-def _on_all(run: Run, rule: str) -> float | None:
-    """Return the mean accuracy of those clients on all clients' test samples; None if it was not measured."""
-    union = run.rounds[-1].union if run.rounds else None
-    values = union.clients.get(rule, []) if union else []
-    known = [a for i, a in enumerate(values) if a is not None and i in _lone(run)]
-    return statistics.fmean(known) if known else None
-
-
-def _list_figures(what: str, by_name: Mapping[str, str]) -> list[str]:
-    """Return a sentence with a figure per method, or for the only one; none without figures."""
-    known = [text if len(by_name) == 1 else f"{name} {text}" for name, text in by_name.items() if text != NOTHING]
-    return [f"{what}: {', '.join(known)}."] if known else []

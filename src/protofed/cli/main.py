@@ -61,7 +61,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted 
 LogFormat = Annotated[
     str, typer.Option(help="auto (bars in a terminal, else lines), text (lines) or json (one object per line).")
 ]
-Track = Annotated[str, typer.Option(help="Trackers, separated by commas: tensorboard, wandb, mlflow, trackio.")]
+Track = Annotated[str, typer.Option(help="Trackers, separated by commas: tensorboard, wandb, mlflow.")]
 From = Annotated[
     Path | None, typer.Option("--from", metavar="RUN", help="Start from the trained clients of a finished run.")
 ]
@@ -269,10 +269,6 @@ def list_(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these, e.g. list methods fedproto.")
     ] = None,
-    markdown: Annotated[
-        bool,
-        typer.Option("--markdown", help="For methods: print a table of their requirements and measured traffic."),
-    ] = False,
 ) -> None:
     """List the names that can be used in a recipe, with options and their defaults."""
     with pause_collection():
@@ -282,13 +278,6 @@ def list_(
         for each in KINDS:
             found = ", ".join(entry.name for entry in entries(each))
             console.print(f"[bold]{each}[/]  {escape(found)}", highlight=False, soft_wrap=True)
-        return
-    if markdown:
-        if kind != "methods":
-            raise ConfigError(f"--markdown is for methods, not for {kind}")
-        from protofed.experiments.capabilities import method_table
-
-        console.print(method_table(), markup=False, highlight=False, soft_wrap=True)
         return
     for entry in entries(kind, names or ()):
         console.print(f"[bold]{entry.name}[/]  {entry.summary}", highlight=False, soft_wrap=True)

@@ -138,8 +138,8 @@ def export(
     suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == file_format), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
     written = exporting.export(run, run.client(client), path, file_format, rule, samples or (), trust_code)
-    cards = " and ".join(map(str, written.cards))
-    typer.echo(printable(f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Cards: {cards}"))
+    told = f"Written: {written.path}, by the rule {written.rule}; {written.checked}. Card: {written.card}"
+    typer.echo(printable(told))
 
 
 @app.command()

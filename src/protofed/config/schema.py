@@ -184,11 +184,6 @@ class ExecutionOptions(Options):
     )
     workers: int = option(0, "processes of the executor workers (0 = one per core)", least=0)
     threads: int = option(0, "CPU threads of each process (0 = the cores divided among the processes)", least=0)
-    devices: int = option(
-        0,
-        "GPUs that share the clients of fused (0 = all that torch sees; on a CPU as many processes, 0 = 1)",
-        least=0,
-    )
     memory_budget: float = option(
         0.0,
         "GB that clients stepping together may use with fused (0 = 4, or 70 % of a GPU's free memory)",
@@ -197,14 +192,13 @@ class ExecutionOptions(Options):
     clients_in: Literal["auto", "memory", "disk"] = option(
         "auto", "where clients' models are stored between visits (auto: on disk above 1 GiB, and with workers)"
     )
-    memory_format: Literal["channels_last", "contiguous"] = option(
-        "channels_last", "layout of images and convolutions; channels last is faster on most CPUs and GPUs"
-    )
     weights_dir: str = option(
         "", "folder in which files of initial weights are found by their name ('' = where the models' options say)"
     )
     convolutions: Literal["auto", "torch"] = option(
-        "auto", "auto computes convolutions on small maps as matrix products where faster (channels last on a CPU)"
+        "auto",
+        "auto: images channels last, and on a CPU convolutions on small maps as matrix products where faster; "
+        "torch: both as PyTorch does by default",
     )
 
     def __post_init__(self) -> None:
@@ -212,8 +206,6 @@ class ExecutionOptions(Options):
         check_device(self.device, "execution.device")
         if self.device == "mps" and self.precision == "fp64":
             raise ConfigError("execution.precision=fp64, but mps has no such numbers: use execution.device=cpu")
-        if ":" in self.device and self.devices > 1:
-            raise ConfigError(f"execution.devices={self.devices}, but execution.device={self.device} is one GPU")
 
 
 @dataclass(frozen=True)

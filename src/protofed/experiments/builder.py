@@ -200,8 +200,7 @@ class Builder:
         layout = self.hardware.layout
         model = model.to(device=device, dtype=self.hardware.dtype).to(memory_format=layout)
         models.key_noise(model)
-        reduced = self.experiment.execution.convolutions == "auto"
-        if reduced and device.type == "cpu" and layout is torch.channels_last:
+        if device.type == "cpu" and layout is torch.channels_last:
             models.reduce_convolutions(model)
         return model
 

@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.forkserver
 import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -64,21 +63,18 @@ def build_executor(
         executor = "fused"
     elif executor == "auto":
         executor = "workers" if processes > 1 and _worth_processes(experiment, builder) else "sequential"
-    devices = min(hardware.devices, len(builder.members)) if executor == "fused" else 1
-    in_processes = executor == "workers" or devices > 1
-    store = _in_files(builder.size) if in_processes else resting_place(experiment, builder.size)
+    workers = executor == "workers"
+    store = _in_files(builder.size) if workers else resting_place(experiment, builder.size)
     roster = builder.roster(store)
     try:
         roster.compute_in_bfloat16(bfloat16_kinds(experiment, bfloat16, lambda: roster))
-        if in_processes:
-            processes = processes if executor == "workers" else devices
+        if workers:
             return Workers(
-                partial(_process_executor, experiment, hardware, executor, roster.in_bfloat16),
+                partial(_process_executor, experiment, hardware, roster.in_bfloat16),
                 builder.federated,
                 roster,
                 processes=processes,
                 threads=execution.threads or max(1, hardware.cores // processes),
-                together=executor == "fused",
                 preload=PRELOAD,
             )
         if executor == "fused":
@@ -102,24 +98,12 @@ def _in_files(size: int) -> Store:
 
 
 def _process_executor(
-    experiment: Experiment,
-    hardware: Hardware,
-    executor: str,
-    bfloat16: Collection[str],
-    federated: FederatedData,
-    store: Files,
-    number: int,
+    experiment: Experiment, hardware: Hardware, bfloat16: Collection[str], federated: FederatedData, store: Files
 ) -> Executor:
-    """Return the executor of process ``number``, for single clients or for stacks on the process's own device."""
-    if executor == "fused" and hardware.cuda:
-        index = number if hardware.device.index is None else hardware.device.index
-        hardware = replace(hardware, device=torch.device("cuda", index))
-        torch.cuda.set_device(hardware.device)
+    """Return the executor of a process, for one client at a time."""
     builder = Builder(experiment, hardware.place(federated), hardware)
     roster = builder.roster(store)
     roster.compute_in_bfloat16(bfloat16)
-    if executor == "fused":
-        return Fused(builder.trainer, roster, _budget(experiment, hardware))
     return Sequential(builder.trainer, roster)
 
 
@@ -127,7 +111,7 @@ def _budget(experiment: Experiment, hardware: Hardware) -> float:
     """Return the bytes that the stacks of a process may occupy."""
     if experiment.execution.memory_budget:
         return 1e9 * experiment.execution.memory_budget
-    return 0.7 * torch.cuda.mem_get_info(hardware.device)[0] if hardware.cuda else 4e9 / hardware.devices
+    return 0.7 * torch.cuda.mem_get_info(hardware.device)[0] if hardware.cuda else 4e9
 
 
 def _worth_processes(experiment: Experiment, builder: Builder) -> bool:

@@ -13,23 +13,17 @@ from protofed.samples import FederatedData, Samples
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 """Type of weights, features and prototypes, by precision."""
-LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Devices, precision and memory layout of a computation.
-
-    Attributes:
-        devices: Number over which the executor ``fused`` distributes clients.
-    """
+    """Device, precision and memory layout of a computation."""
 
     device: torch.device
-    devices: int
     cores: int
     # Stored as names, because torch's own objects cannot be sent reliably to another process.
     precision: str
-    memory_format: str
+    convolutions: str
 
     @classmethod
     def of(cls, execution: ExecutionOptions) -> Hardware:
@@ -41,17 +35,11 @@ class Hardware:
         if wanted == "mps" and not torch.backends.mps.is_available():
             raise ConfigError("execution.device=mps, but torch sees no GPU of Apple: use cpu or auto")
         device = torch.device(wanted if wanted != "auto" else "cuda" if visible else "cpu")
-        devices = max(1, execution.devices)
-        if device.type == "cuda":
-            seen = f"torch sees {visible} GPU{'s' if visible > 1 else ''}"
-            if execution.devices > visible:
-                raise ConfigError(f"execution.devices={execution.devices}, but {seen}")
-            if device.index is not None:
-                if device.index >= visible:
-                    raise ConfigError(f"execution.device={wanted}, but {seen}, numbered from 0")
-                torch.cuda.set_device(device)
-            devices = 1 if device.index is not None else execution.devices or visible
-        return cls(device, devices, numerics.cores(), execution.precision, execution.memory_format)
+        if device.index is not None:
+            if device.index >= visible:
+                raise ConfigError(f"execution.device={wanted}, but torch sees {visible} GPUs, numbered from 0")
+            torch.cuda.set_device(device)
+        return cls(device, numerics.cores(), execution.precision, execution.convolutions)
 
     @property
     def cuda(self) -> bool:
@@ -66,7 +54,7 @@ class Hardware:
     @property
     def layout(self) -> torch.memory_format:
         """The memory format of images and convolutions."""
-        return LAYOUTS[self.memory_format]
+        return torch.channels_last if self.convolutions == "auto" else torch.contiguous_format
 
     def place(self, federated: FederatedData) -> FederatedData:
         """Return the data with all samples on the device, and images in the layout of the models."""

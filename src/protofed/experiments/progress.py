@@ -1,4 +1,4 @@
-"""Progress of runs: bars in a terminal, lines in a file, JSON for programs, and a bar in notebooks."""
+"""Progress of runs: bars in a terminal, lines in a file, JSON for programs, and one line in notebooks."""
 
 from __future__ import annotations
 
@@ -252,42 +252,20 @@ class JsonProgress(Shown):
         self.write("finished", label, rounds=run.last_round, accuracy=accuracy, directory=str(run.directory))
 
 
-class NotebookProgress(Shown):
-    """Progress as a bar below the cell of a notebook that runs."""
+class NotebookProgress(LineProgress):
+    """The last line of progress, and all warnings, below the cell of a notebook that runs."""
 
     def __init__(self, display: Any, html: Any) -> None:
-        super().__init__()
+        super().__init__(rounds=False)
         self.display, self.html = display, html
         self.warnings: list[str] = []
         self._handle: Any = None
 
-    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
-        """Add a bar for a run."""
-        super().started(label, rounds, done, directory)
-        self._draw()
-
-    def round(self, label: str, record: RoundRecord) -> None:
-        """Advance the bar of a run."""
-        super().round(label, record)
-        if warning := self.warning(label, record):
-            self.warnings.append(warning)
-        self._draw()
-
-    def finished(self, label: str, run: Run) -> None:
-        """Fill the bar of a run."""
-        if label not in self.rounds:
-            self.started(label, run.last_round, run.last_round, run.directory)
-
-    def _draw(self) -> None:
-        lines = []
-        for label, rounds in self.rounds.items():
-            rule, accuracy = self.scores.get(label, ("", None))
-            note = f"{escape(rule)} {percent(accuracy)}, " if rule else ""
-            bar = f'<progress value="{self.done[label]}" max="{rounds}"></progress>'
-            left = duration(self.left(label))
-            lines.append(f"<div>{escape(label)} {bar} {self.done[label]}/{rounds} {note}{left} left</div>")
-        lines += [f'<div style="color:#b00020">{escape(text)}</div>' for text in self.warnings]
-        shown = self.html("".join(lines))
+    def write(self, line: str) -> None:
+        """Show a line in place of the one before it."""
+        if line.startswith("warning: "):
+            self.warnings.append(line)
+        shown = self.html("".join(f"<div>{escape(text)}</div>" for text in dict.fromkeys([*self.warnings, line])))
         if self._handle is None:
             self._handle = self.display(shown, display_id=True)
         else:

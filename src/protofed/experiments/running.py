@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from protofed.runs.rules import main_rule
 from protofed.runs.run import Run
 from protofed.runs.summary import Outcome, Summary
 
+NARROW = 128
+"""Features up to which the matrices of a closed form are too small for several threads."""
 Report = Callable[[Sequence[Path], Path], object]
 """Writes a report on the runs below some directories, like :func:`protofed.analysis.write_report`."""
 Measure = Callable[[Run], Metrics]
@@ -142,7 +144,7 @@ def run_federation(
         numerics.warn_if_unrepeatable()
         memory = PeakMemory(hardware.device)
         federation, description = begin(hardware)
-        with closing(federation.executor):
+        with closing(federation.executor), _few_threads(experiment, federation.method):
             files.check_room(federation, experiment.checkpoint.every)
             with files.claim(experiment, resume=resume), files.saving:
                 files.check_data(description)
@@ -174,6 +176,18 @@ def run_federation(
         report([files.path], result.report)
     progress.finished(label, result)
     return result
+
+
+@contextmanager
+def _few_threads(experiment: Experiment, method: Method) -> Iterator[None]:
+    """Compute closed forms of few features by one thread: others would only wait, for long on busy machines."""
+    before = torch.get_num_threads()
+    if method.declared.rounds == 1 and method.task.feature_dim <= NARROW and not experiment.execution.threads:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def summary_of(

@@ -164,34 +164,7 @@ class MLflow(Tracker):
         client.set_terminated(number)
 
 
-class Trackio(Tracker):
-    """Trackio, in its folder on this machine."""
-
-    package = "trackio"
-    install = "trackio"
-
-    def begin(self, label: str, directory: Path, config: dict[str, Any]) -> Any:
-        """Begin a run."""
-        import trackio
-
-        return trackio.init(project="protofed", name=label, config=config, embed=False)
-
-    def log(self, run: Any, round_number: int, values: Mapping[str, float]) -> None:
-        """Log the scalars of a round."""
-        run.log(dict(values), step=round_number)
-
-    def end(self, run: Any, summary: Mapping[str, float]) -> None:
-        """End a run."""
-        run.log(dict(summary))
-        run.finish()
-
-
-TRACKERS: dict[str, type[Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "mlflow": MLflow,
-    "trackio": Trackio,
-}
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def trackers(asked: Iterable[str | Progress]) -> list[Progress]:

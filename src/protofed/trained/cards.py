@@ -1,4 +1,4 @@
-"""Cards of an exported model and its data from a run's records, in Markdown with Hugging Face's metadata."""
+"""The card of an exported model from a run's records, in Markdown with Hugging Face's metadata."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protofed.runs.run import Run
 from protofed.text import few, number, percent, size
 from protofed.trained.opening import TrainedClient
 
-SUFFIX, DATA_SUFFIX = ".model-card.md", ".data-card.md"
+SUFFIX = ".model-card.md"
 LONGEST = 300
 """Characters of a text by others."""
 MOST = 100
@@ -58,21 +58,6 @@ def model_card(run: Run, trained: TrainedClient, file: str, facts: Mapping[str, 
     head = f"---\n{_metadata(run, trained, client, facts['rule'])}---\n\n"
     body = (f"\n## {title}\n\n" + "".join(f"{line}\n" for line in lines) for title, lines in parts.items())
     return f"{head}# {plain(trained.name)} by {plain(run.method)}\n{''.join(body)}"
-
-
-def data_card(run: Run, trained: TrainedClient) -> str:
-    """Return the card of the data behind an exported model: the federation's, and the client's by class."""
-    client = run.clients[run.names.index(trained.name)]
-    lines = [*_data(run), "", f"## {plain(trained.name)}, by class", ""]
-    if client.counts == "exact":
-        lines += ["| class | training samples | test samples |", "|---|---|---|"]
-        rows = zip(run.class_names, client.train, client.test, strict=True)
-        held = [f"| {plain(name)} | {number(a)} | {number(b)} |" for name, a, b in rows if a or b]
-        lines += [*held[:MOST], *([f"| {len(held) - MOST} more |  |  |"] if len(held) > MOST else [])]
-    else:
-        lines.append("Numbers by class are not disclosed.")
-    head = f"---\npretty_name: {json.dumps(printable(_source(run))[:LONGEST])}\n---\n\n"
-    return f"{head}# Data of {plain(trained.name)} by {plain(run.method)}\n\n" + "".join(f"{s}\n" for s in lines)
 
 
 def _metadata(run: Run, trained: TrainedClient, client: ClientDescription, rule: str) -> str:

@@ -76,7 +76,7 @@ class Written(NamedTuple):
     path: Path
     rule: str
     checked: str
-    cards: tuple[Path, Path]
+    card: Path
 
 
 def export(
@@ -91,7 +91,7 @@ def export(
     """Write a client's model with its preprocessing, an inference rule and the names of the classes.
 
     The file is read back and compared with the client's predictions of real samples and of random ones. A model
-    card and a card of the data are written beside it.
+    card is written beside it.
 
     Args:
         run: If its data are at hand, the real samples are the client's own test samples.
@@ -130,11 +130,10 @@ def export(
         else f"{SAMPLES} random samples alone ({name})"
     )
     checked = f"equal to predict on {told}" if read else "not checked without onnxruntime"
-    card, data = cards.model_card(run, trained, path.name, facts, checked), cards.data_card(run, trained)
+    text = cards.model_card(run, trained, path.name, facts, checked)
+    beside = path.with_name(path.name + cards.SUFFIX)
     write_bytes(path, content)
-    beside = path.with_name(path.name + cards.SUFFIX), path.with_name(path.name + cards.DATA_SUFFIX)
-    write_text(beside[0], card)
-    write_text(beside[1], data)
+    write_text(beside, text)
     return Written(path, rule, checked, beside)
 
 

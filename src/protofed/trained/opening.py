@@ -368,7 +368,6 @@ def _builder(
         threads=0,
         executor="sequential",
         precision=precision,
-        memory_format="contiguous",
         convolutions="torch",
     )
     experiment = replace(experiment, execution=execution, privacy=PrivacyOptions())

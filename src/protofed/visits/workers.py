@@ -1,9 +1,8 @@
 """Visits in parallel processes that live as long as the run.
 
-Each process takes one client at a time, the longest visits first; or, if its own executor stacks clients, its share
-of the clients of each architecture. Snapshots are in files that every process can read. A process writes new
-records, which replace the old ones only when its result has arrived, so a process that dies during a visit changes
-nothing and the visit is repeated.
+Each process takes one client at a time, the longest visits first. Snapshots are in files that every process can
+read. A process writes new records, which replace the old ones only when its result has arrived, so a process that
+dies during a visit changes nothing and the visit is repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import BaseContext
-from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +30,8 @@ from protofed.visits.contract import Evaluated, Executor, Messages, Trained
 from protofed.visits.packing import PackedData
 from protofed.visits.roster import Address, Files, Place, Roster
 
-Build = Callable[[FederatedData, Files, int], Executor]
-"""Builds the executor of a process from the data, the store and the number of the process."""
+Build = Callable[[FederatedData, Files], Executor]
+"""Builds the executor of a process from the data and the store."""
 
 RETRIES = 3
 AHEAD = 16
@@ -41,14 +39,15 @@ AHEAD = 16
 
 
 class _Task(NamedTuple):
-    """Visits for one process: ``training``, or evaluation with or without ``messages``.
+    """A visit for one process: ``training``, or evaluation with or without ``messages``.
 
-    Clients start from ``addresses``; the process may write over ``free`` places of the store. Tasks with one
+    The client starts from ``address``; the process may write over ``free`` places of the store. Tasks with one
     ``number`` are visits of the same kind to different clients.
     """
 
     number: int
-    addresses: dict[str, Address]
+    name: str
+    address: Address
     free: dict[int, list[Place]]
     messages: Messages | None
     round: int
@@ -62,7 +61,6 @@ class Workers(Executor):
         build: Picklable; builds the executor of a process.
         clients: Their store must be a :class:`Files`.
         threads: Per process.
-        together: Each process takes its share of the clients at once rather than one client at a time.
         preload: Module that imports what ``build`` needs, once for all processes.
     """
 
@@ -76,7 +74,6 @@ class Workers(Executor):
         *,
         processes: int,
         threads: int,
-        together: bool = False,
         preload: str = __name__,
     ) -> None:
         assert isinstance(clients.store, Files)
@@ -84,7 +81,6 @@ class Workers(Executor):
         self.store = clients.store
         self.processes = processes
         self.threads = threads
-        self.together = together
         self.preload = preload
         self._start = (pack(build), PackedData.of(federated), self.store.folder, threads)
         self._pool: ProcessPoolExecutor | None = None
@@ -105,8 +101,7 @@ class Workers(Executor):
 
     def description(self) -> dict[str, str | int]:
         """Return facts about the executor for reports."""
-        name = "fused" if self.together else "workers"
-        return {"executor": name, "processes": self.processes, "threads": self.threads}
+        return {"executor": "workers", "processes": self.processes, "threads": self.threads}
 
     def close(self) -> None:
         """End the processes and remove the files of the clients."""
@@ -123,31 +118,26 @@ class Workers(Executor):
         tasks = [
             _Task(
                 self._runs,
-                {name: self.store.addresses[name] for name in group},
+                name,
+                self.store.addresses[name],
                 {},
-                None if messages is None else {name: messages[name] for name in group},
+                None if messages is None else {name: messages[name]},
                 round_number,
                 training,
             )
-            for group in (self._shares(names) if self.together else [[name] for name in names])
+            for name in names
         ]
         done: dict[str, Trained | Evaluated] = {}
         order = iter(names)
         name = next(order, None)
-        for results, addresses, free in self._run_tasks(tasks):
+        for result, address, free in self._run_tasks(tasks):
             self.store.take_back(free)
-            for result in results:
-                self.store.adopt(result.client, addresses[result.client])
-                self._seconds[result.client, training] = result.seconds
-                done[result.client] = result
+            self.store.adopt(result.client, address)
+            self._seconds[result.client, training] = result.seconds
+            done[result.client] = result
             while name in done:
                 yield done.pop(name)
                 name = next(order, None)
-
-    def _shares(self, names: Sequence[str]) -> list[list[str]]:
-        """Divide clients so that every process has about the same number of each architecture."""
-        kinds = sorted(names, key=lambda name: self.clients[name].kind)
-        return [share for start in range(self.processes) if (share := kinds[start :: self.processes])]
 
     def _run_tasks(self, tasks: list[_Task]) -> Iterator[_Done]:
         """Run tasks, the longest first, and yield their results; repeat tasks of processes that died."""
@@ -158,7 +148,7 @@ class Workers(Executor):
             try:
                 while left or pending:
                     while left and len(pending) < AHEAD * self.processes:
-                        task = left[-1]._replace(free=left[-1].free or self.store.lend(left[-1].addresses))
+                        task = left[-1]._replace(free=left[-1].free or self.store.lend([left[-1].name]))
                         pending[self._submit(task)] = task
                         left.pop()
                     for future in wait(pending, return_when=FIRST_COMPLETED).done:
@@ -170,10 +160,9 @@ class Workers(Executor):
                 left += reversed(pending.values())
                 deaths += 1
                 if deaths > RETRIES:
-                    names = [name for task in reversed(left) for name in task.addresses]
                     raise ProtofedError(
-                        f"worker processes died {deaths} times in one round, last with {names[0]} or another of "
-                        f"{len(names)} clients: short of memory? Lower execution.workers, or set "
+                        f"worker processes died {deaths} times in one round, last with {left[-1].name} or another "
+                        f"of {len(left)} clients: short of memory? Lower execution.workers, or set "
                         "execution.executor=sequential"
                     ) from None
             finally:
@@ -197,20 +186,15 @@ class Workers(Executor):
             self._pool = None
 
     def _expect_duration(self, task: _Task) -> float:
-        """Return the duration of the previous visits, or their number of samples before the first time."""
-        return sum(self._seconds.get((name, task.training), self._size(name, task)) for name in task.addresses)
-
-    def _size(self, name: str, task: _Task) -> float:
-        member = self.clients[name]
-        return float(len(member.train) if task.training else len(member.test))
+        """Return the duration of the previous visit, or its number of samples before the first time."""
+        member = self.clients[task.name]
+        size = len(member.train) if task.training else len(member.test)
+        return self._seconds.get((task.name, task.training), size)
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = process_context(self.preload)
-            numbers = context.Queue()  # each process takes one number
-            for number in range(self.processes):
-                numbers.put(number)
-            self._pool = ProcessPoolExecutor(self.processes, context, begin, (*self._start, numbers))
+            self._pool = ProcessPoolExecutor(self.processes, context, begin, self._start)
         return self._pool
 
 
@@ -259,19 +243,19 @@ def stay_with_parent() -> None:
 
 # In the worker process.
 
-_Done = tuple[list[Trained | Evaluated], dict[str, Address], dict[int, list[Place]]]
+_Done = tuple[Trained | Evaluated, Address, dict[int, list[Place]]]
 _bench: tuple[Executor, Files]
 _number = 0
 
 
-def begin(build: Packed, data: PackedData, folder: Path, threads: int, numbers: Queue[int]) -> None:
-    """Initialise a worker process, which takes its number from ``numbers``."""
+def begin(build: Packed, data: PackedData, folder: Path, threads: int) -> None:
+    """Initialise a worker process."""
     global _bench
     numerics.prepare()
     stay_with_parent()
     torch.set_num_threads(threads)
     store = Files(folder, owner=False)
-    _bench = unpack(build)(data.unpack(), store, numbers.get()), store
+    _bench = unpack(build)(data.unpack(), store), store
 
 
 def _visit(task: _Task) -> _Done:
@@ -280,11 +264,11 @@ def _visit(task: _Task) -> _Done:
     if task.number != _number:
         store.part()
         _number = task.number
-    store.addresses, store.free = dict(task.addresses), task.free
-    results: list[Any] = []
+    store.addresses, store.free = {task.name: task.address}, task.free
     if task.training:
         assert task.messages is not None
-        results += executor.train(task.addresses, task.messages, task.round)
+        results: Iterable[Any] = executor.train([task.name], task.messages, task.round)
     else:
-        results += executor.evaluate(task.addresses, task.messages, task.round)
-    return results, store.addresses, store.free
+        results = executor.evaluate([task.name], task.messages, task.round)
+    (result,) = results
+    return result, store.addresses[task.name], store.free

@@ -9,7 +9,6 @@ Example:
 """
 
 from protofed.analysis.figures import (
-    alignment,
     clients,
     confusion,
     curves,
@@ -19,7 +18,6 @@ from protofed.analysis.figures import (
     plane,
     sensitivity,
     sites,
-    surface,
 )
 from protofed.analysis.figures.base import figure, figures
 from protofed.analysis.figures.clients import draw_split
@@ -27,7 +25,6 @@ from protofed.analysis.figures.options import draw_figure, figure_rows
 from protofed.analysis.figures.saving import inline_svg, save_figure
 
 __all__ = [
-    "alignment",
     "clients",
     "confusion",
     "curves",
@@ -44,5 +41,4 @@ __all__ = [
     "save_figure",
     "sensitivity",
     "sites",
-    "surface",
 ]

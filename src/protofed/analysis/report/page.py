@@ -48,13 +48,11 @@ def write_report(paths: Sequence[Path], out: Path, left_out: list[CheckpointErro
 
 
 def _along(axes: Mapping[str, Sequence[str]], runs: list[Run]) -> list[PageFigure]:
-    """Return the figure of a comparison along one or two options."""
-    options = {name for run in runs for name in flat(run.config)}
-    if not set(axes) <= options or len(axes) > 2:
+    """Return the figure of a comparison along one option."""
+    (option, *others) = axes
+    if others or not any(option in flat(run.config) for run in runs):
         return []
-    names = list(axes)
-    chosen = {"option": names[0]} if len(axes) == 1 else {"x": names[0], "y": names[1]}
-    plot = Plots().draw("sensitivity" if len(axes) == 1 else "surface", runs, **chosen)
+    plot = Plots().draw("sensitivity", runs, option=option)
     return [plot] if plot.svg else []
 
 

@@ -1,4 +1,4 @@
-"""How ProtoNorm's server spreads the prototypes."""
+"""ProtoNorm Figure 5: how its server spreads the prototypes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from protofed.analysis.figures.base import counting_axis, figure, legend_below, panels
+from protofed.analysis.figures.base import apply_theme, counting_axis, legend_below, panels
 from protofed.analysis.figures.lines import band, read_numbers
 from protofed.analysis.style import INK, method_styles
 from protofed.errors import DataError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@figure("alignment")
+@apply_theme
 def alignment(runs: list[Run]) -> Figure:
     """Prototype alignment: iterations in each round, and how distances between classes grow in the first one."""
     styles = method_styles(run.label for run in runs)
@@ -39,7 +39,7 @@ def alignment(runs: list[Run]) -> Figure:
     if firsts:
         for label, run in firsts.items():
             _spread(axes[1], run, styles[label].line(), label)
-        _bounds(axes[1], sorted({_classes(run) for run in firsts.values()} - {0, 1}))
+        _bounds(axes[1], sorted({_count_aligned(run) for run in firsts.values()} - {0, 1}))
     legend_below(fig, axes)
     return fig
 
@@ -56,7 +56,7 @@ def _triples(given: Any) -> list[list[float]]:
     return rows if sound else []
 
 
-def _classes(run: Run) -> int:
+def _count_aligned(run: Run) -> int:
     """Return the number of classes aligned in that round."""
     record = next(r for r in run.rounds if _triples(r.diagnostics.get("alignment_distances")))
     given = record.diagnostics.get("classes")
