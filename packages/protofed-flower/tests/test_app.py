@@ -86,5 +86,5 @@ def test_a_command_that_is_gone_says_what_to_do(name, monkeypatch, capsys):
     ],
 )
 def test_a_deployment_that_names_no_rule_clips(tree, rule):
-    assert resolve(server_app.guarded(tree)).robust.rule == rule
+    assert resolve(server_app.clip_by_default(tree)).robust.rule == rule
     assert resolve(tree).robust.rule == tree.get("robust", {}).get("rule", "none")

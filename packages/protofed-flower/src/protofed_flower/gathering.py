@@ -19,7 +19,7 @@ from protofed_flower.admission import Admission, admit
 from protofed_flower.identity import Bindings, KnownClients, bound, read_roster
 from protofed_flower.messages import Description, Job, RunName, ValidDescription, Values, read_sizes, sizes
 from protofed_flower.nodes import QUERY, Nodes, reason_of
-from protofed_flower.summary import client_summaries, described_federation
+from protofed_flower.summary import client_summaries, describe_federation
 
 PATIENCE = 300.0
 """Seconds to wait for a node to build its model."""
@@ -200,7 +200,7 @@ def _ask_sizes(
     """Ask nodes to build the models of clients; return the sizes, and the reasons of those that could not."""
     summary = FederationSummary.of(
         experiment,
-        described_federation(admission.clients, admission.classes, experiment.data, experiment.encoder),
+        describe_federation(admission.clients, admission.classes, experiment.data, experiment.encoder),
     )
     texts = {d.name: text for d, text in zip(admission.clients, client_summaries(experiment, summary), strict=True)}
     dims = {d.name: _dim(d, experiment) for d in admission.clients}

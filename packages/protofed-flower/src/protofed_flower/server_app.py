@@ -55,7 +55,7 @@ from protofed_flower.messages import Expected
 from protofed_flower.node import experiment_key
 from protofed_flower.protocol import over
 from protofed_flower.sources import plan_text
-from protofed_flower.summary import client_summaries, described_federation, scored
+from protofed_flower.summary import client_summaries, describe_federation, scored
 
 log = logging.getLogger("protofed")
 
@@ -152,7 +152,7 @@ def _federation(
         names, everyone = {d.name for d in party.clients}, hardware.place(load_data(local))
         federated = replace(everyone, clients=tuple(c for c in everyone.clients if c.name in names))
     else:
-        federated = described_federation(party.clients, party.classes, local.data, local.encoder)
+        federated = describe_federation(party.clients, party.classes, local.data, local.encoder)
     sizes = {} if simulated else party.sizes
     private = [number for number, d in enumerate(party.clients) if d.name in sizes]
     summary = FederationSummary.of(local, federated).without(local, private)
@@ -280,7 +280,7 @@ def _interrupted_first() -> Iterator[None]:
             signal.signal(signal.SIGINT, flower)
 
 
-def guarded(tree: dict[str, Any]) -> dict[str, Any]:
+def clip_by_default(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe as a deployment runs it: with ``robust.rule = "clip"``, where it chooses none.
 
     Secure aggregation hides the single uploads that a rule would compare.
@@ -307,7 +307,7 @@ def main(grid: Grid, context: Context) -> None:
         # Flower's own simulation; its module moves between releases.
         simulated = type(grid).__name__ == "InMemoryGrid"
         tree = apply_overrides(load_recipe(str(config.get("recipe", "quickstart"))), overrides)
-        experiment = resolve(tree if simulated else guarded(tree))
+        experiment = resolve(tree if simulated else clip_by_default(tree))
         resume = str(config.get("resume", ""))
         out = resume or str(config.get("out", ""))
         directory = directory_for(out or None, experiment, resume=bool(resume))
