@@ -18,9 +18,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 50_058,
-    "all sources": 69_691,
-    "tests": 51_724,
+    "src": 50_066,
+    "all sources": 69_699,
+    "tests": 51_723,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_281,

@@ -71,9 +71,14 @@ class MethodResult:
         return f"{size(self.sent)} in {rounds} round{'s' if rounds > 1 else ''}"
 
     @property
+    def open_rule(self) -> str:
+        """Its rule on all classes."""
+        return self.runs[0].federation.open_rule or self.rule
+
+    @property
     def unseen(self) -> float | None:
         """Accuracy in percent on classes that a client has no samples of, by its rule on all classes; or None."""
-        rule = self.runs[0].federation.open_rule or self.rule
+        rule = self.open_rule
         found = [run.outcome.accuracy[rule].unseen for run in self.runs if rule in run.outcome.accuracy]
         known = [beyond.final for beyond in found if beyond and beyond.final is not None]
         return 100 * statistics.fmean(known) if known else None
@@ -329,7 +334,8 @@ def _unseen(best: MethodResult, control: MethodResult) -> list[str]:
     if best.unseen is None or control.unseen is None:
         return []
     without = f"{control.unseen:.1f} % without exchanging"
-    return [f"Of samples of classes that a site lacks, {best.unseen:.1f} % are right, {without}."]
+    by = "" if best.open_rule == best.rule else f" (by {best.open_rule})"
+    return [f"Of samples of classes that a site lacks, {best.unseen:.1f} % are right{by}, {without}."]
 
 
 def _names(names: Sequence[str]) -> str:

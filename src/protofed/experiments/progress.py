@@ -23,9 +23,11 @@ from protofed.runs.records import RoundRecord
 from protofed.runs.rules import main_rule
 from protofed.runs.run import Run, read_rule
 from protofed.runs.trouble import trouble
-from protofed.text import duration, percent, size
+from protofed.text import duration, few, percent, size
 
 FORMATS = ("auto", "text", "json")
+NAMED = 4
+"""Most results that one line names, the latest first."""
 
 
 class Shown(Progress):
@@ -70,9 +72,9 @@ class Shown(Progress):
         share = (self.ended + parts) / self.all
         left = (time.monotonic() - self._begun) * (1 / share - 1) if share else None
         line = f"{self.ended} of {self.all}" + (f", {self.jobs} at a time" if self.jobs > 1 else "")
-        line += f", about {duration(left)} left" if left else ""
+        line += f", about {duration(left) if left > 60 else f'{left:.0f} s'} left" if left else ""
         line += f"; now {', '.join(self.done)}" if self.done else ""
-        return line + (f"; found: {', '.join(self.found)}" if self.found else "")
+        return line + (f"; found: {few(self.found[::-1], NAMED)}" if self.found else "")
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Note the start of a run."""
