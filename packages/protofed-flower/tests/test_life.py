@@ -261,7 +261,7 @@ def test_the_models_are_used_where_they_are(finished, root, monkeypatch, capsys,
     assert load_run(mine).measured.clients["ann"] == local.metrics().clients["ann"]
     status, printed = command("report", mine, "--out", tmp_path / "report.html")
     assert status == 0, printed
-    assert "only the server can repeat that" in (tmp_path / "report.html").read_text()
+    assert "only the server can repeat the run" in (tmp_path / "report.html").read_text()
 
 
 def test_a_node_tells_of_itself_only(finished):
