@@ -19,21 +19,21 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 47_376,
-    "all sources": 69_532,
-    "tests": 51_308,
+    "src": 47_018,
+    "all sources": 66_915,
+    "tests": 48_701,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 4_176,
+    "behind the round loop": 4_124,
     "modules behind the round loop": 31,
-    "rounds/loop.py": 198,
+    "rounds/loop.py": 196,
     "methods/contract.py": 301,
-    "methods/fedproto.py": 172,
+    "methods/fedproto.py": 171,
     "methods/gfpl.py": 250,
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 34_004,
+    "words of docs by hand": 33_333,
 }
 """Most of each: lines, unless the name says otherwise."""
 
