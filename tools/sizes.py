@@ -19,8 +19,8 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 47_018,
-    "all sources": 66_775,
+    "src": 47_001,
+    "all sources": 66_758,
     "tests": 48_701,
     "recipes": 14,
     "variants": 5,
