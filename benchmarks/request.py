@@ -35,7 +35,6 @@ class Request:
         target: Accuracy of ``until``, a fraction of all test samples.
         limit: Number of rounds after which ``until`` gives up.
         seeds: Seeds of ``until``.
-        loads: Numbers of competing processes of ``busy``.
     """
 
     rounds: int = 3
@@ -49,14 +48,13 @@ class Request:
     target: float = 0.93
     limit: int = 60
     seeds: Sequence[int] = (0, 1, 2)
-    loads: Sequence[int] = (1, 2)
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("processes", 0), ("per_client", 2), ("limit", 1)):
             if getattr(self, name) < least:
                 option = name.replace("_", "-")
                 raise ConfigError(f"--{option} must be at least {least}, not {getattr(self, name)}")
-        for name in ("threads", "clients", "loads"):
+        for name in ("threads", "clients"):
             if any(value < 1 for value in getattr(self, name)):
                 raise ConfigError(
                     f"--{name} must be positive numbers, not {','.join(map(str, getattr(self, name)))}"
@@ -70,17 +68,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a benchmark.
+    """The result of a benchmark."""
 
-    Attributes:
-        table: Table for printing.
-        figures: Plain values for ``--json``, in seconds unless the name says otherwise.
-        draw: Draws them for ``--figure``; None if the benchmark has no picture.
-    """
-
-    table: Table
-    figures: list[dict[str, Any]]
-    draw: Callable[[], Figure] | None = None
+    table: Table  #: Table for printing
+    figures: list[dict[str, Any]]  #: Plain values for ``--json``, in seconds unless the name says otherwise
+    draw: Callable[[], Figure] | None = None  #: Draws them for ``--figure``; None if the benchmark has no picture
 
 
 def new_table(title: str, caption: str) -> Table:

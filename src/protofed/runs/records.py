@@ -137,8 +137,6 @@ class RoundRecord:
         bytes: Encoded size of all messages, ``up`` and ``down``.
         parameters: Numbers sent as the papers count them, ``up`` and ``down``.
         seconds: Of each of :data:`SECONDS`.
-        answers: The round for which each client was asked whose answer came in this one; None, when read, if these
-            are the participants of the round.
     """
 
     round: int  #: from 1
@@ -157,7 +155,6 @@ class RoundRecord:
     )
     refused: list[Refusal] = field(default_factory=list)  #: uploads that broke their schema
     missing: list[Absence] = field(default_factory=list)
-    answers: dict[str, int] | None = field(default=None, compare=False)
     attempts: int = 1  #: number of beginnings, more than one if too few clients had answered
     robust: Findings = field(default_factory=Findings)  #: changes and omissions of the robust stage
     attack: Attack | None = None
@@ -231,8 +228,6 @@ class RoundRecord:
             record["not_finite"] = self.not_finite
         record |= {n: getattr(self, n) for n in ("losses", "bytes", "parameters", "seconds")}
         record |= {n: [vars(entry) for entry in getattr(self, n)] for n in ("refused", "missing")}
-        if self.answers is not None and self.answers != dict.fromkeys(self.participants, self.round):
-            record["answers"] = self.answers
         record |= {"attempts": self.attempts, "diagnostics": self.diagnostics}
         result: dict[str, Any] = _finite(record)
         return result
@@ -266,7 +261,6 @@ class _Record(Struct):
     newcomers: _Scored | None = None
     not_finite: dict[str, list[str]] = {}
     missing: list[Absence] = []
-    answers: dict[str, Ordinal] | None = None
     attempts: Ordinal = 1
     robust: WrittenFindings = WrittenFindings()
     attack: Attack | None = None
