@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 47_376,
-    "all sources": 69_532,
-    "tests": 51_308,
+    "src": 47_190,
+    "all sources": 69_346,
+    "tests": 51_208,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 4_176,
@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 34_004,
+    "words of docs by hand": 33_937,
 }
 """Most of each: lines, unless the name says otherwise."""
 

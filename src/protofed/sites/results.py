@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from protofed.sites.recipe import Notice
 from protofed.text import size
-from protofed.trained.curves import FAR, Curves
-from protofed.trained.folds import SHARES
 from protofed.trained.paired import Interval, Sampled, two_level
 
 Hits = Mapping[str, Sequence[NDArray[np.float64]]]
@@ -126,8 +124,6 @@ class SiteAnswer:
         alone: Accuracy in percent with its own samples.
         gain: Points that it gains together.
         unseen: Accuracy in percent on samples of the classes that it lacks; NaN without any.
-        times: Multiple of its samples with which it would be as accurate alone, by its learning curve; infinite if
-            more than :data:`~protofed.trained.curves.FAR`, NaN where no gain is seen or the curve does not tell.
     """
 
     name: str
@@ -139,20 +135,13 @@ class SiteAnswer:
     together: Interval
     gain: Interval
     unseen: float
-    curves: Curves | None = None
-    times: float = float("nan")
 
     @property
     def advice(self) -> str:
         """A recommendation in one sentence."""
         few = ", ".join(self.lacks[:NAMED]) + (", …" if len(self.lacks) > NAMED else "")
         if self.gain.sign > 0:
-            worth = (
-                ""
-                if np.isnan(self.times)
-                else f", for which you would need {format_times(self.times)} samples alone"
-            )
-            return f"Join: {self.gain.mean:+.1f} points on your own classes{worth}."
+            return f"Join: {self.gain.mean:+.1f} points on your own classes."
         if self.gain.sign < 0:
             loss = f"joining costs {-self.gain.mean:.1f} points on your own classes"
             return f"Stay alone, unless you expect other classes: {loss}."
@@ -177,7 +166,6 @@ class TryResult:
         positive: Number and name of the class whose recall is shown.
         seeds: Of trained networks.
         sent: Bytes of class means and second moment that a site sends, mean over sites.
-        curves: Mean over the judged samples of all sites.
     """
 
     sites: tuple[SiteAnswer, ...]
@@ -191,9 +179,6 @@ class TryResult:
     sent: float
     revealed: str
     directory: Path
-    curves: Curves | None = None
-    times: float = float("nan")
-    missed: float = float("nan")
     notices: Sequence[Notice] = field(default=())
 
     @property
@@ -262,17 +247,6 @@ class TryResult:
             f"{told}: one draw of weights, which is not in these intervals." if len(self.seeds) < 2 else f"{told}."
         ]
 
-    @property
-    def prediction(self) -> str:
-        """The learning curve of all sites in one sentence; "" if there is none or no gain is seen."""
-        if np.isnan(self.times):
-            return ""
-        return (
-            f"To be as accurate alone, sites would need {format_times(self.times)} samples, by a power law that "
-            f"misses the accuracy with all samples by {100 * self.missed:+.1f} points if it is fitted to half of "
-            "them."
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; accuracies are in percent, and None where they are not known."""
         rows = [
@@ -291,8 +265,6 @@ class TryResult:
             "unseen": self.unseen,
             "sent": self.sent,
             "revealed": self.revealed,
-            "shares": SHARES,
-            "curves": self.curves,
             "sites": [{**asdict(site), "advice": site.advice} for site in self.sites],
             "arms": rows,
         }
@@ -304,15 +276,8 @@ def _mean(arm: Arm) -> str:
     return f"{arm.accuracy().mean:.1f} %"
 
 
-def format_times(value: float) -> str:
-    """Return a multiple of samples in words."""
-    return f"more than {FAR:.0f} times as many" if np.isinf(value) else f"perhaps {value:.2g} times as many"
-
-
 def _replace_nan(value: Any) -> Any:
     """Return a value with None in place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, Curves):
-        return _replace_nan(value._asdict())
     if isinstance(value, dict):
         return {name: _replace_nan(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -28,10 +28,9 @@ from protofed.samples import FederatedData
 from protofed.sites.looking import Survey, inspect_folder
 from protofed.sites.page import write_page
 from protofed.sites.recipe import Notice
-from protofed.sites.results import FEW, Arm, Evidence, Hits, SiteAnswer, TryResult, difference
+from protofed.sites.results import Arm, Evidence, Hits, SiteAnswer, TryResult, difference
 from protofed.storage.files import write_json, write_text
-from protofed.trained.curves import Curves, curves, extrapolation_error, solve_multiple
-from protofed.trained.folds import FOLDS, MANY, SHARES, Judged, SiteSamples, divide_all, judge, judge_anywhere
+from protofed.trained.folds import FOLDS, Judged, SiteSamples, divide_all, judge, judge_anywhere
 from protofed.trained.metrics import Answers, answers
 from protofed.trained.paired import same_tests
 from protofed.untrusted.reading import parse_toml
@@ -162,10 +161,6 @@ def run_trial(
     kept = [site.name for site in trial.sites]
     rivals = list(_rivals(numbers[0], len(data.class_names)))
     tasks = [_Task(rival.name, partial(rival.judged, numbers)) for rival in rivals]
-    if len(sites) <= MANY:
-        places = [place for place, site in enumerate(sites) if site.name in kept]
-        options = experiment.method_options
-        tasks.append(_Task("curves", partial(curves, sites, data.num_classes, options, judged, places)))
     first, runs = len(tasks), list(seeds) or [plain.seed]
     if names:
         plan = Plan.of(apply_overrides(tree, {"compare.methods": names, "compare.seeds": runs}))
@@ -179,8 +174,6 @@ def run_trial(
         progress.advanced()
     for place, rival in enumerate(rivals):
         trial = _with(trial, rival, outcomes[place])
-    if len(sites) <= MANY:
-        trial = _extrapolated(trial, outcomes[len(rivals)])
     if names:
         bases = [_on_split(experiment, seed) for seed in runs]
         trained = [(tasks[place].label, outcomes[place]) for place in range(first, len(tasks))]
@@ -348,19 +341,6 @@ class _Task(NamedTuple):
     def run(self, progress: Progress | None = None, deadline: float | None = None) -> Any:
         """Compute it."""
         return self.compute()
-
-
-def _extrapolated(trial: TryResult, lines: Sequence[Curves]) -> TryResult:
-    """Return an answer with learning curves, and with what a gain is worth in samples where they tell."""
-    *each, whole = lines
-    answered = []
-    for site, line in zip(trial.sites, each, strict=True):
-        told = site.gain.sign > 0 and site.judged >= FEW
-        answered.append(replace(site, curves=line, times=solve_multiple(line) if told else site.times))
-    gained = solve_multiple(whole) if trial.gain().sign > 0 else trial.times
-    return replace(
-        trial, sites=tuple(answered), curves=whole, times=gained, missed=extrapolation_error(SHARES, whole.alone)
-    )
 
 
 class _Rival(NamedTuple):
