@@ -53,27 +53,20 @@ class Architecture:
 
 @dataclass(frozen=True)
 class FederationSummary:
-    """Facts about the federation that each client needs to begin.
-
-    Attributes:
-        feature_dim: ``d`` of all clients; of the first one if they differ.
-        class_size: Mean training samples per class, over classes that have any.
-        template: Its initial weights open the first round; None for the first client's.
-        bfloat16: Kinds of models computed in bfloat16, in a simulation over a network.
-        place: Of the one client to whom this is told, without architectures; see :func:`architecture_of`.
-    """
+    """Facts about the federation that each client needs to begin."""
 
     classes: ClassNames
     architectures: tuple[Architecture, ...]
-    feature_dim: Side
-    class_size: ClassSize
+    feature_dim: Side  # `d` of all clients; of the first one if they differ
+    class_size: ClassSize  # mean training samples per class, over classes that have any
     clients: ClientCount
-    template: Architecture | None = None
+    template: Architecture | None = None  # its initial weights open the first round; None for the first client's
+    # kinds of models computed in bfloat16, in a simulation over a network
     bfloat16: Annotated[tuple[str, ...], Meta(max_length=MOST_KINDS)] = ()
     input_shape: Shape = ()
     table: Table | None = None
     encoding: Encoding | None = None
-    place: ClientCount = 0
+    place: ClientCount = 0  # of the one client to whom this is told, without architectures; see architecture_of
 
     @classmethod
     def of(cls, experiment: Experiment, federated: FederatedData) -> FederationSummary:

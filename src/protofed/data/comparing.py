@@ -47,20 +47,14 @@ class Site:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A probable fault in the data of one site.
-
-    Attributes:
-        column: "" for the label, or for the table as a whole.
-        advice: Remedy in words, unless ``renames`` says it or the column is an identifier.
-        renames: Proposed names in place of those that the site has.
-    """
+    """A probable fault in the data of one site."""
 
     site: str
-    column: str
+    column: str  # "" for the label, or for the table as a whole
     values: Names
     problem: str
-    advice: str = ""
-    renames: Mapping[str, str] = field(default_factory=dict)
+    advice: str = ""  # remedy in words, unless `renames` says it or the column is an identifier
+    renames: Mapping[str, str] = field(default_factory=dict)  # proposed names in place of those that the site has
     identifier: bool = False
 
 

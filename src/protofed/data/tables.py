@@ -85,36 +85,26 @@ def another_unit(own: tuple[float, float, float], others: tuple[float, float, fl
 
 
 class Moments(NamedTuple):
-    """Sums over the values of one column at one site; no single value.
-
-    Attributes:
-        squares: Sum of squared deviations from the mean.
-    """
+    """Sums over the values of one column at one site; no single value."""
 
     number: int = 0
     mean: float = 0.0
-    squares: float = 0.0
+    squares: float = 0.0  # sum of squared deviations from the mean
     missing: bool = False
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for the others.
-
-    Attributes:
-        fill: In place of a missing number; a missing category is none of the categories.
-        indicator: Another input is 1 where the value is missing, and 0 elsewhere.
-        bounded: Clamp the input to [-1, 1]: mean and scale are those of a declared range.
-    """
+    """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for the others."""
 
     name: ClassName
     kind: Kind = "number"
     mean: _Moderate = 0.0
     scale: Annotated[float, within(above=0, most=limits.LARGEST)] = 1.0
-    fill: _Moderate = 0.0
+    fill: _Moderate = 0.0  # in place of a missing number; a missing category is none of the categories
     categories: tuple[ClassName, ...] = ()
-    indicator: bool = False
-    bounded: bool = False
+    indicator: bool = False  # another input is 1 where the value is missing, and 0 elsewhere
+    bounded: bool = False  # clamp the input to [-1, 1]: mean and scale are those of a declared range
 
     def __post_init__(self) -> None:
         _check_categories(self)
@@ -370,17 +360,13 @@ def category(value: object) -> str:
 
 @dataclass(frozen=True)
 class SiteColumn:
-    """A network site's statement about one of its columns: names and sums, never a value of a sample.
-
-    Attributes:
-        missing: Training samples lack values, if that adds an input.
-        number: Values, if sums are asked for; see :class:`Moments`.
-    """
+    """A network site's statement about one of its columns: names and sums, never a value of a sample."""
 
     name: ClassName
     kind: Kind
     categories: tuple[ClassName, ...] = ()
-    missing: bool = False
+    missing: bool = False  # training samples lack values, if that adds an input
+    # values, if sums are asked for; see Moments
     number: Annotated[int, within(least=0, most=limits.CLAIMED_SAMPLES * limits.INPUT_SIDE)] = 0
     mean: _Moderate = 0.0
     squares: Annotated[float, within(least=0, most=limits.LARGEST**3)] = 0.0

@@ -32,22 +32,14 @@ FEWEST = 30
 
 @dataclass(frozen=True)
 class Survey:
-    """What a folder holds and what should be done about it.
-
-    Attributes:
-        kind: ``table``, ``vector``, ``series`` or ``image``.
-        sites: Name and number of samples of each site.
-        notices: What was found, in the order in which to read it.
-        source: Options by which the data are found, by dotted name.
-        overrides: Options that somebody has set, by dotted name.
-    """
+    """What a folder holds and what should be done about it."""
 
     folder: DataFolder
-    kind: str
-    sites: Mapping[str, int]
-    notices: Sequence[Notice]
-    source: Mapping[str, Any]
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    kind: str  # `table`, `vector`, `series` or `image`
+    sites: Mapping[str, int]  # name and number of samples of each site
+    notices: Sequence[Notice]  # what was found, in the order in which to read it
+    source: Mapping[str, Any]  # options by which the data are found, by dotted name
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # options that somebody has set, by dotted name
 
     def recipe(self, taken: Sequence[Notice]) -> str:
         """Return a recipe, as TOML, that carries out the proposals of some of the notices.

@@ -22,24 +22,16 @@ SHOWN = 300
 
 @dataclass(frozen=True)
 class Notice:
-    """Something about the data that a person should know before a run.
+    """Something about the data that a person should know before a run."""
 
-    Attributes:
-        site: Name of the site, or of the file; "" for all sites.
-        column: Name of the column; "" for the whole table, or where there is none.
-        proposal: What to do about it; "" if it is only worth knowing.
-        options: Values by dotted name that carry out the proposal. Lists and tables add to those of other notices.
-        open: Whether no option can mend it: a person has to.
-        asks: Whether a person should look at it first.
-    """
-
-    site: str
-    column: str
+    site: str  # name of the site, or of the file; "" for all sites
+    column: str  # name of the column; "" for the whole table, or where there is none
     found: str
-    proposal: str = ""
+    proposal: str = ""  # what to do about it; "" if it is only worth knowing
+    # values by dotted name that carry out the proposal. Lists and tables add to those of other notices
     options: Mapping[str, Any] = field(default_factory=dict)
-    open: bool = False
-    asks: bool = False
+    open: bool = False  # whether no option can mend it: a person has to
+    asks: bool = False  # whether a person should look at it first
 
     def __post_init__(self) -> None:
         """Take out of texts of files what would break a line of a terminal or a recipe."""

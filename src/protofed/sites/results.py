@@ -23,15 +23,10 @@ UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
 
 class Evidence(NamedTuple):
-    """The samples by which a way of learning is judged.
+    """The samples by which a way of learning is judged."""
 
-    Attributes:
-        folds: Number of folds of each site that are left out in turn; 0 for one split of each seed.
-        same: All seeds have the same test samples.
-    """
-
-    folds: int = 0
-    same: bool = False
+    folds: int = 0  # number of folds of each site that are left out in turn; 0 for one split of each seed
+    same: bool = False  # all seeds have the same test samples
 
     def values(self, held: Mapping[str, Sequence[NDArray[Any]]], site: str = "") -> list[NDArray[Any]]:
         """Return the values of a site, or of all, for each seed; of draws of folds, the mean for each sample."""
@@ -58,24 +53,16 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of learning.
-
-    Attributes:
-        together: Whether it learns from the samples of all sites.
-        federated: Whether nothing but messages leaves a site; otherwise its samples would.
-        classes: Of the samples of ``hits``.
-        base: Right answers of the closed form together for the same samples.
-        trained: Whether it is a network, judged by the split of each seed.
-    """
+    """One way of learning."""
 
     name: str
-    together: bool
-    federated: bool
+    together: bool  # whether it learns from the samples of all sites
+    federated: bool  # whether nothing but messages leaves a site; otherwise its samples would
     hits: Hits
-    classes: Mapping[str, Sequence[NDArray[np.int64]]]
-    base: Hits
+    classes: Mapping[str, Sequence[NDArray[np.int64]]]  # of the samples of `hits`
+    base: Hits  # right answers of the closed form together for the same samples
     evidence: Evidence
-    trained: bool = False
+    trained: bool = False  # whether it is a network, judged by the split of each seed
 
     @property
     def title(self) -> str:

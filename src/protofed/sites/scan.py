@@ -36,15 +36,10 @@ NESTED = (
 
 @dataclass(frozen=True)
 class ColumnScan:
-    """A column of one site as texts.
+    """A column of one site as texts."""
 
-    Attributes:
-        texts: ``n`` values, None where there is none.
-        rows: Row of each value, for messages.
-    """
-
-    texts: Sequence[str | None]
-    rows: Sequence[int]
+    texts: Sequence[str | None]  # `n` values, None where there is none
+    rows: Sequence[int]  # row of each value, for messages
 
     @cached_property
     def present(self) -> list[str]:
@@ -97,16 +92,12 @@ class ColumnScan:
 
 @dataclass(frozen=True)
 class SiteTable:
-    """The table of one site, with all its splits.
-
-    Attributes:
-        tested: Rows of a split for testing; None if none is set aside.
-    """
+    """The table of one site, with all its splits."""
 
     site: str
     file: Path
     columns: Mapping[str, ColumnScan]
-    tested: int | None = None
+    tested: int | None = None  # rows of a split for testing; None if none is set aside
 
     @property
     def rows(self) -> int:
@@ -116,15 +107,11 @@ class SiteTable:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """What a folder holds.
-
-    Attributes:
-        kind: ``tables``; ``images`` or ``arrays`` in files of their own; ``samples`` in columns of one data set.
-        sites: Path of each site, a file or folder; one, ``ONE_TABLE``, where the sites are in a column.
-    """
+    """What a folder holds."""
 
     path: Path
-    kind: str
+    kind: str  # `tables`; `images` or `arrays` in files of their own; `samples` in columns of one data set
+    # path of each site, a file or folder; one, `ONE_TABLE`, where the sites are in a column
     sites: Mapping[str, Path]
     options: Mapping[str, Any]
     unread: tuple[str, ...] = ()

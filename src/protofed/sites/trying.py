@@ -251,17 +251,11 @@ Fit = Callable[[NDArray[np.float64], NDArray[np.int64]], Any]
 
 
 class _Checked(NamedTuple):
-    """What is known of the sites before anything is computed.
+    """What is known of the sites before anything is computed."""
 
-    Attributes:
-        kept: Places of those that can be judged.
-        counts: ``(M, K)`` samples of which others learn.
-        positive: Class whose recall is shown.
-    """
-
-    kept: list[int]
-    counts: NDArray[np.int64]
-    positive: int
+    kept: list[int]  # places of those that can be judged
+    counts: NDArray[np.int64]  # `(M, K)` samples of which others learn
+    positive: int  # class whose recall is shown
 
 
 def _checked(data: FederatedData, sites: Sequence[SiteSamples], positive: str) -> _Checked:

@@ -26,14 +26,11 @@ KEY = "protofed.snapshot"
 
 
 class Snapshot(NamedTuple):
-    """Everything about a client that persists between visits.
-
-    Attributes:
-        received: Result of the method's ``receive`` for the last broadcast; empty before the first one.
-    """
+    """Everything about a client that persists between visits."""
 
     model: dict[str, Tensor]
     state: dict[str, Tensor]
+    # result of the method's `receive` for the last broadcast; empty before the first one
     received: dict[str, Tensor]
 
 

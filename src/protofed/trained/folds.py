@@ -34,22 +34,14 @@ Hits = NDArray[np.float64]
 
 
 class SiteSamples(NamedTuple):
-    """The samples of a site.
-
-    Attributes:
-        x: ``(n, …)``.
-        y: ``(n,)`` int64.
-        folds: ``(draws, n)`` int64 in which fold a sample is judged; -1 for those that never are.
-        shared: ``(n,)`` bool, those of which the others learn.
-        views: Number of equally long features side by side.
-    """
+    """The samples of a site."""
 
     name: str
-    x: Tensor
-    y: Tensor
-    folds: Tensor
-    shared: Tensor
-    views: int = 1
+    x: Tensor  # `(n, …)`
+    y: Tensor  # `(n,)` int64
+    folds: Tensor  # `(draws, n)` int64 in which fold a sample is judged; -1 for those that never are
+    shared: Tensor  # `(n,)` bool, those of which the others learn
+    views: int = 1  # number of equally long features side by side
 
     @property
     def judged(self) -> Tensor:
@@ -101,15 +93,10 @@ def divide_all(data: FederatedData, seed: int, *, given: bool) -> list[SiteSampl
 
 
 class Judged(NamedTuple):
-    """The right answers of closed forms, by site.
+    """The right answers of closed forms, by site."""
 
-    Attributes:
-        alone: Of the site's own samples.
-        together: Of its mixture.
-    """
-
-    alone: list[Hits]
-    together: list[Hits]
+    alone: list[Hits]  # of the site's own samples
+    together: list[Hits]  # of its mixture
 
 
 def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions) -> Judged:
