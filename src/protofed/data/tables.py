@@ -95,7 +95,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for the others."""
+    """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for others."""
 
     name: ClassName
     kind: Kind = "number"
