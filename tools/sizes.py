@@ -19,8 +19,8 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 47_073,
-    "all sources": 69_229,
+    "src": 46_926,
+    "all sources": 69_082,
     "tests": 51_046,
     "recipes": 14,
     "variants": 5,

@@ -23,10 +23,8 @@ from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side, wit
 
 ClientCount = Annotated[int, within(least=0, most=limits.CLIENTS)]
 ClassSize = Annotated[float, within(above=-1, most=float(limits.CLIENTS) * limits.CLAIMED_SAMPLES)]
-MOST_OPTIONS = 64
-"""Maximum number of options of an architecture."""
-MOST_KINDS = 1024
-"""Maximum number of kinds of models that a simulation computes in bfloat16."""
+MOST_OPTIONS = 64  # maximum number of options of an architecture
+MOST_KINDS = 1024  # maximum number of kinds of models that a simulation computes in bfloat16
 
 
 @dataclass(frozen=True)

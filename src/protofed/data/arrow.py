@@ -324,5 +324,4 @@ def _has(names: list[str], name: str, role: str, where: str) -> None:
         raise DataError(f"{where}: {unknown_name(f'{role} column', name, names[:_SHOWN])}")
 
 
-_SHOWN = 40
-"""Maximum number of names listed in an error message."""
+_SHOWN = 40  # maximum number of names listed in an error message

@@ -24,8 +24,7 @@ from protofed.untrusted import claims, limits
 T = TypeVar("T", bound=Hashable)
 Names = tuple[str, ...]
 
-_SHOWN = 5
-"""Findings, or values of one finding, that a message shows."""
+_SHOWN = 5  # findings, or values of one finding, that a message shows
 _SEPARATOR = r"""[\s_'"()\[\]:;/\\]+"""
 _HYPHEN = r"[-\u2010-\u2015]"
 _EMPTY = re.compile(

@@ -26,8 +26,7 @@ from protofed.untrusted.decoding import Settings, decode
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import read_toml, reason
 
-FORMS = (".parquet", *SUFFIXES, ".npz")
-"""Suffixes of files that hold the samples of a site."""
+FORMS = (".parquet", *SUFFIXES, ".npz")  # suffixes of files that hold the samples of a site
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,8 @@ from protofed.options import Options, option
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.text import few
 
-_IMAGES = ("rotation", "blur", "invert")
-"""Options for images alone."""
-_SHOWN = 8
-"""Domains that a note names."""
+_IMAGES = ("rotation", "blur", "invert")  # options for images alone
+_SHOWN = 8  # domains that a note names
 
 
 @dataclass(frozen=True)

@@ -27,22 +27,18 @@ from protofed.untrusted.decoding import ClassName, decode, within
 Standardise = Literal["none", "site", "federated", "chosen"]
 Missing = Literal["refuse", "mean", "indicator"]
 Kind = Literal["number", "category", "text", "token", "identifier", "unknown"]
-TEXTS: tuple[Kind, ...] = ("text", "token")
-"""Kinds of the numbers of a text."""
+TEXTS: tuple[Kind, ...] = ("text", "token")  # kinds of the numbers of a text
 Ranges = Mapping[str, tuple[float, float]]
 """Least and largest value of columns of numbers by name; ``*`` for all others."""
 
 _Moderate = Annotated[float, within(least=-2 * limits.LARGEST, most=limits.LARGEST)]
-_CONSTANT = 1e-12
-"""Relative standard deviation up to which a column counts as constant (rounding errors)."""
-_SHOWN = 8
-"""Columns that a note names."""
+_CONSTANT = 1e-12  # relative standard deviation up to which a column counts as constant (rounding errors)
+_SHOWN = 8  # columns that a note names
 _DECIMAL = re.compile(r"[+-]?\d{1,99}(\.\d{0,99})?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
-SPREADSHEETS = (".csv", ".tsv", ".xlsx")
-"""Suffixes of files whose rows people count as a spreadsheet does."""
+SPREADSHEETS = (".csv", ".tsv", ".xlsx")  # suffixes of files whose rows people count as a spreadsheet does
 
 
 def number_row(where: str, row: int) -> int:
@@ -72,10 +68,8 @@ class RawColumn:
 
 UNIT = 4.0
 """Ratio of two medians from which units seem to differ, if the middle halves of the numbers do not overlap."""
-HALF = 0.6745
-"""Half the width of the middle half of a Gaussian, in standard deviations."""
-_FEW, _FAR = 8, 2.5
-"""Of fewer numbers than the first, it takes so many standard deviations."""
+HALF = 0.6745  # half the width of the middle half of a Gaussian, in standard deviations
+_FEW, _FAR = 8, 2.5  # of fewer numbers than the first, it takes so many standard deviations
 
 
 def another_unit(own: tuple[float, float, float], others: tuple[float, float, float]) -> bool:

@@ -21,13 +21,10 @@ from protofed.untrusted.reading import parse_toml
 
 NATURAL: dict[str, Any] = {"partition.name": "natural", "partition.names": True, "data.clients": 0}
 """Options by which a column names the sites."""
-ENCODING = "cp1252"
-"""Encoding of CSV files of western spreadsheets."""
+ENCODING = "cp1252"  # encoding of CSV files of western spreadsheets
 TEXTS = (".csv", ".tsv")
-SITES = 6
-"""Sites among which samples are divided at random."""
-FEWEST = 30
-"""Samples of each of them on average, unless there are two."""
+SITES = 6  # sites among which samples are divided at random
+FEWEST = 30  # samples of each of them on average, unless there are two
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from protofed.storage.files import write_text
 from protofed.untrusted import claims
 from protofed.untrusted.reading import parse_toml
 
-SHOWN = 300
-"""Most characters of a text."""
+SHOWN = 300  # most characters of a text
 
 
 @dataclass(frozen=True)

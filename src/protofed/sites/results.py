@@ -16,8 +16,7 @@ from protofed.trained.paired import Interval, Sampled, two_level
 
 Hits = Mapping[str, Sequence[NDArray[np.float64]]]
 """Which samples of each site are classified rightly, ``(n,)`` of 0 and 1, for each draw of folds or each seed."""
-FEW = 30
-"""Judged samples below which a difference of a few points is chance."""
+FEW = 30  # judged samples below which a difference of a few points is chance
 NAMED = 4
 UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 

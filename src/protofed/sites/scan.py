@@ -26,8 +26,7 @@ from protofed.errors import DataError
 from protofed.untrusted.limits import Budget
 
 TABLES = (".parquet", *DELIMITED)
-ONE_TABLE = "table"
-"""Name of the only table of a folder, before its sites are known."""
+ONE_TABLE = "table"  # name of the only table of a folder, before its sites are known
 NESTED = (
     "of its own, only folders: a file per sample is read of images alone; put samples into one "
     "table with a column of classes, or series into one .npz file (x: samples × channels × length, y: classes)"

@@ -25,12 +25,9 @@ from protofed.prototypes.inference import most_likely
 from protofed.samples import ClientData, FederatedData
 
 FOLDS = 10
-DRAWS = 3
-"""Draws of folds, so that their luck does not count."""
-MANY = 24
-"""Sites beyond which there is one draw."""
-Hits = NDArray[np.float64]
-"""``(draws, n)`` of 0 and 1: which of a site's judged samples are classified rightly."""
+DRAWS = 3  # draws of folds, so that their luck does not count
+MANY = 24  # sites beyond which there is one draw
+Hits = NDArray[np.float64]  # `(draws, n)` of 0 and 1: which of a site's judged samples are classified rightly
 
 
 class SiteSamples(NamedTuple):
