@@ -2,5 +2,5 @@
 
 Each benchmark has its own module: :mod:`overhead` (against a bare PyTorch loop, and of worker processes),
 :mod:`peer` (against the public library HtFLlib), :mod:`scaling` (with the number of clients), :mod:`until` (what it
-takes until an accuracy is reached) and :mod:`busy` (beside other processes). They are not part of the package.
+takes until an accuracy is reached) and :mod:`felt` (what people wait for). They are not part of the package.
 """

@@ -26,12 +26,12 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[BENCHMARK] [NAME=VALUE]...",
-            help="overhead, peer, scaling, until, busy, felt or all (the default), then options by dotted name.",
+            help="overhead, peer, scaling, until, felt or all (the default), then options by dotted name.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds to measure, after one to warm up.")] = 3,
     cases: Annotated[
-        str, typer.Option(help="Cases of overhead, peer, until and busy, or rows of felt, separated by commas.")
+        str, typer.Option(help="Cases of overhead, peer and until, or rows of felt, separated by commas.")
     ] = "",
     threads: Annotated[str, typer.Option(help="Numbers of threads to try (default: 1 to all cores).")] = "",
     processes: Annotated[
@@ -43,7 +43,6 @@ def bench(
     target: Annotated[float, typer.Option(help="Accuracy that until waits for, from 0 to 1.")] = 0.93,
     limit: Annotated[int, typer.Option(help="Rounds after which until gives up.")] = 60,
     seeds: Annotated[str, typer.Option(help="Seeds of until.")] = "0,1,2",
-    loads: Annotated[str, typer.Option(help="Numbers of competing processes of busy.")] = "1,2",
     json: Annotated[Path | None, typer.Option(help="Output file for the figures and facts of the machine.")] = None,
     figure: Annotated[
         Path | None,
@@ -55,9 +54,8 @@ def bench(
 
     overhead: against a bare PyTorch loop, and executors against each other; peer: against a clone of HtFLlib;
     scaling: time and memory for growing numbers of clients; until: seconds, rounds, steps and bytes until an
-    accuracy, and those of the clone if --peer is given; busy: executors beside competing processes; felt: what
-    people wait for; all (the default): overhead and scaling, and peer if --peer is given. What was measured before
-    an error or an interruption is printed.
+    accuracy, and those of the clone if --peer is given; felt: what people wait for; all (the default): overhead and
+    scaling, and peer if --peer is given. What was measured before an error or an interruption is printed.
     """
     items = arguments or []
     name = items.pop(0) if items and "=" not in items[0] else ALL
@@ -73,7 +71,6 @@ def bench(
         target,
         limit,
         _integers(seeds, "--seeds"),
-        _integers(loads, "--loads"),
     )
     if figure is not None and name != "until":
         raise ConfigError(f"--figure: only until has a picture, not {name}")

@@ -35,7 +35,6 @@ class Request:
         target: Accuracy of ``until``, a fraction of all test samples.
         limit: Number of rounds after which ``until`` gives up.
         seeds: Seeds of ``until``.
-        loads: Numbers of competing processes of ``busy``.
     """
 
     rounds: int = 3
@@ -49,14 +48,13 @@ class Request:
     target: float = 0.93
     limit: int = 60
     seeds: Sequence[int] = (0, 1, 2)
-    loads: Sequence[int] = (1, 2)
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("processes", 0), ("per_client", 2), ("limit", 1)):
             if getattr(self, name) < least:
                 option = name.replace("_", "-")
                 raise ConfigError(f"--{option} must be at least {least}, not {getattr(self, name)}")
-        for name in ("threads", "clients", "loads"):
+        for name in ("threads", "clients"):
             if any(value < 1 for value in getattr(self, name)):
                 raise ConfigError(
                     f"--{name} must be positive numbers, not {','.join(map(str, getattr(self, name)))}"

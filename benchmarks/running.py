@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.busy import busy, check_busy
 from benchmarks.felt import check_felt, felt
 from benchmarks.overhead import check_overhead, overhead
 from benchmarks.peer import check_peer, peer
@@ -28,7 +27,6 @@ BENCHMARKS = {
     "peer": Benchmark(check_peer, peer),
     "scaling": Benchmark(check_scaling, scaling),
     "until": Benchmark(check_until, until),
-    "busy": Benchmark(check_busy, busy),
     "felt": Benchmark(check_felt, felt),
 }
 ALL = "all"

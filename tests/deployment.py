@@ -210,7 +210,6 @@ class Deployment(Programs):
         *,
         name: str = "",
         key: Path | None = None,
-        authority: Path | None = None,
         client: str = "",
         secure: bool = False,
     ) -> None:
@@ -224,7 +223,7 @@ class Deployment(Programs):
         self.start(
             name or own,
             f"flower-supernode --superlink 127.0.0.1:{self.port} "
-            f"--root-certificates {authority or self.keys / 'ca.crt'} "
+            f"--root-certificates {self.keys / 'ca.crt'} "
             f"--auth-supernode-private-key {key or self.keys / own} --port {free_port()} "
             f"--node-config {shlex.quote(config)}",
         )

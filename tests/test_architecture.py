@@ -221,7 +221,7 @@ def test_hardly_anything_looks_at_a_clock_that_can_be_set():
         for node in ast.walk(ast.parse(content))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
     }
-    assert found - {"server_app", "nodes", "client_app"} == {"following"}
+    assert found - {"server_app", "nodes", "client_app"} == {"library"}
 
 
 def test_runs_are_read_without_heavy_imports():

@@ -58,7 +58,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> None:
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "stay_with_parent", lambda: None)
     monkeypatch.setattr(workers, "_bench", None, raising=False)
-    workers.begin(pack(slice), Mock(), Path(), torch.get_num_threads(), Mock())
+    workers.begin(pack(slice), Mock(), Path(), torch.get_num_threads())
 
 
 @pytest.mark.parametrize(

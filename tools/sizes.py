@@ -19,21 +19,21 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 46_926,
-    "all sources": 69_082,
-    "tests": 51_046,
+    "src": 46_568,
+    "all sources": 66_465,
+    "tests": 48_439,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 4_176,
+    "behind the round loop": 4_072,
     "modules behind the round loop": 31,
-    "rounds/loop.py": 198,
+    "rounds/loop.py": 196,
     "methods/contract.py": 301,
-    "methods/fedproto.py": 172,
+    "methods/fedproto.py": 171,
     "methods/gfpl.py": 250,
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 33_937,
+    "words of docs by hand": 33_333,
 }
 """Most of each: lines, unless the name says otherwise."""
 

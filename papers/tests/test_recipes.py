@@ -176,27 +176,3 @@ def test_settings_in_which_exchange_should_matter(name):
             "SGD" if arm in ("fedavg-tiny", "fedlc-tiny") else "Adam"
         )  # which are trained as beacon trains the same network
         assert experiment.training.optimizer == optimizer, arm
-
-
-@few(
-    "arm",
-    ["beacon-int8", "beacon-small", "unshared", "fml-tiny", "fedavg-tiny", "fedlc-tiny", "fixed_etf-balanced"],
-    1,
-)
-def test_two_rounds_of_a_setting(arm, tmp_path):
-    """Few clients with five samples each; the last one joins after the first round."""
-    small = {
-        "data.samples": 120,
-        "data.clients": 4,
-        "data.train_samples": 5,
-        "rounds": 2,
-        "evaluation.every": 1,
-        "participation.newcomers": 1,
-        "partition.alpha": 5.0,
-        "method.name": arm,
-    }
-    done = run("scarce", {**small, "data.data_dir": str(real_data("mnist").parent)}, out=tmp_path)
-    rule = next(iter(done.outcome.accuracy.values()))
-    assert None not in (rule.union, rule.newcomers)
-    assert "Newcomers" in done.report.read_text(encoding="utf-8")
-    assert done.summary.method == resolve(load_recipe("scarce"), method=arm).method

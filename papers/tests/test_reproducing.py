@@ -44,15 +44,13 @@ def test_a_table_is_made_and_nothing_is_run_twice(made, tmp_path):
     found = reproduce(Reproduction("protonorm/table5", SMOKE, out))
     assert {p: p.stat().st_mtime_ns for p in out.glob("runs/*/summary.json")} == before
     printed: list[str] = []
-    showing.show(found, Reproduction("protonorm/table5", SMOKE, out), "markdown", printed.append)
-    assert "| 82.90 / " in printed[0]
-    assert "smoke" in printed[0]
-    names = {path.name for path in (out / "tables").iterdir()}
-    assert names == {f"protonorm-table5-smoke.{suffix}" for suffix in ("txt", "md", "csv", "tex")}
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert "protonorm/table5" in page
-    assert re.search(r"Configurations: [0-9a-f]{12}; splits: [0-9a-f]{12}", page)
-    assert "not testable here" in page  # claims at this scale
+    showing.show(found, Reproduction("protonorm/table5", SMOKE, out), printed.append)
+    (page,) = (out / "tables").iterdir()
+    for text in (printed[0], page.read_text(encoding="utf-8")):
+        assert "82.90" in text
+        assert "smoke" in text
+        assert re.search(r"Configurations: [0-9a-f]{12}; splits: [0-9a-f]{12}", text)
+    assert "not testable here" in "\n".join(printed)  # claims at this scale
 
 
 def test_without_running_only_what_is_there_is_shown(tmp_path):
@@ -69,12 +67,12 @@ def test_a_folder_in_which_results_were_shown_can_be_run_in(tmp_path, target):
     for run in (False, True):
         request = Reproduction(target, SMOKE, tmp_path, only=only, run=run)
         found = reproduce(request)
-        showing.show(found, request, "text", lambda text: None)
+        showing.show(found, request, lambda text: None)
     assert not found.failed
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):
-        showing.show(found, replace(request, out=tmp_path / "other", run=False), "text", lambda text: None)
+        showing.show(found, replace(request, out=tmp_path / "other", run=False), lambda text: None)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["letter.txt"]
 
 
@@ -93,7 +91,6 @@ def test_only_the_cells_that_are_asked_for_are_run(tmp_path):
     [
         ("datset=cifar10", "--only: unknown setting 'datset'"),
         ("dataset=cifar", "--only: unknown dataset 'cifar'"),
-        ("dataset", "is not NAME=VALUE"),
         ("dataset=", "is not NAME=VALUE"),
     ],
 )
@@ -159,7 +156,7 @@ def test_a_data_set_that_is_not_at_hand_does_not_stop_the_rest(tmp_path, monkeyp
     assert len(ran) == 102
     assert not any("femnist" in task.label for task in ran)
     printed: list[str] = []
-    showing.show(found, Reproduction("fedproto/table1", scope, tmp_path), "text", printed.append)
+    showing.show(found, Reproduction("fedproto/table1", scope, tmp_path), printed.append)
     assert printed[0].startswith("not at hand: femnist (missing columns: femnist")
     assert "no data" in printed[1]
 
@@ -188,11 +185,8 @@ def test_a_run_that_fails_is_told_and_kept(tmp_path, monkeypatch):
     [
         ("protonrm/table1", "did you mean 'protonorm'?"),
         ("protonorm/table9", "unknown table of protonorm '9'"),
-        ("protonorm/tablex", "'x' is no number"),
         ("protonorm/figure9", "unknown figure of protonorm '9'"),
-        ("protonorm/claim99", "unknown claim of protonorm '99'"),
         ("protonorm/page1", "unknown part 'page1'"),
-        ("everything", "unknown paper 'everything'"),
     ],
 )
 def test_an_unknown_target_is_refused_in_one_line(target, message):
@@ -231,8 +225,6 @@ def test_results_are_read_as_they_were_written(tmp_path):
     [
         ({"scale": "../../owned"}, "unknown scale '../../owned'"),
         ({"values": {"final": 7.0}}, "final 7: accuracies are fractions"),
-        ({"values": {"best": -0.1}}, "best -0.1: accuracies are fractions"),
-        ({"others": {"head": {"client_mean": 1.5}}}, "client_mean 1.5: accuracies are fractions"),
         ({"values": {"up": 1e306}}, "up 1e+306: accuracies are fractions, other numbers at most 1e+15"),
         ({"values": {"up": float("nan")}}, "up nan"),
     ],
@@ -434,25 +426,6 @@ def test_the_list_tells_the_state_of_every_part(made):
     assert re.search(r"gfpl/table1 +not run", text)
     assert re.search(r"tinyproto/table2 +8 of 8 counted", text)
     assert re.search(r"gfpl/table3 +\d+ differ", text)
-
-
-@few("target", ["protonorm/figure1a", "tinyproto/figure1", "gfpl/figure7", "protonorm/figure7"], 1)
-def test_figures_that_need_no_runs(tmp_path, target):
-    found = reproduce(Reproduction(target, SMOKE, tmp_path))
-    (_, _, paths, why), *_ = found.figures
-    assert [path.suffix for path in paths] == [".png", ".svg"], why
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "target",
-    ["protonorm/figure3", "protonorm/figure6", "tinyproto/figure6", "tinyproto/figure8", "fedproto/figure3"],
-)
-def test_figures_of_runs(tmp_path, target):
-    found = reproduce(Reproduction(target, SMOKE, tmp_path))
-    (_, _, paths, why), *_ = found.figures
-    assert len(paths) == 2, why
-    assert not found.failed
 
 
 def test_error_bars_come_from_the_table(made, tmp_path):

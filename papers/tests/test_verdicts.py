@@ -99,14 +99,6 @@ def test_of_2000_claims_that_are_not_false_at_most_5_percent_are_contradicted(se
     assert verdicts.count("reproduced") / 2000 <= (0.05 if not any(leads) else 1)
 
 
-@pytest.mark.slow
-def test_of_2000_simulations_large_effects_are_found():
-    assert RATES.claims(5, [4.0] * 4).count("reproduced") / 2000 > 0.95
-    assert RATES.claims(5, [4.0, 4.0, 4.0, -4.0]).count("contradicted") / 2000 > 0.95
-    assert RATES.numbers(5, 0.0, spread=0.25).count("within") / 2000 > 0.95
-    assert RATES.numbers(5, 4.0).count("outside") / 2000 > 0.95
-
-
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_of_2000_numbers_at_the_margin_at_most_5_percent_are_told_apart(seeds):
     verdicts = RATES.numbers(seeds, 1.0, spread=0.2)

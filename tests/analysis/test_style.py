@@ -63,8 +63,8 @@ def test_methods_of_the_default_comparison_are_told_apart():
         == len({s.marker for s in styles.values()})
         == len(names)
     )
-    assert len({styles[n].colour for n in ("local", "fixed_etf", "local_lda-fixed", "gfpl")}) == 4  # send nothing
-    assert len({styles[n].colour for n in ("beacon", "fixed_etf", "fedlda-fixed", "fedproto")}) == 4
+    assert len({styles[n].colour for n in ("local", "beacon", "local_lda-fixed", "fedtgp")}) == 4
+    assert len({styles[n].colour for n in ("beacon", "fedtgp", "fedlda-fixed", "fedproto")}) == 4
     assert styles["fedlda-fixed"] == method_styles(["FedLDA"])["FedLDA"]
     assert len(set(method_styles(["fedlda", "fedlda-512", "fedlda-fixed"]).values())) == 3
 

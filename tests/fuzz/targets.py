@@ -214,8 +214,8 @@ def shown(folder: Path) -> None:
     from protofed.analysis import load_run
     from protofed.analysis.report import comparison, facts, metrics, tables
     from protofed.runs.border import Border
-    from protofed_lab.viewer import differences, lines, rows
-    from protofed_lab.viewer.following import Follower, State
+    from protofed_lab.viewer import lines, rows
+    from protofed_lab.viewer.library import Follower, State
 
     follower = Follower("run", folder, Border(folder))
     follower.poll()
@@ -223,15 +223,12 @@ def shown(folder: Path) -> None:
     assert follower.seen.state is not State.DAMAGED, follower.seen.reason
     for part in (facts.cards, tables.clients, tables.geometry, metrics.overall, metrics.by_class):
         part(run)
-    for part in (rows.clients, rows.classes, lines.by_rule, lines.losses):
-        part(run)
-    lines.by_rule(run, "bytes")
+    lines.accuracy([run], over="bytes")
     for table_of in (tables.rules, tables.communication, tables.list_refusals, tables.missing, tables.environment):
         table_of([run])
     for table_of in (comparison.methods, comparison.rules, comparison.beyond, metrics.methods):
         table_of([run])
     rows.runs({"run": follower.seen})
-    differences.options([run.config])
 
 
 def comparison(rng: random.Random, folder: Path) -> None:
@@ -248,14 +245,9 @@ def comparison(rng: random.Random, folder: Path) -> None:
 def tensors(rng: random.Random, folder: Path) -> None:
     """A safetensors file."""
     from protofed.storage.files import read_tensors
-    from protofed_lab.viewer import vectors
 
     path = folder / "file.safetensors"
     path.write_bytes(mutated([run_files(folder)["prototypes.safetensors"]], rng))
-    found = vectors.PrototypeFile(path, "", "global.prototypes", "global.present", 1, (0, 0, 0))
-    content = vectors.read(found, 3)
-    if content is not None:
-        vectors.geometry(*content, ["a", "b", "c"])
     read_tensors(path)
 
 

@@ -22,9 +22,7 @@ from protofed.errors import CheckpointError, DataError
 from protofed.rounds.checkpoint import load_checkpoint
 from protofed.rounds.state import ServerState
 from protofed.storage.files import read_tensors
-from protofed_lab.viewer import vectors
-from protofed_lab.viewer.following import State
-from protofed_lab.viewer.library import Library
+from protofed_lab.viewer.library import Library, State
 from rundirs import make_comparison, make_run
 from support import few
 
@@ -225,9 +223,6 @@ def test_prepared_tensors(tmp_path, name):
     path.write_bytes(TENSORS[name])
     with bounded():
         assert "prototypes.safetensors: cannot be read" in refused(lambda: read_tensors(path), CheckpointError)
-        found = vectors.source(run, Library(tmp_path).border)
-        assert found is not None
-        refused(lambda: vectors.read(found, 3), CheckpointError)
 
 
 def test_tensors_that_are_no_file(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,8 @@ from network import FakeGrid, nodes_of, over, wanted
 from protofed.errors import ConfigError
 from protofed_flower.allow import SENT, Allowed
 from protofed_flower.ledger import NAME
-from protofed_flower.node import Node
 from protofed_flower.policy import Policy
 from protofed_flower.settings import node_settings
-from protofed_flower.sources import Folder, plan_text
 from support import few
 
 
@@ -107,31 +104,6 @@ def test_bytes_are_counted_over_a_run():
     with pytest.raises(ConfigError, match="would be 11 bytes, but this node allows 10"):
         allowed.count(notes, "ann", 3)
     assert notes == {SENT: [8]}
-
-
-@pytest.mark.parametrize(
-    ("section", "option"),
-    [
-        ({"method": {"name": "planted.py:Planted"}}, "method.name names what is neither"),
-        ({"method": 5}, "method is not for a server"),
-        ({"model": {"shared": "planted:make"}}, "model.shared names what is neither"),
-        (
-            {"model": {"name": "mlp", "members": [{"name": "planted:make"}]}},
-            "model.members.name names what is neither",
-        ),
-        ({"stages": ["planted.py:Stage"]}, "stages names what is neither"),
-        ({"methods": {"planted.py:Planted": {}}}, "methods is not for a server to set"),
-        ({"variants": {"v": {"method": {"name": "planted.py:Planted"}}}}, "variants is not for a server to set"),
-    ],
-)
-def test_code_is_refused_before_it_is_imported(section, option, root, tmp_path, monkeypatch):
-    (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    node = Node(Folder(root / "clients" / "ann", "ann"), None, policy=Policy(allowed=Allowed(("fedproto",))))
-    config = {**json.loads(plan_text(wanted("fedproto", root))), **section}
-    with pytest.raises(ConfigError, match=re.escape(option)):
-        node.describe(json.dumps(config))
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,7 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app
 
 import protofed
-from deployment import write_trial
 from protofed.config.schema import resolve
-from protofed.data import DataOptions
-from protofed.data.federation import load_client
 from protofed.errors import ConfigError
 from protofed_flower import server_app
 from protofed_flower.app import create_app
@@ -71,18 +68,6 @@ def test_nothing_is_overwritten(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_the_data_of_the_trial_are_three_clients(tmp_path):
-    data = write_trial(tmp_path)
-    for name, first in {"north": 0, "south": 3, "west": 5}.items():
-        federated, named = load_client(data / name, DataOptions(), 0, ())
-        (client,) = federated.clients
-        assert not named
-        assert client.train.y.unique().tolist() == list(range(first, first + 5))
-        assert 215 < len(client.train) < 226
-        assert client.settings["model"]
-        assert federated.input_shape == (1, 8, 8)
-
-
 @pytest.mark.parametrize("name", ["example", "warm"])
 def test_a_command_that_is_gone_says_what_to_do(name, monkeypatch, capsys):
     status, _, said = command(monkeypatch, capsys, "deploy", name, "--any", "thing")
@@ -101,11 +86,5 @@ def test_a_command_that_is_gone_says_what_to_do(name, monkeypatch, capsys):
     ],
 )
 def test_a_deployment_that_names_no_rule_clips(tree, rule):
-    assert resolve(server_app.guarded(tree)).robust.rule == rule
+    assert resolve(server_app.clip_by_default(tree)).robust.rule == rule
     assert resolve(tree).robust.rule == tree.get("robust", {}).get("rule", "none")
-
-
-@pytest.mark.parametrize("tree", [{"robust": 3}, {"secure": "yes"}])
-def test_a_table_that_is_none_is_refused_as_anywhere(tree):
-    with pytest.raises(ConfigError, match="table"):
-        resolve(server_app.guarded(tree))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from flwr.cli.supernode.register import try_load_public_key
 from hypothesis import assume, given, settings
@@ -28,8 +28,8 @@ from protofed_flower.authority import approve, read_request, revoke
 from protofed_flower.check import CheckRequest, CheckResult, check_node
 from protofed_flower.folder import make_private
 from protofed_flower.gathering import Gathering
-from protofed_flower.identity import fingerprint, read_roster
-from protofed_flower.keys import CURVES, create_keys, create_request
+from protofed_flower.identity import read_roster
+from protofed_flower.keys import create_keys, create_request
 from protofed_flower.roster import read_signed, sign_roster
 from support import command, few
 
@@ -107,13 +107,6 @@ def test_other_programs_read_what_is_made(fed, north):
     assert try_load_public_key(fed / "sites" / "north.pub")
 
 
-@pytest.mark.parametrize("curve", [ec.SECP256R1, ec.SECP384R1, ec.SECP521R1])
-def test_every_curve_that_flower_takes(curve, tmp_path):
-    assert curve.name in CURVES
-    key = ec.generate_private_key(curve())
-    assert read_request(signed(tmp_path / "a.request", key, "a")).key == key.public_key()
-
-
 def signed(path: Path, key, *names: str) -> Path:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name) for name in names])
     csr = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
@@ -144,19 +137,13 @@ def text(path: Path, content: bytes) -> Path:
     ("make", "reason"),
     [
         (lambda p, n: p, "No such file or directory"),
-        (lambda p, n: text(p, b""), "not a certificate request, such as"),
         (lambda p, n: text(p, n.read_bytes()[:300]), "not a certificate request, such as"),
         (lambda p, n: text(p, n.with_name("north").read_bytes()), "holds a private key, which never leaves a site"),
         (lambda p, n: large(p), "has 100000000 bytes, more than 16384"),
         (lambda p, n: text(p, n.read_bytes()), "asks for the name north: rename the file to north.request"),
         (lambda p, n: forged(p, n), "its signature fails"),
         (lambda p, n: signed(p, ec.generate_private_key(ec.SECP256K1()), "x"), "its key is not one that Flower"),
-        (
-            lambda p, n: signed(p, rsa.generate_private_key(65537, 1024), "x"),
-            "its key is not one that Flower takes",
-        ),
         (lambda p, n: signed(p, ec.generate_private_key(ec.SECP256R1()), "x", "y"), "is not one common name"),
-        (lambda p, n: signed(p, ec.generate_private_key(ec.SECP256R1())), "is not one common name"),
         (lambda p, n: signed(p, ec.generate_private_key(ec.SECP256R1()), "../x"), "name '../x': use letters"),
     ],
 )
@@ -246,14 +233,6 @@ def test_nothing_outlives_the_authority(fed, north):
     assert end == authority.not_valid_after_utc == certificate.not_valid_after_utc
 
 
-def test_what_is_signed_is_valid_for_as_many_days_as_the_keys_were_made_for(fed, north, monkeypatch, capsys):
-    assert command(monkeypatch, capsys, "deploy", "approve", fed, north)[0] == 0
-    end = trust.load_certificate(fed / "ca.crt").not_valid_after_utc
-    assert read_signed(fed / "roster.json", fed / "ca.crt").until == end
-    assert command(monkeypatch, capsys, "deploy", "revoke", fed, "north")[0] == 0
-    assert read_signed(fed / "roster.json", fed / "ca.crt").until == end
-
-
 def test_more_days_than_the_authority_has_are_refused_in_one_line(fed, north):
     before = contents(fed)
     with pytest.raises(ConfigError, match=r"^--days 1095: the authority's certificate ends on .*: at most 399, or"):
@@ -325,7 +304,7 @@ def test_an_expired_roster_can_be_signed_anew(fed, north):
     assert list(read_signed(fed / "roster.json", fed / "ca.crt").keys) == ["north"]
 
 
-@pytest.mark.parametrize("file", ["north.pub", "north.crt", "roster.json"])
+@few("file", ["north.pub", "north.crt", "roster.json"], 1)
 def test_a_disk_that_is_full_leaves_whole_files(file, fed, north, monkeypatch):
     before, real = contents(fed), os.replace
 
@@ -369,28 +348,15 @@ def damaged(name: str, content: bytes | None, fed: Path) -> str:
 def test_files_of_the_authority_that_are_damaged_or_of_another(fed, tmp_path):
     create_keys(tmp_path / "other", 1)
     other = {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()}
-    assert "roster.json: roster: not JSON" in damaged("roster.json", b"", fed)
     assert "roster.json: roster: not JSON" in damaged("roster.json", (fed / "roster.json").read_bytes()[:99], fed)
     assert "roster.json: not signed by" in damaged("roster.json", other["roster.json"], fed)
     assert "roster.json: has 100000000 bytes" in damaged("roster.json", None, fed)
     assert "ca.crt: is not the certificate of ca.key" in damaged("ca.crt", other["ca.crt"], fed)
-    assert "ca.crt: not a certificate in PEM form" in damaged("ca.crt", b"", fed)
-    assert "ca.crt: has 100000000 bytes" in damaged("ca.crt", None, fed)
     assert "ca.key: not an ECDSA private key in PEM form" in damaged("ca.key", other["node1"], fed)
-    assert "ca.key: not an ECDSA private key in PEM form" in damaged("ca.key", b"", fed)
     assert "server.pem: not of this authority" in damaged("server.pem", other["server.pem"], fed)
     (fed / "server.pem").unlink()
     for content in (b"", b"{", b"[]", b'{"SHA256:x": {"client": "north"}}'):
         assert "revoked.json: " in damaged("revoked.json", content, fed)
-
-
-@pytest.mark.parametrize("content", [b"", b'{"signature": "x", "clients": {"a": "b"}}', b'{"signature": "x"', None])
-def test_a_damaged_roster_at_the_server(content, tmp_path):
-    path = large(tmp_path / "roster.json") if content is None else text(tmp_path / "roster.json", content)
-    with pytest.raises(ConfigError) as error:
-        read_roster(path)
-    assert "\n" not in str(error.value)
-    assert str(error.value).startswith(f"{path}: ")
 
 
 # Revocation.
@@ -574,57 +540,3 @@ def test_a_certificate_of_another_federation_or_key(fed, north, tmp_path):
 
 
 # The commands.
-
-
-def test_the_commands_say_what_goes_where(fed, tmp_path, monkeypatch, capsys):
-    status, out, _ = command(monkeypatch, capsys, "deploy", "request", tmp_path / "keys", "--site", "north")
-    assert status == 0
-    print_ = next(word for word in out.split() if word.startswith("SHA256:")).rstrip(":")
-    path = tmp_path / "keys" / "north.request"
-    status, out, _ = command(monkeypatch, capsys, "deploy", "approve", fed, path)
-    assert status == 0
-    assert f"north: {print_}: hand on nothing before north has read you this fingerprint" in out
-    assert f"flwr supernode register {fed / 'sites' / 'north.pub'}" in out
-    assert fingerprint((fed / "sites" / "north.pub").read_bytes()) == print_
-    status, _, error = command(monkeypatch, capsys, "deploy", "approve", fed, path)
-    assert (status, error.count("\n")) == (2, 1)
-    status, out, _ = command(monkeypatch, capsys, "deploy", "approve", fed)
-    assert "server.pem: for the SuperLink, anew" in out
-    new = request(tmp_path / "new", "north")
-    status, out, _ = command(monkeypatch, capsys, "deploy", "approve", fed, new, "--renew")
-    assert f"the key {print_} is replaced; at the server: flwr supernode unregister NODE-ID" in out
-    status, out, _ = command(monkeypatch, capsys, "deploy", "revoke", fed, "north")
-    assert status == 0
-    assert (
-        "at the server: flwr supernode unregister NODE-ID (the number that `flwr supernode register` printed" in out
-    )
-
-
-def test_flower_has_the_command_that_revoke_prints():
-    import inspect
-
-    from flwr.cli.supernode.unregister import unregister
-
-    assert list(inspect.signature(unregister).parameters)[1] == "node_id"
-
-
-def test_keys_without_nodes_are_those_of_authority_and_server(tmp_path, monkeypatch, capsys):
-    status, out, _ = command(
-        monkeypatch, capsys, "deploy", "keys", tmp_path / "k", "--nodes", 0, "--federation", "Hospitals of Köln"
-    )
-    assert status == 0
-    assert "For trials only" not in out
-    assert "node" not in out.split("for nodes")[0].split("server.pem")[1].split("\n")[0]
-    assert sorted(path.name for path in (tmp_path / "k").iterdir()) == [
-        "ca.crt",
-        "ca.key",
-        "roster.json",
-        "server.key",
-        "server.pem",
-    ]
-    assert read_signed(tmp_path / "k" / "roster.json", tmp_path / "k" / "ca.crt").federation == "Hospitals of Köln"
-    status, _, error = command(
-        monkeypatch, capsys, "deploy", "keys", tmp_path / "l", "--nodes", 0, "--federation", "x" * 70
-    )
-    assert (status, error.count("\n")) == (2, 1)
-    assert not (tmp_path / "l").exists()

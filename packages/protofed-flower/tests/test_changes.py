@@ -111,14 +111,3 @@ def test_other_labels_of_known_classes_are_the_nodes_own_affair(root, tmp_path):
     assert [r.participants for r in run.rounds] == [["ann", "bob", "cid"]] * 3
     assert not any(record.missing for record in run.rounds)
     assert load_file(run.directory / "prototypes.safetensors")["global.prototypes"].isfinite().all()
-
-
-@pytest.mark.slow
-def test_the_next_run_takes_the_classes_as_they_are_then(root, tmp_path):
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"))
-    over(grid, wanted("fedproto", root, rounds=1), tmp_path / "before")
-    rewrite(root, "bob", lambda y: np.where(y == 3, 0, y))
-    chosen = wanted("fedproto", root, rounds=2)
-    remote = over(grid, chosen, tmp_path / "after")
-    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
-    assert not any(record.missing for record in remote.rounds)

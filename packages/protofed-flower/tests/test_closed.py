@@ -30,7 +30,6 @@ from protofed.options import Options, option_fields
 from protofed_flower.messages import Expected, Job
 from protofed_flower.node import Node
 from protofed_flower.nodes import message
-from protofed_flower.policy import Policy
 from protofed_flower.refusals import CODES, refusal_values, sentence_of
 from protofed_flower.sources import Folder, plan_text
 from support import experiment, few
@@ -423,14 +422,6 @@ def test_a_refusal_that_cannot_be_read_is_one_line(values):
     assert sentence_of(values).isprintable()
 
 
-def test_every_code_is_a_sentence():
-    for code, text in CODES.items():
-        assert code == code.lower()
-        assert text[0].islower()
-        assert "\n" not in text
-        assert not text.endswith(".")
-
-
 def test_rare_classes_are_not_counted_for_the_server(root, tmp_path):
     node = Node(Folder(root / "clients" / "ann", "ann", least=5), tmp_path / "state")
     plain = Node(Folder(root / "clients" / "ann", "ann", least=0), tmp_path / "state")
@@ -440,11 +431,6 @@ def test_rare_classes_are_not_counted_for_the_server(root, tmp_path):
     assert all(
         not test for train, test in zip(shown.train, shown.test, strict=True) if not train and any(shown.train)
     )
-
-
-def test_policies_permit_nothing_without_a_list():
-    assert not Policy().permits("models", CODE)
-    assert Policy().code == []
 
 
 def test_a_run_whose_server_reads_tables_otherwise_is_told(tmp_path):

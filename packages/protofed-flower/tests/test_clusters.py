@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 
 from network import FakeGrid, apart, dying, elsewhere, locally, nodes_of, over, wanted, write_folders
 from protofed.cli.main import main
-from protofed.errors import ConfigError, FederationError
+from protofed.errors import ConfigError
 from protofed_flower.grid import RECORD
 from support import few
 
@@ -74,15 +73,6 @@ def test_a_simulation_of_nodes_is_measured_as_the_local_engine(method, root, tmp
 
 
 @pytest.mark.slow
-@few("options", [{"participation__fraction": 0.5}, {"evaluation__at": "trained"}], 1)
-def test_also_if_not_all_train_or_nothing_is_delivered(options, root, tmp_path):
-    chosen = wanted("protonorm", root, rounds=4, execution__clients_in="disk", **options)
-    locally(chosen, tmp_path / "local")
-    over(FakeGrid(SHARES, elsewhere), chosen, tmp_path / "remote", simulated=True)
-    same_files(tmp_path / "local", tmp_path / "remote")
-
-
-@pytest.mark.slow
 @few("phase", ["train", "evaluate"], 1)
 def test_a_simulation_that_is_stopped_goes_on_from_its_checkpoint(phase, root, tmp_path):
     chosen = wanted("protonorm", root, rounds=4)
@@ -118,20 +108,9 @@ def test_a_lost_visit_changes_nothing_of_its_client(root, tmp_path):
     assert all(torch.equal(kept[n], began[n]) for n in began)
 
 
-@pytest.mark.slow
-def test_a_simulation_without_any_machine_left_ends(root, tmp_path):
-    chosen = wanted("protonorm", root, participation__deadline_s=0.01)
-    grid = FakeGrid(SHARES, lambda n, m, r: None if kind(m) == "train" and job(m)["round"] == 2 else r)
-    with pytest.raises(FederationError, match="round 2: fewer than participation"):
-        over(grid, chosen, tmp_path / "remote", simulated=True)
-    locally(chosen, tmp_path / "local")
-    over(FakeGrid(SHARES), chosen, tmp_path / "remote", simulated=True, resume=True)
-    same_files(tmp_path / "local", tmp_path / "remote")
-
-
 def test_a_refused_simulation_leaves_no_folder(root, tmp_path):
-    chosen, refused = (wanted("fedtgp", root, rounds=1, participation__after=k) for k in (0, 2))
-    with pytest.raises(ConfigError, match="a late upload cannot be mixed"):
+    chosen, refused = (wanted("fedtgp", root, rounds=1, participation__newcomers=k) for k in (0, 1))
+    with pytest.raises(ConfigError, match=r"participation\.newcomers is for simulations"):
         over(FakeGrid(SHARES), refused, tmp_path / "run", simulated=True)
     assert not (tmp_path / "run").exists()
     over(FakeGrid(SHARES), chosen, tmp_path / "run", simulated=True)
@@ -140,11 +119,7 @@ def test_a_refused_simulation_leaves_no_folder(root, tmp_path):
     assert (tmp_path / "run" / "summary.json").is_file()
 
 
-LIES = {
-    "nothing": None,
-    "no safetensors": b"x" * 64,
-    "another model": "ann",
-}
+LIES = {"nothing": None, "no safetensors": b"x" * 64, "another model": "ann"}
 
 
 @few("lie", LIES, 1)
@@ -223,17 +198,3 @@ def test_nodes_are_not_told_where_the_server_has_its_files(root, tmp_path):
     over(FakeGrid(nodes_of(root, tmp_path / "state"), look), chosen, tmp_path / "remote")
     assert len(told) == 9
     assert not [text for text in told if str(tmp_path) in text]
-
-
-@pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_named(root, tmp_path, monkeypatch):
-    pytest.importorskip("ray", reason="ray is not installed")
-    from protofed_flower.simulation import simulate
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(ConfigError, match=f"RAY_ADDRESS={address}: no Ray cluster there"):
-            simulate(wanted("fedproto", root), tmp_path / "out")
-    assert not (tmp_path / "out").exists()

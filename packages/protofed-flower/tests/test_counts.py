@@ -20,7 +20,7 @@ from protofed.visits.contract import Evaluated
 from protofed.wire.schema import Field, Schema
 from protofed_flower.grid import RECORD
 from protofed_flower.messages import Description, Scored, evaluated_values, read_evaluated
-from protofed_flower.summary import described_federation, scored
+from protofed_flower.summary import describe_federation, scored
 from support import client, federated, few, ordinary
 
 
@@ -87,11 +87,7 @@ def test_a_client_that_withholds_its_counts_takes_part(kind, where, exact, root,
         ("fedavg", {}, "fedavg needs numbers of samples"),
         ("fedproto", {"method__aggregation": "weighted"}, "fedproto needs numbers of samples"),
         ("tinyproto", {}, "tinyproto needs numbers of samples"),
-        (
-            "fedproto",
-            {"participation__sampling": "samples"},
-            "sampling=samples draws clients by numbers",
-        ),
+        ("fedproto", {"participation__sampling": "samples"}, "sampling=samples draws clients by numbers"),
     ],
     1,
 )
@@ -149,7 +145,7 @@ def test_no_cap_lies_below_what_a_client_has(held, kind):
     K = len(held)
     told = tuple(claims.withheld(n, kind) for n in held)
     d = Description("x", tuple(map(str, range(K))), False, told, told, 0, (6,), counts=kind)
-    samples = described_federation([d], d.classes).clients[0].train
+    samples = describe_federation([d], d.classes).clients[0].train
     assert samples.exact == (kind == "exact")
     schema = Schema(
         {

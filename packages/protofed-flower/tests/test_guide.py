@@ -38,8 +38,6 @@ class Guide:
         ports = {port: free_port() for port in PORTS}
         sections: dict[int, list[str]] = {}
         for number, section in enumerate(re.split(r"^## ", GUIDE.read_text(), flags=re.MULTILINE)):
-            if section.startswith("A cluster, "):
-                continue  # needs two machines: packages/protofed-flower/tests/test_ray.py starts what stands there
             if number and not section.startswith(f"{number}. "):
                 assert not BLOCK.search(section), f"commands after the numbered steps: {section[:40]}"
                 continue

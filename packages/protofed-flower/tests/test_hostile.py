@@ -87,48 +87,30 @@ DESCRIPTIONS = {
     # Names.
     "no name": (says(name=""), "use letters"),
     "a path": (says(name="../../etc/cron"), "use letters"),
-    "an absolute path": (says(name="/tmp/x"), "use letters"),
-    "a null byte": (says(name="zoe\0"), "use letters"),
     "a new line": (says(name="zoe\nadmin"), "use letters"),
     "an escape sequence": (says(name="\x1b[2Jzoe"), "use letters"),
     "right to left": (says(name="zoe\u202eoez"), "use letters"),
-    "a dot": (says(name=".."), "use letters"),
-    "a space in front": (says(name=" ann"), "use letters"),
-    "a space behind": (says(name="ann "), "use letters"),
     "half a character": (answers('[{"name": "\\ud800"}]'), "unpaired surrogate"),
-    "a mark alone": (says(name="\u0301ann"), "use letters"),
-    "markup": (says(name="<script>alert(1)</script>"), "use letters"),
     "a long name": (says(name="z" * 65), "at most 64"),
     "many bytes": (says(name="𠀀" * 60), "at most 64 of 200"),
     "a name of a megabyte": (says(name="z" * 10**6), "at most 256"),
     "a name that is a number": (says(name=5), "expected a name"),
     "another's name": (says(name="ann"), "says it is ann, which is already at node 101"),
-    "another's name in capitals": (says(name="ANN"), "which reads as ann"),
     "another's name in wide letters": (says(name="ａｎｎ"), "which reads as ann"),
     # Classes and counts.
     "a count of 10^12": (says(train=[10**12, 0, 0, 0]), "must be from 0 to"),
     "counts of 2^30 each": (says(train=[2**30] * 4), "samples, at most"),
-    "a count of 2^62": (says(test=[2**62, 0, 0, 0]), "must be from 0 to"),
     "a count of 10^4000": (says(train=[10**4000, 0, 0, 0]), "too large a number"),
     "a negative count": (says(train=[-1, 0, 0, 0]), "must be from 0 to"),
-    "a count that is true": (says(train=[True, 0, 0, 0]), "whole number, not True"),
-    "a count that is a float": (says(train=[1.0, 0, 0, 0]), "whole number, not 1.0"),
-    "a count that is text": (says(train=["1", 0, 0, 0]), "whole number, not '1'"),
     "too few counts": (says(train=[1]), "1 counts do not fit 4 classes"),
     "counts that are a table": (says(train={"0": 1}), "expected a list, not a dict"),
     "classes twice": (says(classes=list("0012")), "occurs more than once"),
     "70,000 classes": (says(classes=[str(i) for i in range(70_000)]), "at most 65536 entries, not a list of 70000"),
     "a class name of a megabyte": (says(classes=["0", "1", "2", "x" * 10**6]), "at most 128"),
     "a class with a new line": (says(classes=["0", "1", "2", "3\n"]), "expected printable text"),
-    "a class with a hard space": (
-        says(classes=["0", "1", "2", "3\u00a0"]),
-        "expected printable text",
-    ),
-    "a class with the end of a line": (says(classes=["0", "1", "2", "\u20283"]), "expected printable text"),
     "classes of other names": (says(classes=["0", "1", "2", "x"]), "class 3 is 'x', for most others '3'"),
     "classes that are named": (says(named=True), "names its classes, but the federation numbers them"),
     "more classes than there are": (says(**SIX), "has 6 classes, at most 4"),
-    "named by one": (says(named=1), "expected true or false"),
     "validation without end": (says(validation=10**10), "validation: must be from 0"),
     "coarse counts that are not": (says(counts="coarse", train=[3, 0, 0, 0]), "not coarse counts"),
     "no counts that are some": (says(counts="none", train=[2, 0, 0, 0]), "not none counts"),
@@ -136,17 +118,11 @@ DESCRIPTIONS = {
     # Samples.
     "another shape": (says(input_shape=[7]), r"samples are \(7,\), but those of most clients are \(6,\)"),
     "five dimensions": (says(input_shape=[1] * 5), "at most 4 entries, not a list of 5"),
-    "no sides": (says(input_shape=[]), "input_shape: must have at least 1 entry, not a list of 0"),
     "a side of 10^9": (says(input_shape=[10**9]), r"input_shape\[0\]: must be from 1"),
     "a sample of 2^48 numbers": (says(input_shape=[2**16] * 3), "numbers per sample, at most"),
-    "a side of none": (says(input_shape=[0]), r"input_shape\[0\]: must be from 1"),
-    "a negative side": (says(input_shape=[-6]), r"input_shape\[0\]: must be from 1"),
     # Settings.
     "code": (says(settings={"model": "os:abort"}), "only the recipe may name code"),
-    "other code": (says(settings={"model": "signal:pause"}), "only the recipe may name code"),
-    "a module of its own": (says(settings={"model": "evil.models:make"}), "only the recipe may name code"),
     "an unknown architecture": (says(settings={"model": "cnn99"}), "unknown model 'cnn99'"),
-    "a model that is a list": (says(settings={"model": ["mlp"]}), "expected the name of an architecture"),
     "a d of 10^9": (says(settings={"d": 10**9}), "d: must be from 1 to 65536"),
     "another d": (says(settings={"d": 9}), "has d=9, most clients have d=5, but the method exchanges features"),
     "a model with a d of its own": (says(settings={"model": "identity"}), "has d=6, most clients have d=5, but"),
@@ -162,9 +138,7 @@ DESCRIPTIONS = {
     "nothing": (answers(""), "not JSON"),
     "a number": (answers(5), "expected text, not 5"),
     "bytes": (answers(b"[]"), "expected text"),
-    "a table": (answers("{}"), "expected a list"),
     "nothing in a list": (answers("[null]"), "expected a table"),
-    "no fields": (answers("[{}]"), "lacks 'name'"),
     "deeply nested": (answers("[" * 10**5), "nested too deeply"),
     "six megabytes": (answers("[" + "0," * 3 * 10**6 + "0]"), "characters, at most"),
     "a number of 5,000 digits": (answers("[" + "9" * 5000 + "]"), "not JSON"),
@@ -191,10 +165,7 @@ def check_reason(text: str, expected: str) -> None:
 
 
 SAME_ARCHITECTURE = {
-    "a model of its own": (
-        says(settings={"model": claims.PRIVATE}),
-        "has its own model, but the method",
-    ),
+    "a model of its own": (says(settings={"model": claims.PRIVATE}), "has its own model, but the method"),
     "another architecture": (says(settings={"model": "cnn2"}), "has cnn2, most clients have mlp"),
     "another d": (says(settings={"d": 4}), "has d=4, most clients have d=5, but the method shares weights"),
     "no counts": (says(counts="none", train=[1] * 4, test=[1] * 4), "fedavg needs numbers of samples"),
@@ -217,9 +188,7 @@ def test_who_differs_from_most_is_left_out_wherever_it_sorts(attack, first, root
 
 SIZES = {
     "none": {},
-    "text": {"sizes": "many"},
     "a negative number": {"sizes": json.dumps({"parameters": -1, "extras": {}, "d": 5})},
-    "a number of 10^30": {"sizes": json.dumps({"parameters": 10**30, "extras": {}, "d": 5})},
     "another d": {"sizes": json.dumps({"parameters": 1, "extras": {}, "d": 6})},
     "many networks": {"sizes": json.dumps({"parameters": 1, "extras": {f"n{i}": 1 for i in range(99)}, "d": 5})},
     "a network with a path": {"sizes": json.dumps({"parameters": 1, "extras": {"../x": 1}, "d": 5})},
@@ -269,14 +238,13 @@ def test_a_first_client_whose_model_cannot_be_is_not_built_by_the_server(root, t
 
 
 ANSWERS = {
+    "another type": lambda v: {**v, "message": "text"},
+    "no losses": lambda v: {n: x for n, x in v.items() if n != "losses"},
     "deeply nested losses": lambda v: {**v, "losses": "[" * 10_000 + "]" * 10_000},
     "losses of a gigabyte": lambda v: {**v, "losses": json.dumps({"a": "x" * 10**6})},
     "a loss of 10^400": lambda v: {**v, "losses": '{"a": 1' + "0" * 400 + "}"},
-    "a loss that is true": lambda v: {**v, "losses": '{"a": true}'},
     "a loss with an escape sequence": lambda v: {**v, "losses": json.dumps({"\x1b[2J": 1.0})},
-    "seconds that are text": lambda v: {**v, "seconds": "1"},
     "an error with control characters": lambda v: {"error": "\x1b[31mred\x07\n" * 999},
-    "an error that is a number": lambda v: {"error": 5},
 }
 
 
@@ -371,10 +339,8 @@ def test_the_record_of_nodes_is_read_as_strictly(root, tmp_path):
     kept = json.loads(path.read_text())
     for damage in (
         {"run": "../x"},
-        {"classes": "0123"},
         {"clients": [{**kept["clients"][0], "train": [10**12, 0, 0, 0]}]},
         {"keys": {"ann": "none"}},
-        {"left_out": []},
     ):
         path.write_text(json.dumps({**kept, **damage}))
         with pytest.raises(CheckpointError, match=r"nodes\.json: damaged \(") as error:
@@ -433,8 +399,7 @@ def test_admitted_clients_are_those_of_the_roster(root, tmp_path, caplog):
     over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "run")
     assert "robust.admitted: zoee is not among the clients of this run (ann, bob, cid, zoe)" in caplog.text
     roster = tmp_path / "roster.json"
-    entry = {"key": "SHA256:" + "A" * 43, "samples": 9}
-    roster.write_text(json.dumps({"zoe": entry}))
+    roster.write_text(json.dumps({"zoe": "SHA256:" + "A" * 43}))
     with pytest.raises(ConfigError, match=r"unknown client in robust.admitted .*'zoee'.* Valid: zoe") as caught:
         over(FakeGrid(nodes_of(root, tmp_path / "s")), chosen, tmp_path / "other", roster=str(roster))
     assert "\n" not in str(caught.value)

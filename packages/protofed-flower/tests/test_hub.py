@@ -7,7 +7,6 @@ import io
 import math
 import re
 import statistics
-import subprocess
 import tomllib
 import zipfile
 from itertools import product
@@ -84,21 +83,6 @@ def test_the_app_of_the_hub_describes_itself():
         assert resolved("quickstart", options).method == "tinyproto"
 
 
-def test_the_baseline_describes_itself():
-    metadata, text = readme(APPS[1])
-    assert set(metadata) == {"title", "url", "labels", "dataset"}
-    assert 4 <= len(metadata["labels"]) <= 10
-    headings = re.findall(r"^## (.*)$", text, re.M)
-    assert headings[:3] == ["About this baseline", "Experimental Setup", "Environment Setup"]
-    assert headings[3:] == ["Running the Experiments", "Expected Results"]
-    recipe = load_recipe("fedproto-mnist")
-    training = recipe["training"]
-    assert f"| rounds | {recipe['rounds']} |" in text
-    assert f"| batch size | {training['batch_size']} (4 in the authors' code) |" in text
-    assert f"| optimizer | SGD, learning rate {training['lr']}, momentum {training['momentum']} |" in text
-    assert f"| MNIST | 10 | {recipe['data']['clients']} |" in text
-
-
 def test_the_table_of_the_baseline_is_the_committed_results():
     """Made anew by the tool; and by a naive look at the CSV some three runs of three seeds give every number."""
     tool = script(REPOSITORY / "papers/tools/reproduction_pages.py")
@@ -159,19 +143,3 @@ def stop_local_superlink(home) -> None:
                 process.kill()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-
-
-@pytest.mark.slow
-def test_the_command_builds_it(tmp_path):
-    from deployment import BIN, Programs
-
-    for app in APPS:
-        done = subprocess.run(
-            [str(BIN / "flwr"), "build", "--app", str(HUB / app)],
-            cwd=tmp_path,
-            env=Programs(tmp_path, tmp_path / "home").environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert len(list(tmp_path.glob("*.fab"))) == 2

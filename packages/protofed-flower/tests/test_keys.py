@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
-import socket
-import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,7 +24,6 @@ from support import few
 
 FILES = ["ca.crt", "ca.key", "node1", "node1.pub", "node2", "node2.pub", "roster.json"]
 FILES += ["server.key", "server.pem"]
-BIN = Path(sys.executable).parent
 
 
 def protofed(monkeypatch, *arguments: object) -> int:
@@ -120,15 +115,7 @@ def test_the_command_says_what_is_what(tmp_path, monkeypatch, capsys):
     arguments = ("deploy", "keys", tmp_path / "k", "--nodes", 3, "--host", "10.0.0.5", "--host", "link.org")
     assert protofed(monkeypatch, *arguments) == 0
     printed = capsys.readouterr().out
-    for part in (
-        "ca.crt",
-        "server.pem",
-        "10.0.0.5, link.org",
-        "365 days",
-        "node1 … node3",
-        "ca.key",
-        "For trials only",
-    ):
+    for part in ("ca.crt", "server.pem", "10.0.0.5, link.org", "365 days", "node1 … node3", "For trials only"):
         assert part in printed
     assert (tmp_path / "k" / "node3.pub").is_file()
     assert protofed(monkeypatch, *arguments) == 2
@@ -142,96 +129,3 @@ def test_a_host_is_a_name_or_an_address(host, tmp_path, monkeypatch, capsys):
     assert protofed(monkeypatch, "deploy", "keys", tmp_path / "k", "--nodes", 1, "--host", host) == 2
     assert "expected an IP address or a DNS name, without a port" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-# Flower itself, on loopback.
-
-
-@pytest.fixture
-def flower(tmp_path):
-    """Return a function that starts one of Flower's commands and gives its process and log; all are ended."""
-    if not (BIN / "flower-superlink").is_file():
-        pytest.skip("needs flwr: install protofed-flower")
-    environment = {
-        **os.environ,
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "FLWR_HOME": str(tmp_path / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-    }
-    running = []
-
-    def start(name: str, *arguments: object) -> tuple[subprocess.Popen[bytes], Path]:
-        log = tmp_path / f"{len(running)}.log"
-        with log.open("wb") as out:
-            command = [str(BIN / name), *map(str, arguments)]
-            process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=tmp_path, start_new_session=True
-            )
-        running.append(process)
-        return process, log
-
-    yield start
-    for process in reversed(running):
-        process.terminate()
-    for process in running:
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def wait_for(log: Path, text: str, process: subprocess.Popen[bytes], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while text not in log.read_text() and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.2)
-    assert text in log.read_text(), log.read_text()
-
-
-@pytest.mark.slow
-def test_flower_takes_the_keys_and_refuses_others(flower, tmp_path):
-    keys, port = tmp_path / "keys", free_port()
-    create_keys(keys, 2)
-    create_keys(tmp_path / "others", 1)
-    tls = ("--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem")
-    more = ("--ssl-keyfile", keys / "server.key", "--enable-supernode-auth", "--database", tmp_path / "state.db")
-    link, log = flower(
-        "flower-superlink",
-        *("--host", "127.0.0.1", "--port", port, *tls, *more, "--disable-runtime-dependency-installation"),
-    )
-    wait_for(log, "Uvicorn running on https", link)
-    (tmp_path / "flwr").mkdir(exist_ok=True)
-    (tmp_path / "flwr" / "config.toml").write_text(
-        f'[superlink]\ndefault = "trial"\n[superlink.trial]\naddress = "127.0.0.1:{port}"\n'
-        f'root-certificates = "{keys / "ca.crt"}"\n'
-    )
-
-    def flwr(*arguments: object) -> dict:
-        process, printed = flower("flwr", "supernode", *arguments, "--format", "json")
-        assert process.wait(60) == 0, printed.read_text()
-        return json.loads(printed.read_text())
-
-    def supernode(key: Path, ca: Path) -> tuple[subprocess.Popen[bytes], Path]:
-        address = ("--superlink", f"127.0.0.1:{port}", "--port", free_port())
-        return flower("flower-supernode", *address, "--root-certificates", ca, "--auth-supernode-private-key", key)
-
-    number = flwr("register", keys / "node1.pub")["node-id"]
-    node, log = supernode(keys / "node1", keys / "ca.crt")
-    wait_for(log, f"SuperNode ID: {number}", node)
-    assert [n["status"] for n in flwr("list")["nodes"]] == ["online"]
-
-    for key, ca, reason in (
-        (keys / "node2", keys / "ca.crt", "Failed to activate SuperNode"),  # not registered
-        (keys / "node1", tmp_path / "others" / "ca.crt", "certificate verify failed"),
-    ):
-        node, log = supernode(key, ca)
-        wait_for(log, "Exit Code: 305", node)
-        wait_for(log, reason, node)
-        assert node.wait(60) != 0

@@ -250,22 +250,6 @@ def test_the_certificate_of_the_server_fits(fed, tmp_path):
     assert not (tmp_path / "kit.tar.gz").exists()
 
 
-@pytest.mark.parametrize("words", [(), ("--site", "north", "--server")])
-def test_a_kit_is_for_a_site_or_for_the_server(words, fed, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    status, _, error = command(monkeypatch, capsys, "deploy", "kit", fed, "--superlink", LINK, *words)
-    assert (status, error.count("\n")) == (2, 1)
-    assert "give either --site NAME, for the archive of a node, or --server, for that of the server" in error
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_kit_of_the_server(fed, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    status, out, _ = command(monkeypatch, capsys, "deploy", "kit", fed, "--server", "--superlink", LINK)
-    said = "server.tar.gz: for the administrator of the server, who begins with README.txt; it holds no secret\n"
-    assert (status, out) == (0, said)
-
-
 def test_the_commands_of_the_readme(kit, fed, tmp_path, monkeypatch, capsys):
     """Those of protofed, in order, in the folder where the archive was unpacked."""
     shutil.copytree(fed, tmp_path / "fed")
@@ -293,9 +277,7 @@ def test_the_commands_of_the_readme(kit, fed, tmp_path, monkeypatch, capsys):
     ("site", "superlink", "reason"),
     [
         ("../x", LINK, "--site: name '../x': use letters"),
-        ("no\nrth", LINK, "--site: name 'no rth': use letters"),
         ("north", "https://link.org:1", "expected HOST:PORT without https://"),
-        ("north", "li\nnk:8443", "--superlink 'li\\nnk': expected an IP address or a DNS name"),
         ("north", "$(id):8443", "--superlink '$(id)': expected an IP address or a DNS name"),
     ],
 )

@@ -15,7 +15,7 @@ from protofed_flower.admission import class_order
 from protofed_flower.messages import Job
 from protofed_flower.node import Node
 from protofed_flower.sources import plan_text, source_of
-from protofed_flower.summary import client_summaries, described_federation
+from protofed_flower.summary import client_summaries, describe_federation
 
 HEAVY = (
     *("torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "triton", "torchvision", "PIL"),
@@ -57,7 +57,7 @@ def test_the_visits_of_a_folder_with_arrays_are_light(tmp_path):
     descriptions = Node(source_of(node), tmp_path / "state").describe(config)
     classes, _ = class_order(descriptions)
     (summary,) = client_summaries(
-        experiment, FederationSummary.of(experiment, described_federation(descriptions, classes))
+        experiment, FederationSummary.of(experiment, describe_federation(descriptions, classes))
     )
     job = Job("run", "north", 1, config, summary, deliver=False).to_values()
     found = loaded([("query", node, {"config": config}), ("train", node, job), ("evaluate", node, job)])

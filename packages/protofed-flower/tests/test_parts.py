@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from protofed.errors import PayloadError
@@ -38,18 +38,3 @@ def test_a_part_that_fails_costs_only_its_client():
         values_of(reply, 1)
     with pytest.raises(PayloadError, match="not an answer of protofed"):
         values_of(reply, 3)
-
-
-def test_a_message_of_one_visit_has_the_form_it_always_had():
-    asked = message({"client": "ann"}, 1, TRAIN)
-    assert list(asked.content) == ["protofed"]
-    assert list(_answer(asked, CONTEXT, act).content) == ["protofed"]
-
-
-def test_other_records_are_no_parts():
-    asked = message({"client": "ann"}, 1, TRAIN)
-    asked.content["other"] = ConfigRecord({"client": "bob"})
-    reply = _answer(asked, CONTEXT, act)
-    assert values_of(reply)["client"] == "ann"
-    with pytest.raises(PayloadError, match="another version of protofed runs there"):
-        values_of(reply, 1)

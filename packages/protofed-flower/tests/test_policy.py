@@ -45,11 +45,7 @@ def test_a_run_that_protects_as_required_is_joined(root, tmp_path):
     ("settings", "options", "reason"),
     [
         (SAMPLE, {}, "privacy.mode=none, but this node takes part only in runs with privacy.mode=sample"),
-        (
-            SAMPLE,
-            {"privacy__mode": "client", "privacy__noise": 9.0},
-            "privacy.mode=client, but this node",
-        ),
+        (SAMPLE, {"privacy__mode": "client", "privacy__noise": 9.0}, "privacy.mode=client, but this node"),
         (
             {"privacy": "client", "epsilon": 8},
             {"privacy__mode": "client", "privacy__noise": 9.0},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -98,25 +97,6 @@ def test_simulated_nodes_give_the_numbers_of_the_local_engine(method, protection
             {} if "secure__aggregation" in protection else n["bytes"] for n in (here, there)
         )
         assert here == there
-
-
-@pytest.mark.slow
-def test_a_round_that_a_restarted_server_repeats_is_paid_for_twice(root, tmp_path):
-    chosen = apart("fedproto", root, rounds=3, privacy__mode="client", privacy__noise=3.0)
-
-    def scored(node, message):
-        kind, content = message.metadata.message_type, message.content
-        return kind == "evaluate" and "2" in str([dict(r).get("round") for r in content.values()])
-
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), dying(scored))
-    with pytest.raises(KeyboardInterrupt):
-        over(grid, chosen, tmp_path / "remote")
-    run = over(grid, chosen, tmp_path / "remote", resume=True)
-    assert Path(tmp_path / "remote" / "releases").stat().st_size == 4
-    lines = (tmp_path / "remote" / "rounds.jsonl").read_text().splitlines()
-    told = [json.loads(line)["privacy"]["releases"] for line in lines]
-    assert told == [1, 3, 4]
-    assert run.summary.privacy.releases == 4
 
 
 @pytest.mark.slow

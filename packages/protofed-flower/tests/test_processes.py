@@ -9,7 +9,6 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from network import contents, own_run, write_folders
 from protofed import load_run, run
 from protofed.methods import methods
 from protofed_flower.identity import fingerprint
-from protofed_flower.keys import certificate_authority, create_keys
+from protofed_flower.keys import create_keys
 from protofed_flower.status import status
 from support import client, federated, ordinary
 
@@ -166,14 +165,6 @@ def test_the_life_of_runs_that_share_their_nodes(tmp_path):
         runs = {load_run(p).summary.method: p for p in (tmp_path / "state" / "ann" / "ann").iterdir()}
         assert len(list((tmp_path / "state" / "ann" / "ann").iterdir())) == 3
         mine = runs["protonorm"]
-        for command in (
-            f"predict {{}} ann {test}",
-            f"export {{}} ann --out {tmp_path}/ann.safetensors",
-            "metrics {}",
-        ):
-            status, printed = protofed(command.format(tmp_path / "A"))
-            assert (status, f"STATE-DIR/CLIENT/{mine.name}" in printed) == (2, True), printed
-            assert protofed(command.format(mine))[0] == 0
         assert protofed(f"predict {mine} ann {test}") == protofed(f"predict {expected['A']} ann {test}")
 
         before = contents(tmp_path / "A", tmp_path / "state")
@@ -201,28 +192,6 @@ def test_a_simulation_on_ray_gives_the_numbers_of_the_local_engine(method, tmp_p
     more = "[data.labels]\n0 = 'a'\n1 = 'b'\n2 = 'c'\n3 = 'd'\n" if method == "fedtsp" else ""
     chosen = recipe(folders(tmp_path / "data", 4), method, more=more)
     same(here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedncm", "fedlda", "local_lda"])
-def test_encoded_samples_on_ray_give_the_numbers_of_the_local_engine(method, tmp_path):
-    more = "[encoder]\nname = 'random'\ndim = 6\n"
-    chosen = recipe(folders(tmp_path / "data", 4), method, 2, more)
-    same(here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protection", ["sample", "client", "secure", "both"])
-def test_a_simulation_on_ray_protects_as_the_local_engine_does(protection, tmp_path):
-    mode = "client" if protection == "both" else protection
-    more = "[robust]\nrule = 'none'\n"
-    more += "" if protection == "secure" else f"[privacy]\nmode = '{mode}'\nnoise = 0.7\n"
-    more += "[secure]\naggregation = true\n" if protection in ("secure", "both") else ""
-    chosen = recipe(folders(tmp_path / "data", 4), "fedproto", more=more)
-    expected, found = here(chosen, tmp_path / "local"), here(chosen, tmp_path / "ray", "--engine", "flower")
-    # Boxes of shares have no fixed length.
-    sized = ("bytes",) if protection in ("sample", "client") else ()
-    same(expected, found, ("accuracy", "parameters", "privacy", *sized))
 
 
 @pytest.mark.slow
@@ -332,41 +301,6 @@ def test_an_impostor_with_a_registered_key_is_refused(tmp_path):
     same(here(chosen, tmp_path / "local"), tmp_path / "run")
     (left,) = json.loads((tmp_path / "run" / "federation.json").read_text())["left_out"]
     assert left["reason"].startswith("says it is bob, whose key is SHA256:")
-
-
-@pytest.mark.slow
-def test_an_expired_certificate_is_refused_and_that_of_another_authority(tmp_path):
-    from protofed_flower import keys
-
-    data = folders(tmp_path / "data")
-    create_keys(tmp_path / "others", 1)
-    with Deployment(tmp_path, clients_of(data)[:1]) as d:
-        end = datetime.now(UTC) - timedelta(days=1)
-        authority = certificate_authority(end - timedelta(days=2), datetime.now(UTC) + timedelta(days=2))
-        names = [keys.subject_name(host) for host in keys.HOSTS]
-        server = keys.server_certificate(authority, names, end - timedelta(days=1), end)
-        for name, (content, _mode) in {
-            **keys._pem_files("ca.crt", "ca.key", authority),
-            **keys._pem_files("server.pem", "server.key", server),
-        }.items():
-            (d.keys / name).unlink()
-            (d.keys / name).write_bytes(content)
-        d.link()
-        d.node(0)
-        d.node(0, name="misled", authority=tmp_path / "others" / "ca.crt")
-        assert d.ended("node1") != 0
-        assert d.ended("misled") != 0
-        check = subprocess.run(
-            shlex.split(
-                f"{BIN}/protofed deploy check --client-dir {d.data[0]} --state-dir {tmp_path}/s "
-                f"--superlink 127.0.0.1:{d.port} --root-certificates {d.keys}/ca.crt --key {d.keys}/node1"
-            ),
-            capture_output=True,
-            text=True,
-            env={**d.environment, "COLUMNS": "200"},
-        )
-    assert check.returncode != 0
-    assert "expired" in check.stdout + check.stderr
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from protofed.errors import PayloadError
 from protofed.stages.privacy.noise import COARSEST, FINEST, OwnNoise
 from protofed.stages.secure.stage import SecureSum
-from protofed_flower.peers import TRUSTING
 from protofed_flower.protocol import (
     STAGES,
     SecureAggregationError,
@@ -20,7 +19,6 @@ from protofed_flower.protocol import (
     here,
     mask,
     over,
-    size_of,
 )
 from support import build, few, same
 
@@ -160,14 +158,11 @@ def test_refuses_to_reveal_both_secrets_of_a_client():
         ("shares", lambda r: r["pairwise"].__setitem__(0, b"other"), "not its own"),
         ("masked", lambda r: (r["from"].pop(), r["from"].pop(), r["boxes"].pop(), r["boxes"].pop()), "2 clients"),
         ("masked", lambda r: r["boxes"].reverse(), "cannot be opened"),
-        ("masked", lambda r: r.update(boxes=[b"", b"", b""]), "cannot be opened"),
         ("survivors", lambda r: (r["arrived"].remove("ann"), r["lost"].append("ann")), "which is here: refused"),
         ("survivors", lambda r: (r["arrived"].remove("bob"),), "each client of the round once"),
         ("survivors", lambda r: r["lost"].extend([r["arrived"].pop(), r["arrived"].pop()]), "2 vectors arrived"),
-        ("survivors", lambda r: r.update(arrived="ann"), "must be a list"),
         ("unmask", lambda r: [r[key].pop() for key in ("signers", "signatures") * 2], "2 clients signed the list"),
         ("unmask", lambda r: r["signers"].__setitem__(0, "bob"), "each once, with a signature"),
-        ("unmask", lambda r: r.update(signers=["x1", "x2", "x3", "ann"]), "1 clients signed the list of survivors"),
     ], 7,
 )  # fmt: skip
 def test_refuses_dishonest_requests(stage, change, match):
@@ -217,9 +212,7 @@ def test_shares_of_another_round_are_refused_by_everybody():
         ("keys", lambda a: a.update(pairwise=b"no key"), "cannot be read"),
         ("shares", lambda a: a.update(commitment=b"x" * 10**6), "commitment: must have 32 bytes, not 1000000"),
         ("keys", lambda a: a.update(sealing=a["pairwise"]), "another client has one"),
-        ("keys", lambda a: a.pop("pairwise"), "pairwise: expected bytes"),
         ("keys", lambda a: a.update(signature=b"x" * 513), "must have at most 512 bytes, not 513"),
-        ("survivors", lambda a: a.pop("signature"), "signature: expected bytes"),
         ("shares", lambda a: a["boxes"].pop(), "one for each other client"),
         ("shares", lambda a: a.update(boxes=[b"x" * 10**6] * 3), "at most 4096"),
         ("masked", lambda a: a.update(masked=b""), "must have 48 bytes, not 0"),
@@ -282,29 +275,6 @@ def test_wrong_shares_of_one_client_cost_no_round_and_name_it(which, culprit, da
         assert (
             "'s " + ("mask seed" if which == "seeds" else "key") + " does not fit" in session.server.lost[culprit]
         )
-
-
-def test_too_few_clients_are_refused():
-    with pytest.raises(
-        SecureAggregationError, match=r"1 of the 2 clients needed have uploads \(secure.threshold\)"
-    ):
-        SecureServer(["ann"], 2, 6)
-
-
-def test_a_client_goes_on_in_another_process():
-    session = Round(3, 2)
-
-    def ask(stage, requests):
-        for name, request in requests.items():
-            client = SecureClient.of(session.clients[name].state, TRUSTING)
-            yield name, client.answer(stage, request)
-            session.clients[name] = SecureClient.of(dict(client.state), TRUSTING)
-
-    assert np.array_equal(conduct(session.server, ask), sum(session.vectors.values(), np.zeros(6, dtype=np.uint64)))
-
-
-def test_size_counts_what_is_sent():
-    assert size_of({"a": b"123", "b": ["é", b"4"], "c": 7}) == 3 + 2 + 1 + 8
 
 
 # Noise.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,8 +18,7 @@ from protofed_flower.held import peers_of
 from protofed_flower.identity import fingerprint, read_roster
 from protofed_flower.keys import create_keys
 from protofed_flower.peers import TRUSTING, KnownPeers
-from protofed_flower.roster import read_signed, sign_roster
-from support import few
+from protofed_flower.roster import sign_roster
 
 CLIENTS = ("north", "south", "west")
 
@@ -109,7 +107,7 @@ def test_a_roster_that_somebody_has_changed(made, tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ('{"north": "SHA256:abc"}', "has no signature: a node needs the roster that `protofed deploy roster`"),
+        ('{"north": "SHA256:abc"}', "has no signature: a node needs the roster that the federation's"),
         ("[]", "has no signature"),
         ("", "roster: not JSON"),
         ('{"signature": "x"}', "roster: lacks 'federation'"),
@@ -181,105 +179,6 @@ def test_the_server_certificate_cannot_sign_a_roster(made, tmp_path):
 
 
 # The commands.
-
-
-def pairs(made: Path, *names: str) -> list[str]:
-    return [w for i, n in enumerate(names, start=1) for w in ("--client", f"{n}={made / f'node{i}.pub'}")]
-
-
-def test_an_authority_signs_a_roster(made, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "roster.json"
-    command = (
-        "roster",
-        out,
-        *pairs(made, *CLIENTS),
-        "--authority-key",
-        made / "ca.key",
-        "--federation",
-        "hospitals",
-    )
-    assert protofed(monkeypatch, *command, "--days", 30) == 0
-    assert "3 clients of hospitals, valid for 30 days" in capsys.readouterr().out
-    found = read_signed(out, made / "ca.crt")
-    assert (tuple(found.keys), found.federation) == (CLIENTS, "hospitals")
-    assert abs(found.until - datetime.now(UTC) - timedelta(days=30)) < timedelta(minutes=1)
-    before = out.read_bytes()
-    assert protofed(monkeypatch, *command) == 2
-    assert "is there already: rosters are never overwritten" in capsys.readouterr().err
-    assert out.read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["roster.json"]
-
-
-@few(
-    ("words", "reason"),
-    [
-        (("--client", "north"), "--client north: expected NAME=FILE, each name once"),
-        (("--client", "north=nowhere"), "nowhere: No such file"),
-        (("--client", "north={made}/node1"), "north: neither a public key nor a fingerprint"),
-        (
-            ("--client", "a={made}/node1.pub", "--client", "b={made}/node2.pub"),
-            "a roster needs at least 3 clients: of the sum of two, each knows the other's part",
-        ),
-        (
-            ("--client", "a={made}/node1.pub", "--federation", " "),
-            "roster: name of the federation '': expected printable text",
-        ),
-        (("--client", "../x={made}/node1.pub"), "name '../x': use letters"),
-        (("--client", "a={made}/node1.pub", "--client", "b={made}/node1.pub"), "a and b have the same key"),
-        (("--client", "a={made}/node1.pub", "--client", "A={made}/node2.pub"), "names 'a' and 'A' read the same"),
-        (
-            ("--client", "a={made}/node1.pub", "--authority-key", "{made}/ca.crt"),
-            "ca.crt: not an ECDSA private key",
-        ),
-    ],
-    5,
-)
-def test_a_roster_that_cannot_be_signed(words, reason, made, tmp_path, monkeypatch, capsys):
-    key = () if "--authority-key" in words else ("--authority-key", made / "ca.key")
-    given = ["--federation", "trial", *(word.format(made=made) for word in words)]
-    assert protofed(monkeypatch, "roster", tmp_path / "out.json", *given, *key) == 2
-    error = capsys.readouterr().err
-    assert reason in error
-    assert error.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("names", "reason"),
-    [
-        (["north"], "--client names 1 clients, but there are 2 nodes"),
-        (["north", "north"], "--client names a client twice"),
-        (["north", "so/uth"], "use letters"),
-    ],
-)
-def test_names_for_a_trial_that_do_not_fit(names, reason, tmp_path, monkeypatch, capsys):
-    words = [word for name in names for word in ("--client", name)]
-    assert protofed(monkeypatch, "keys", tmp_path / "keys", "--nodes", 2, *words) == 2
-    assert reason in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_check_says_whether_roster_authority_and_key_fit(made, tmp_path, monkeypatch, capsys):
-    def checked(**changes: object) -> str:
-        given = {"roster": made / "roster.json", "authority": made / "ca.crt", "key": made / "node1", **changes}
-        words = [w for option, value in given.items() if value for w in (f"--{option}", value)]
-        status = protofed(monkeypatch, "check", *words)
-        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "roster"]
-        assert (status == 1) == line.startswith("problem")
-        return line
-
-    assert checked().startswith("ok")
-    assert "3 clients of trial, valid until" in checked()
-    assert checked().endswith("; this node is north")
-    assert checked(authority=None).startswith("skipped")
-    assert "no --authority given" in checked(authority=None)
-    assert "no --key given" in checked(key=None)
-    create_keys(tmp_path / "others", 1)
-    assert "lists no client with the key" in checked(key=tmp_path / "others" / "node1")
-    assert "not signed by" in checked(authority=tmp_path / "others" / "ca.crt")
-    shutil.copytree(made, tmp_path / "copy")
-    (tmp_path / "copy" / "roster.json").write_text("{}")
-    assert "has no signature" in checked(roster=tmp_path / "copy" / "roster.json")
 
 
 def test_the_check_notices_the_key_of_another_node(made, tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from network import FakeGrid, apart, dying, enrolled, forget, locally, nodes_of, over, wanted
+from network import FakeGrid, dying, enrolled, forget, locally, nodes_of, over, wanted
 from protofed.errors import CheckpointError, FederationError, OutputError, PayloadError
 from protofed.stages.privacy.noise import NO_NOISE
 from protofed.stages.secure import sums as secure_sums
@@ -172,24 +172,6 @@ def test_a_killed_server_cannot_have_a_sum_made_twice(restarted, root, tmp_path)
         FederationError, match="the upload of this round has been added up, and is not offered twice"
     ):
         over(grid, chosen, tmp_path / "net", resume=True)
-
-
-@pytest.mark.slow
-def test_a_node_that_is_restarted_between_rounds_goes_on(root, tmp_path):
-    chosen, rounds = apart("fedproto", root, **SECURE), set()
-
-    def restart(node, message, reply):
-        if message.metadata.message_type == "evaluate" and len(rounds) < 2:
-            rounds.add(node)
-            grid.states.clear()
-            forget()
-        return reply
-
-    grid = FakeGrid(members(root, tmp_path / "state"), restart)
-    plain = over(FakeGrid(members(root, tmp_path / "other")), chosen, tmp_path / "plain")
-    run = over(grid, chosen, tmp_path / "net")
-    assert [r.accuracy for r in run.rounds] == [r.accuracy for r in plain.rounds]
-    assert all(r.missing == [] for r in run.rounds)
 
 
 def test_a_node_offers_its_upload_once(tmp_path):

@@ -17,17 +17,7 @@ from attacks import invent, split, until
 from flwr.app import Context
 
 import support
-from network import (
-    FakeGrid,
-    enrolled,
-    forget,
-    nodes_of,
-    over,
-    reply_with,
-    training,
-    wanted,
-    write_folders,
-)
+from network import FakeGrid, enrolled, forget, nodes_of, over, reply_with, training, wanted, write_folders
 from protofed.errors import FederationError, PayloadError
 from protofed_flower import held
 from protofed_flower.grid import GridExecutor
@@ -72,19 +62,11 @@ def five(path: Path) -> Path:
 @few(
     ("attack", "words", "counted", "reason"),
     [
-        (invent, ([], 1), ["ann"], "its roster, least-peers or least-threshold ask for other or"),
-        (invent, (["mia"], 2), ["ann"], "its roster, least-peers or least-threshold ask for other or"),
         (
             invent,
             (["mia", "max"], 3),
             ["ann"],
             "its roster, least-peers or least-threshold ask for other or more clients",
-        ),
-        (
-            invent,
-            (["bob", "cid"], 3),
-            ["ann"],
-            "another client was told another plan, network, broadcast or threshold",
         ),
         (
             split,
@@ -142,32 +124,6 @@ def test_a_server_that_gives_one_node_a_finer_fixed_point(trusting, root, tmp_pa
         FederationError,
         match="ann: node: refused, another client was told another plan, network, broadcast or threshold",
     ):
-        attacked(monkeypatch, grid, root, tmp_path / "out", honest)
-
-
-@few("trusting", [True, False], 1)
-def test_a_server_that_gives_one_node_a_network_of_its_own(trusting, root, tmp_path, monkeypatch):
-    """Beside dead units of all others, the sum is one client's own class means and a constant."""
-    make = GridExecutor._job
-
-    def job(executor, name, *rest):
-        made = make(executor, name, *rest)
-        other = {"name": "identity", "options": {}} if name == "ann" else {"options": {"hidden": [1]}}
-        plan = json.loads(made.config)
-        return replace(made, config=json.dumps({**plan, "model": {**plan["model"], **other, "d": 6}}))
-
-    def honest(ask, length):
-        return conduct(SecureServer(["ann", "bob", "cid"], 3, length), ask)
-
-    monkeypatch.setattr(GridExecutor, "_job", job)
-    monkeypatch.setitem(SECURE, "model__d", 6)
-    grid = FakeGrid(enrolled(nodes_of(root, tmp_path / "state"), tmp_path / "keys"))
-    if trusting:
-        monkeypatch.setattr(held, "peers_of", lambda config, name: TRUSTING)
-        with pytest.raises(Read):
-            attacked(monkeypatch, grid, root, tmp_path / "out", honest)
-        return
-    with pytest.raises(FederationError, match="another client was told another plan, network"):
         attacked(monkeypatch, grid, root, tmp_path / "out", honest)
 
 
@@ -303,38 +259,6 @@ def test_an_upload_that_others_added_up_is_paid_for_again(allowed, tmp_path, mon
     assert spent("bob") == [first]
 
 
-def lists_apart(ask, length):
-    """Tell ann and bob that eve is not there, and dan and eve that ann is not."""
-    names, hidden = ["ann", "bob", "cid", "dan", "eve"], {"ann": "eve", "bob": "eve", "dan": "ann", "eve": "ann"}
-    server = until("shares", names, 3, length, ask)
-    requests = server.requests("shares")
-    for name, without in hidden.items():
-        kept = [place for place, other in enumerate(names) if other != without]
-        lists = ("names", "signatures", "pairwise", "sealing")
-        requests[name] |= {which: [requests[name][which][place] for place in kept] for which in lists}
-    answers = dict(ask("shares", requests))
-    boxes = {(n, to): box for n, a in answers.items() for to, box in zip(a["to"], a["boxes"], strict=True)}
-    others = {n: [o for o in names if {(n, o), (o, n)} <= boxes.keys()] for n in names}
-
-    def each(**values):
-        return {n: {"session": server.session, **{k: of(n) for k, of in values.items()}} for n in names}
-
-    received = {"from": lambda n: others[n], "boxes": lambda n: [boxes[one, n] for one in others[n]]}
-    dict(ask("masked", each(**received)))
-    lists = each(arrived=lambda n: sorted([n, *others[n]]), lost=lambda n: [])
-    signed = {n: answer["signature"] for n, answer in ask("survivors", lists)}
-    arrived = {n: lists[n]["arrived"] for n in names}
-    proof = each(signers=arrived.get, signatures=lambda n: [signed[one] for one in arrived[n]])
-    return dict(ask("unmask", proof))
-
-
-def test_a_server_that_tells_clients_of_lists_that_differ(tmp_path, monkeypatch):
-    root = five(tmp_path / "data")
-    grid = FakeGrid(enrolled(nodes_of(root, tmp_path / "state"), tmp_path / "keys"))
-    with pytest.raises(FederationError, match="a stage of secure aggregation does not go together"):
-        attacked(monkeypatch, grid, root, tmp_path / "out", lists_apart)
-
-
 # Clients that are hostile to the others.
 
 
@@ -365,13 +289,10 @@ UNSEALED = r"a stage of secure aggregation does not go together with the earlier
         (replaying("unmask", "seeds"), None),
         (replaying("masked", "masked"), "sums must be from 0 to"),
         (replaying("keys", "pairwise", "sealing", "signature"), UNSIGNED),
-        (replaying("keys", "signature"), UNSIGNED),
         (replaying("shares", "boxes"), UNSEALED),
         (altering("shares", boxes=lambda b: [bytes(len(one)) for one in b]), UNSEALED),
         (replaying("survivors", "signature"), None),
-        (altering("survivors", signature=lambda s: s[::-1]), None),
         (altering("unmask", seeds=lambda s: [b"" for _ in s]), None),
-        (altering("unmask", seeds=lambda s: s[:-1]), None),
     ],
     2,
 )

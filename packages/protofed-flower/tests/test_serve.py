@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
 from network import (
@@ -92,25 +92,6 @@ def test_clients_with_models_and_epochs_of_their_own(tmp_path):
     remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), wanted("protonorm", root), tmp_path / "remote")
     local = locally(wanted("protonorm", root, data__trust_code=True), tmp_path / "local")
     assert numbers(remote) == numbers(local)
-
-
-@pytest.mark.slow
-def test_partial_participation(root, tmp_path):
-    chosen = wanted("fedproto", root, participation__fraction=0.5, rounds=4)
-    remote = over(FakeGrid(nodes_of(root, tmp_path / "state")), chosen, tmp_path / "remote")
-    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
-
-
-@pytest.mark.slow
-def test_a_node_that_restarts_goes_on_from_its_own_state(root, tmp_path):
-    def restart(node, message, reply):
-        if node == 102:
-            forget()
-        return reply
-
-    chosen = wanted("protonorm", root, rounds=4)
-    remote = over(FakeGrid(nodes_of(root, tmp_path / "state"), restart), chosen, tmp_path / "remote")
-    assert numbers(remote) == numbers(locally(chosen, tmp_path / "local"))
 
 
 @few("lost", [True, False], 1)
@@ -207,36 +188,6 @@ def test_what_is_wrong_with_an_early_answer_is_asked_again(bad, root, tmp_path):
 
 
 @pytest.mark.slow
-def test_half_of_the_clients_are_silent_in_every_round(root, tmp_path):
-    def silent(node, message, reply):
-        return None if message.metadata.message_type != "query" and (node + round_of(message)) % 2 else reply
-
-    chosen = apart("protonorm", root, rounds=4, participation__deadline_s=0.01)
-    run = over(FakeGrid(nodes_of(root, tmp_path / "state"), silent), chosen, tmp_path / "remote")
-    assert len(run.rounds) == 4
-    for record in run.rounds:
-        missing = [m.client for m in record.missing if m.phase == "training"]
-        assert missing == (["ann", "cid"] if record.round % 2 == 0 else ["bob"])
-        assert all(m.reason == "no answer within 0.01 s" for m in record.missing)
-        scored = record.accuracy.clients["head"]
-        assert [a is None for a in scored] == [name in missing for name in ("ann", "bob", "cid")]
-
-
-def test_a_class_nobody_reports_keeps_its_prototype(root, tmp_path):
-    """Only ann and cid have class 0, only bob and cid class 3."""
-
-    def silent(node, message, reply):
-        return None if training(message) and round_of(message) > 1 and node != 102 else reply
-
-    chosen = apart("fedproto", root, rounds=2, participation__deadline_s=0.01)
-    kept = over(FakeGrid(nodes_of(root, tmp_path / "s1"), silent), chosen, tmp_path / "two")
-    first = over(FakeGrid(nodes_of(root, tmp_path / "s2")), apart("fedproto", root, rounds=1), tmp_path / "one")
-    before, after = (load_file(r.directory / "prototypes.safetensors")["global.prototypes"] for r in (first, kept))
-    assert torch.equal(before[0], after[0])
-    assert not torch.equal(before[3], after[3])
-
-
-@pytest.mark.slow
 def test_a_round_with_too_few_answers_is_repeated_and_nobody_trains_twice(root, tmp_path):
     lost = []
 
@@ -312,31 +263,6 @@ def test_a_malicious_client_is_refused_and_the_others_go_on(attack, root, tmp_pa
     assert all(r.field and r.reason for round_ in refused for r in round_)
     assert [r.participants for r in run.rounds][-1] == ["ann", "cid"], "left out after two refusals"
     assert load_file(run.directory / "prototypes.safetensors")["global.prototypes"].isfinite().all()
-
-
-REPLIES = {
-    "another type": lambda m, v: reply_with(m, {**v, "message": "text"}),
-    "no losses": lambda m, v: reply_with(m, {n: x for n, x in v.items() if n != "losses"}),
-    "losses that are none": lambda m, v: reply_with(m, {**v, "losses": "[1"}),
-    "another record": lambda m, v: Message(RecordDict({"else": ConfigRecord({"a": 1})}), reply_to=m),
-    "an error of Flower": lambda m, v: Message(Error(code=5, reason="node\nunavailable"), reply_to=m),
-    "an error of the node": lambda m, v: reply_with(m, {"error": "data: disk full", "client": "bob"}),
-}
-
-
-@few("kind", REPLIES, 1)
-def test_a_reply_that_is_none_is_named(kind, root, tmp_path):
-    def tampered(node, message, reply):
-        if training(message) and node == 102:
-            return REPLIES[kind](message, dict(reply.content[RECORD]))
-        return reply
-
-    grid = FakeGrid(nodes_of(root, tmp_path / "state"), tampered)
-    run = over(grid, apart("fedproto", root, rounds=2), tmp_path / "remote")
-    for record in run.rounds:
-        (missing,) = record.missing
-        assert (missing.client, missing.phase) == ("bob", "training")
-        assert "\n" not in missing.reason
 
 
 def test_scores_that_cannot_be_are_not_counted(root, tmp_path):

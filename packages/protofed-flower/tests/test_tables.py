@@ -9,20 +9,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from network import FakeGrid, locally, nodes_of, numbers, over, own_run, wanted
 from notes import write_notes
 from protofed import load_run
 from protofed.analysis.one_class import one_class
 from protofed.analysis.report.facts import choices
-from protofed.config.architectures import FederationSummary
 from protofed.data import Table, load
 from protofed.data.tables import SiteColumn
 from protofed.errors import ConfigError, DataError, FederationError, PayloadError
 from protofed.runs.loading import load_run as read_run
 from protofed_flower.admission import admit
-from protofed_flower.check import CheckRequest, check_node
 from protofed_flower.messages import Description, description_values, read_descriptions
 from protofed_flower.sources import Folder
 from support import experiment, few
@@ -249,21 +246,6 @@ def test_grey_images_are_turned_to_colour_over_a_network(tmp_path):
         assert "bob" not in note
 
 
-def test_what_the_federation_agreed_on_does_not_fit(sites):
-    chosen = experiment("fedproto", **MODEL, data__missing="mean")
-    source = Folder(sites / "clients" / "ann", "ann")
-    summary = FederationSummary.of(
-        chosen, load(replace(chosen.data, source="path", path=str(sites)), "iid", None, 0)
-    )
-    fits = source.load(chosen, "ann", summary).clients[0]
-    assert fits.train.x.shape == (14, 5)
-    assert torch.isfinite(fits.train.x).all()
-    path = sites / "clients" / "ann" / "train.csv"
-    path.write_text(path.read_text().replace("sex", "gender"))
-    with pytest.raises(DataError, match="lacks the column"):
-        source.load(chosen, "ann", summary)
-
-
 def named(sites: Path, name: str, words: dict[str, str], column: int) -> None:
     """Give the values of a column of one client other names."""
     for split in ("train", "test"):
@@ -321,12 +303,6 @@ def test_a_column_to_drop_may_be_at_one_site_of_a_network(sites, tmp_path, caplo
     assert numbers(run) == numbers(locally(chosen, tmp_path / "local"))
     told = [r.getMessage() for r in caplog.records if "data.drop" in r.getMessage()]
     assert sorted(told) == [f"{name}: Not in the data (data.drop): crp." for name in ("Köln", "bob")]
-    config = tmp_path / "node.toml"
-    config.write_text(f"client-dir = '{sites}/clients/bob'\n[data]\ndrop = ['crp']\nmissing = 'mean'\n")
-    request = CheckRequest(config=config, recipe="quickstart", overrides=("data.source=spiral", "data.classes=3"))
-    (data,) = [found for found in check_node(request) if found.name == "client-dir"]
-    assert data.state == "ok"
-    assert data.text.endswith(". Not in the data (data.drop): crp.")
 
 
 def test_an_identifier_is_refused_by_the_node_that_holds_it(sites):

@@ -41,15 +41,7 @@ def findings(method: str = "fedlda", number: int = 4, **chosen: object) -> dict[
         return {f.key: f for f in sums(observe(federation, data))}
 
 
-@few(
-    ("method", "options"),
-    [
-        ("fedlda", {}),
-        ("fedlda", {"wire__codec": "float16"}),
-        ("fed3r", {}),
-    ],
-    1,
-)
+@few(("method", "options"), [("fedlda", {}), ("fedlda", {"wire__codec": "float16"}), ("fed3r", {})], 1)
 def test_the_span_and_the_features_of_single_samples_are_found(method, options):
     found = findings(method, **options)
     assert found["sums_span"].value == pytest.approx(1, abs=1e-3)

@@ -105,16 +105,6 @@ def test_a_setup_that_does_not_fit_leaves_the_last_one(session):
     assert told(pipe)[0][0] == "refused"
 
 
-def test_a_studio_without_a_setup(session):
-    session, pipe = session
-    session.go()
-    session.step()
-    session.change("left", {"lambda": 2.0})
-    session.look(0)
-    assert not session.running
-    assert not told(pipe)
-
-
 def test_the_last_round_ends_it(session, monkeypatch):
     session, pipe = session
     monkeypatch.setattr("protofed_lab.demo.engine.ROUNDS", 2)

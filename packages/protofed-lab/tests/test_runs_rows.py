@@ -8,7 +8,7 @@ import pytest
 
 from protofed.runs.loading import load_run
 from protofed_lab.viewer import rows
-from protofed_lab.viewer.following import State
+from protofed_lab.viewer.library import State
 from rundirs import make_run
 
 

@@ -20,7 +20,7 @@ from protofed.cli.common import (
     seeds_of,
 )
 from protofed.compute.imports import pause_collection
-from protofed.errors import ConfigError, unknown_name
+from protofed.errors import ConfigError
 
 
 def reproduce(
@@ -49,7 +49,6 @@ def reproduce(
     rule: Annotated[
         str, typer.Option(help="Show accuracies by another inference rule than the paper's, e.g. head.")
     ] = "",
-    output: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
     out: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path("runs/reproduction"),
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -59,7 +58,6 @@ def reproduce(
     with pause_collection():
         from protofed.experiments.batch import seconds
         from protofed_papers import running, showing
-        from protofed_papers.output import FORMATS
 
     if "=" in target:
         raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")
@@ -69,13 +67,9 @@ def reproduce(
         for line in showing.listing(scope, out):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
-    if output not in FORMATS:
-        raise ConfigError(unknown_name("format", output, FORMATS))
     cells = showing.only(only or [])
     place = overrides_of([], device, data_dir)
     request = running.Reproduction(target, scope, out, jobs, seconds(budget), run, cells, place)
     with report_progress(quiet=quiet or not run, resume=False) as progress:
         found = running.reproduce(request, progress)
-    showing.show(
-        found, request, output, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
-    )
+    showing.show(found, request, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))

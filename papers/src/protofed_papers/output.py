@@ -1,14 +1,13 @@
-"""Reproduced tables and claims as text, Markdown, CSV and LaTeX, with how they were made."""
+"""Reproduced tables and claims as text and Markdown, with how they were made."""
 
 from __future__ import annotations
 
 import hashlib
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
 from typing import NamedTuple
 
-from protofed.analysis.table import TextCell, TextTable, tex
+from protofed.analysis.table import TextCell, TextTable
 from protofed.text import plural
 from protofed_papers.layout import Filled, Formula, Hyperparameter, Row, Scope, Sheet, hyperparameters
 from protofed_papers.papers import ACCURACY, Claim, Paper, PaperTable
@@ -218,51 +217,6 @@ def as_markdown(sheet: Sheet, facts: Facts, *, known: bool = False) -> str:
     title = f"**{title_of(sheet.paper, sheet.table)}** (paper / ours ± half of the 95 % interval, verdict)"
     notes = "".join(f"- {line}\n" for line in facts.lines())
     return f"{title}\n\n{table_of(sheet, _short, known=known).markdown()}\n{notes}"
-
-
-COLUMNS = ("paper", "paper_std", "ours", "half_interval", "verdict")
-
-
-def as_csv(sheet: Sheet) -> str:
-    """Return a table as CSV, one line per number."""
-    from pandas import DataFrame
-
-    table = sheet.table
-    lines = []
-    for row, column in product(sheet.layout.rows, sheet.layout.columns):
-        if (filled := sheet.filled(row, column)) is None:
-            continue
-        printed = filled.entry.printed
-        lines.append(
-            [
-                *(*row.section, row.method, *row.inner, " ".join(heading(sheet, column))),
-                *(filled.entry.metric, sheet.scope.scale, len(filled.values)),
-                *((printed.value, printed.std) if printed else ("", "")),
-                number(filled.mean, digits=4) if filled.values else filled.state,
-                "" if filled.half is None else number(filled.half, digits=4),
-                filled.verdict,
-            ]
-        )
-    names = [*table.rows, "method", *table.inner, "column", "metric", "scale", "seeds", *COLUMNS]
-    text: str = DataFrame(lines, columns=names).to_csv(index=False)
-    return text
-
-
-def as_latex(sheet: Sheet, facts: Facts) -> str:
-    """Return a table as LaTeX, for the package ``booktabs``."""
-    caption = rf"{tex(sheet.table.caption)} (paper / ours $\pm$ half of the 95\,\% interval, verdict)"
-    lines = [r"\begin{table}", r"\centering", r"\small", rf"\caption{{{caption}}}"]
-    lines.append(table_of(sheet, _short).latex() + r"\end{table}")
-    return "\n".join([*lines, *(f"% {line}" for line in facts.lines())]) + "\n"
-
-
-FORMATS: dict[str, tuple[str, Callable[[Sheet, Facts], str]]] = {
-    "text": ("txt", as_text),
-    "markdown": ("md", as_markdown),
-    "csv": ("csv", lambda sheet, facts: as_csv(sheet)),
-    "latex": ("tex", as_latex),
-}
-"""Suffix and writer of every format."""
 
 
 def hyperparameter_lines(paper: Paper, table: PaperTable) -> list[str]:

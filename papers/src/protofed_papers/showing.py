@@ -19,14 +19,14 @@ from protofed_papers.cells import SCALES
 from protofed_papers.judging import judged
 from protofed_papers.layout import Scope, Sheet, formulas, hyperparameters
 from protofed_papers.output import (
-    FORMATS,
     WIDTH,
+    as_markdown,
+    as_text,
     claim_lines,
     facts_of,
     formula_lines,
     hyperparameter_lines,
 )
-from protofed_papers.page import write_page
 from protofed_papers.papers import papers
 from protofed_papers.running import Reproduced, Reproduction, ResultLibrary
 
@@ -92,7 +92,7 @@ def only(items: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def show(found: Reproduced, request: Reproduction, kind: str, write: Write) -> None:
+def show(found: Reproduced, request: Reproduction, write: Write) -> None:
     """Write the files of what was reproduced and print it."""
     claim(request.out)
     for name, why in found.missing.items():
@@ -106,9 +106,8 @@ def show(found: Reproduced, request: Reproduction, kind: str, write: Write) -> N
     for sheet in found.sheets:
         facts = facts_of(sheet, command)
         stem = f"{sheet.paper.name}-table{sheet.table.number}-{sheet.scope.scale}"
-        for suffix, writer in FORMATS.values():
-            write_text(folder / f"{stem}.{suffix}", writer(sheet, facts))
-        write(FORMATS[kind][1](sheet, facts))
+        write_text(folder / f"{stem}.md", as_markdown(sheet, facts))
+        write(as_text(sheet, facts))
     for paper, table in found.others:
         if table.kind == "formulas":
             lines = formula_lines(paper, table, formulas(paper, table, request.scope, found.find))
@@ -121,7 +120,7 @@ def show(found: Reproduced, request: Reproduction, kind: str, write: Write) -> N
     details = "/claim" in request.target
     for paper, own, judgement in found.claims:
         write("\n".join(claim_lines(paper, own, judgement, request.scope, details=details)))
-    write_page(request.out / "report.html", found, request.scope, command)
     if found.waiting:
         write(f"Time is up: {found.waiting} runs are not finished; repeat the command to go on.")
-    write(f"Files: {folder}; report: {request.out / 'report.html'}")
+    if found.sheets:
+        write(f"Tables as Markdown: {folder}")

@@ -26,16 +26,12 @@ ROWS = 12
 
 
 class PairedScores(NamedTuple):
-    """Numbers of a client's test samples, and of those that two methods classify correctly.
-
-    Attributes:
-        apart: Samples that exactly one of the two has right.
-    """
+    """Numbers of a client's test samples, and of those that two methods classify correctly."""
 
     tests: int
     ours: float
     theirs: float
-    apart: float
+    apart: float  #: Samples that exactly one of the two has right
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientFeatures:
-    """Features of a client's test samples, by its final model.
-
-    Attributes:
-        features: ``(n, d)``, from eval mode on the CPU.
-        labels: ``(n,)`` int64.
-    """
+    """Features of a client's test samples, by its final model."""
 
     name: str
-    features: Tensor
-    labels: Tensor
+    features: Tensor  #: ``(n, d)``, from eval mode on the CPU
+    labels: Tensor  #: ``(n,)`` int64
 
 
 def restore_features(

@@ -73,15 +73,11 @@ def theme() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LineStyle:
-    """The look of one method in every figure.
-
-    Attributes:
-        dashes: Lengths of strokes and gaps in line widths; empty for a solid line.
-    """
+    """The look of one method in every figure."""
 
     colour: str
     marker: str
-    dashes: tuple[float, ...] = ()
+    dashes: tuple[float, ...] = ()  #: Lengths of strokes and gaps in line widths; empty for a solid line
 
     def line(self) -> dict[str, Any]:
         """Return keyword arguments for ``Axes.plot``."""

@@ -244,8 +244,6 @@ def why_rounds_matter(experiment: Experiment) -> str:
         return "training.schedule=cosine spreads over all rounds"
     if experiment.participation.newcomers:
         return "participation.newcomers join in the last rounds"
-    if experiment.participation.after:
-        return "with participation.after, the last round waits for all"
     if experiment.privacy.mode != "none" and experiment.privacy.noise is None:
         return "the noise that privacy.epsilon needs depends on their number"
     planned = traits_of(experiment).rounds == "planned"

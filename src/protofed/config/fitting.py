@@ -52,19 +52,6 @@ EXCLUSIONS = (
         "the draw shows numbers of samples",
         "set participation.sampling=uniform or poisson",
     ),
-    *(
-        Exclusion(
-            *("participation.after", (0,), other, excluded),
-            "all answers of a round are needed together",
-            "set participation.after=0",
-        )
-        for other, excluded in (("secure.aggregation", ()), ("privacy.mode", ("client",)))
-    ),
-    Exclusion(
-        *("participation.after", (0,), "evaluation.patience", ()),
-        "the last round, which waits for all, has to be known",
-        "set evaluation.patience=0",
-    ),
     Exclusion(
         *("model.start", ("",), "privacy.mode", _PRIVACY[1:]),
         "the run that it names has an ε of its own",

@@ -16,7 +16,6 @@ from protofed.experiments.executors import build_executor
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.rounds.evaluation import Evaluation
-from protofed.rounds.late import Replayed, Trace
 from protofed.rounds.loop import Federation
 from protofed.rounds.participation import Participation
 from protofed.rounds.state import ServerState
@@ -54,13 +53,7 @@ def assemble(
     executor = build_executor(experiment, hardware, builder, bfloat16)
     try:
         builder.fill(executor.clients)
-        state = ServerState()
-        if experiment.participation.after and experiment.participation.trace:
-            trace = Trace.read(
-                Path(experiment.participation.trace).expanduser(), experiment.rounds, executor.clients
-            )
-            executor = Replayed(executor, trace, state)
-        federation = build_federation(experiment, builder.trainer, executor, state)
+        federation = build_federation(experiment, builder.trainer, executor, ServerState())
         if experiment.model.start:
             start_from(Path(experiment.model.start), federation)
     except BaseException:

@@ -48,14 +48,10 @@ R = TypeVar("R", bound=Run)
 
 
 class Cell(NamedTuple):
-    """The position of one run in a comparison.
-
-    Attributes:
-        values: Along the comparison's axes.
-    """
+    """The position of one run in a comparison."""
 
     method: str
-    values: tuple[str, ...]
+    values: tuple[str, ...]  #: Along the comparison's axes
     seed: int
 
     @property
@@ -73,18 +69,12 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Generic[R]):
-    """The results of several methods on the same federation, with the same seeds, and possibly along further axes.
+    """The results of several methods on one federation, with the same seeds, and possibly along further axes."""
 
-    Attributes:
-        directory: One subfolder per run.
-        runs: In the order of the seeds, by label (the method and the values along the axes).
-        waiting: Labels of runs for which the time was up.
-    """
-
-    directory: Path
-    runs: dict[str, list[R]]
+    directory: Path  #: One subfolder per run
+    runs: dict[str, list[R]]  #: In the order of the seeds, by label (the method and the values along the axes)
     axes: dict[str, list[str]]
-    waiting: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)  #: Labels of runs for which the time was up
     failed: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -6,7 +6,6 @@ import math
 
 from protofed.compute.imports import user_class
 from protofed.config.schema import Experiment
-from protofed.rounds.late import Mixing
 from protofed.rounds.participation import Participation
 from protofed.rounds.stage import Receiving, Stage
 from protofed.stages.attack import Attackers
@@ -60,8 +59,6 @@ def stages(
     secure = secure_stage(experiment, trainer, conduct, merging)
     found: list[Stage] = [hostile] if hostile else []
     found.append(secure or Receiving(method, trainer.codec))
-    if experiment.participation.after:
-        found.append(Mixing(method, experiment.participation))
     found += [user_class("stage", name, Stage, "protofed.rounds.Stage")() for name in experiment.stages]
     if secure is None and merging is None:
         found.append(robust)

@@ -36,15 +36,11 @@ SETTLED = 5
 
 @dataclass(frozen=True)
 class SearchRange:
-    """An interval in which an option varies.
-
-    Attributes:
-        log: Orders of magnitude are alike.
-    """
+    """An interval in which an option varies."""
 
     low: float
     high: float
-    log: bool = False
+    log: bool = False  #: Orders of magnitude are alike
 
 
 Space = dict[str, SearchRange | tuple[Any, ...]]

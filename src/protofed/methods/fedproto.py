@@ -74,7 +74,6 @@ class FedProto(PrivateHead[P], Method[P]):
         """A weighted mean takes ``n_ij``, and ``classes = own`` tells the server who holds which."""
         counted, own = options.aggregation != "mean", options.classes == "own"
         known = "method.classes=own lets the server know who holds which class: choose all" if own else ""
-        mixes = cls.update is FedProto.update and options.aggregation != "paper"
         weighted = f"method.aggregation={options.aggregation} weights them by n_ij: choose mean"
         return Traits(
             exchanges="prototypes",
@@ -83,7 +82,7 @@ class FedProto(PrivateHead[P], Method[P]):
             rules=options.head_rules(LOCAL, GLOBAL, GLOBAL_OWN),
             alike="features",
             counts="always" if counted else "never",
-            aggregation="personal" if own else "mean" if mixes else "sums",
+            aggregation="personal" if own else "sums",
             protection=Protection(dp_obstacle=weighted if counted else known),
         )
 

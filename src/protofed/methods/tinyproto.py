@@ -88,13 +88,13 @@ class TinyProto(FedProto[Any]):
         """``μ`` follows from ``ρ`` by the mean number of samples of a class; scaled prototypes are sums over it."""
         kind, base_options = resolve_base(options)
         base, more = kind.traits(base_options), None
-        sums, reduction = options.scaling and base.aggregation in ("mean", "sums"), reduction_of(options)
+        sums, reduction = options.scaling and base.aggregation == "sums", reduction_of(options)
         if sums:
             more = "" if options.mu else "method.rho derives μ from their numbers of samples: set method.mu"
             if reduction != "sum":
                 more = f"method.reduction={reduction} needs the number of clients that hold a class: choose sum"
         scaled: Literal["for robust rules", "always"] = "for robust rules" if options.mu else "always"
-        summed = base.aggregation in ("mean", "sums") and reduction != "compensated"
+        summed = base.aggregation == "sums" and reduction != "compensated"
         return replace(
             base,
             up="K_i·s" if options.cps else base.up,

@@ -51,9 +51,8 @@ class Traits:
             nearest global prototype.
         alike: What all clients must have alike: the length of features, or the whole architecture.
         counts: When clients must disclose their numbers of samples, in uploads or before the first round.
-        aggregation: What the server needs: ``sums`` of uploads; their ``mean``, which is the next broadcast, so
-            that late uploads can be mixed with it; every ``single`` upload; or these, to send each client a
-            ``personal`` message.
+        aggregation: What the server needs: ``sums`` of uploads; every ``single`` upload; or these, to send each
+            client a ``personal`` message.
         rounds: ``one`` if more would change nothing; ``planned`` if a round depends on how many are planned, so
             that a run cannot be extended.
         protection: What protects clients.
@@ -65,7 +64,7 @@ class Traits:
     rules: tuple[Rule, ...] = (HEAD,)
     alike: Literal["nothing", "features", "architecture"] = "nothing"
     counts: Literal["never", "for robust rules", "always"] = "never"
-    aggregation: Literal["mean", "sums", "single", "personal"] = "single"
+    aggregation: Literal["sums", "single", "personal"] = "single"
     rounds: Literal["any", "one", "planned"] = "any"
     protection: Protection = Protection()
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import torch
 from msgspec import Meta, field
 from torch import Tensor
 
@@ -28,8 +27,6 @@ VERSION = 3
 CLIENTS = "clients.records"
 """File with the snapshots of all clients, as :mod:`protofed.storage.records`; ``state.json`` says where each one
 lies."""
-SENT = "sent.safetensors"
-"""File with the broadcasts of rounds that clients may still answer, by round."""
 LARGE = 2**20
 """Bytes of clients from which on they are written while the next round is trained."""
 _PREFIX = "round-"
@@ -60,11 +57,6 @@ class Checkpoint:
         self.folder = folder
         self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in state.tensors.items()}
         self.generations = dict(state.generations)
-        self.sent = {
-            str(round_number): torch.frombuffer(bytearray(m), dtype=torch.uint8)
-            for round_number, m in state.sent.items()
-            if m
-        }
         self.record = {"version": VERSION, **state.to_dict(clients)}
         self.frozen = frozen
 
@@ -82,8 +74,6 @@ class Checkpoint:
             try:
                 partial.mkdir(parents=True)
                 write_tensors(partial / "server.safetensors", self.tensors)
-                if self.sent:
-                    write_tensors(partial / SENT, self.sent)
                 if self.frozen:
                     with (partial / CLIENTS).open("wb") as file:
                         self.record["records"] = self.frozen.write(file)
@@ -153,15 +143,6 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
         raise CheckpointError(f"{path}: its round is {stored.round}, not that of its folder")
     server = newest / "server.safetensors"
     restored.tensors = fitting(read_tensors(server), state.tensors, server)
-    if (newest / SENT).exists():
-        found = {
-            int(round_number): t
-            for round_number, t in read_tensors(newest / SENT).items()
-            if round_number.isdecimal()
-        }
-        if not found.keys() <= restored.sent.keys() or any(t.dtype != torch.uint8 for t in found.values()):
-            raise CheckpointError(f"{newest / SENT}: damaged: not the broadcasts that {path.name} names")
-        restored.sent |= {round_number: tensor.numpy().tobytes() for round_number, tensor in found.items()}
     if clients.rests_here and (stored.round or stored.records):
         if stored.records.keys() != set(clients):
             raise CheckpointError(f"{path}: damaged: does not say where each client is")

@@ -117,7 +117,7 @@ class Federation:
         """
         trained = list[Trained]()
         opened = self.open(record.participants, round_number, record)
-        record.robust, record.answers = Findings(), {}
+        record.robust = Findings()
         self._account(record)
         with record.timed("aggregation"):
             results = record.awaited(self.executor.train(record.participants, opened.messages, round_number))
@@ -156,8 +156,6 @@ class Federation:
             if isinstance(result, Missing):
                 record.lose(result.client, result.reason, "training")
                 continue
-            if record.answers is not None:
-                record.answers[result.client] = record.round - result.late
             trained.append(replace(result, message=None))  # of many clients, they are gigabytes
             if result.failure:
                 record.refuse(result.client, DivergedError(result.failure))
@@ -181,7 +179,7 @@ class Federation:
         o = self.participation.options
         certain = round_number < self.rounds and not self.evaluation.options.patience and not self.exhausted
         certain = certain and o.sampling != "poisson"  # secret coins would fall anew in the round itself
-        return o.combine and not o.after and self.evaluation.delivers and certain
+        return o.combine and self.evaluation.delivers and certain
 
     def keep(self, directory: Path, rounds: Sequence[RoundRecord]) -> None:
         """Keep a deployment's memory in its run directory, and account for rounds that a killed server lost."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protofed.methods.contract import Method, sends
-from protofed.options import Options, named, option, remote
+from protofed.options import Options, named, remote
 from protofed.visits.contract import On
 
 
@@ -24,23 +24,6 @@ class ParticipationOptions(Options):
     attempts: int = remote(3, "in a network, attempts at a round before the run ends with an error", least=1)
     deadline_s: float = remote(
         0.0, "in a network, seconds to wait for training, and for scores (0 = no limit)", least=0
-    )
-    after: int = remote(
-        0,
-        "in a network, a round ends with so many answers, or at the deadline; those that come later count in the "
-        "round in which they arrive, and the last round waits for all (0 = every round does)",
-        least=0,
-    )
-    staleness: float = remote(
-        0.5,
-        "a, with after: an upload that is s rounds late is mixed with the present broadcast and weighs (1 + s)^-a "
-        "in it (FedAsync, arXiv 1903.03934, Section 5.2; 0.5 as in FedBuff, arXiv 2106.06639)",
-        least=0,
-    )
-    trace: str = option(
-        "",
-        "with after, in a simulation: run directory, or a file like its rounds.jsonl; in each round those clients "
-        "answer that answered there",
     )
     max_refusals: int = remote(
         0,

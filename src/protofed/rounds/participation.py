@@ -47,22 +47,6 @@ class Participation:
                 "training samples"
             )
         self.able = [n for n in self.trainable if n not in self.newcomers]
-        self._check_late()
-
-    def _check_late(self) -> None:
-        """Refuse options for late answers that contradict others."""
-        o = self.options
-        if o.trace and (self.executor.remote or not o.after):
-            raise ConfigError(
-                "participation.trace is for simulations: use --engine local"
-                if self.executor.remote
-                else "participation.trace repeats a run with participation.after: set it as there"
-            )
-        if o.after and o.after < o.min_clients:
-            raise ConfigError(
-                f"participation.after={o.after} ends a round before the {o.min_clients} answers of "
-                "participation.min_clients: raise it, or lower that"
-            )
 
     def _find_newcomers(self) -> frozenset[str]:
         """Find the clients that join after training, of which only a simulation has any."""

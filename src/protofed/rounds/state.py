@@ -30,8 +30,6 @@ class ServerState:
     Attributes:
         generations: Name of the state that each node confirmed last, for clients that rest on nodes.
         saved: Copy of ``generations`` at the last checkpoint, to which the server may have to return.
-        asked: The round for which each client was asked that has not answered yet.
-        sent: The broadcasts of rounds that clients may still answer.
         forgotten: Date on which each client was taken out of the run, by name (``protofed forget``).
     """
 
@@ -40,8 +38,6 @@ class ServerState:
     standing: Standing = field(default_factory=Standing)
     generations: dict[str, str] = field(default_factory=dict)
     saved: dict[str, str] = field(default_factory=dict)
-    asked: dict[str, int] = field(default_factory=dict)
-    sent: dict[int, bytes | None] = field(default_factory=dict)
     forgotten: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self, clients: Iterable[str]) -> dict[str, Any]:
@@ -51,7 +47,6 @@ class ServerState:
             "clients": list(clients),
             "refusals": self.standing.to_dict(),
             "generations": dict(self.generations),
-            **({"asked": dict(self.asked), "sent": list(self.sent)} if self.sent else {}),
             **({"forgotten": self.forgotten} if self.forgotten else {}),
         }
 
@@ -75,15 +70,11 @@ class StoredState(Struct):
     clients: list[str]
     refusals: Refusals
     generations: dict[str, str] = {}
-    asked: dict[str, Round] = {}
-    sent: list[Round] = []
     forgotten: dict[str, Date] = {}
 
     def __post_init__(self) -> None:
         if not self.generations.keys() <= set(self.clients):
             raise ValueError("does not say which states its clients had")
-        if not self.asked.keys() <= set(self.clients) or not set(self.asked.values()) <= set(self.sent):
-            raise ValueError("does not say what its clients were asked")
         for name in self.forgotten:
             claims.client_name(name)
 
@@ -104,10 +95,7 @@ class StoredState(Struct):
             standing = Standing.of(self.refusals, self.clients)
         except ValueError as error:
             raise CheckpointError(f"{path}: damaged: {error}") from None
-        generations, sent = self.generations, dict.fromkeys(self.sent)
-        return ServerState(
-            self.round, {}, standing, generations, dict(generations), self.asked, sent, self.forgotten
-        )
+        return ServerState(self.round, {}, standing, self.generations, dict(self.generations), self.forgotten)
 
 
 def _rows(tensor: Tensor) -> tuple[int, ...]:

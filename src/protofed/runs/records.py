@@ -159,8 +159,6 @@ class RoundRecord:
         parameters: Numbers sent as the papers count them, ``up`` and ``down``.
         seconds: Of each of :data:`SECONDS`.
         refused: Uploads that broke their schema.
-        answers: The round for which each client was asked whose answer came in this one; None, when read, if these
-            are the participants of the round.
         attempts: Number of beginnings, more than one if too few clients had answered.
         robust: Changes and omissions of the robust stage.
         privacy: Cost of differential privacy so far.
@@ -183,7 +181,6 @@ class RoundRecord:
     )
     refused: list[Refusal] = field(default_factory=list)
     missing: list[Absence] = field(default_factory=list)
-    answers: dict[str, int] | None = field(default=None, compare=False)
     attempts: int = 1
     robust: Findings = field(default_factory=Findings)
     attack: Attack | None = None
@@ -257,8 +254,6 @@ class RoundRecord:
             record["not_finite"] = self.not_finite
         record |= {n: getattr(self, n) for n in ("losses", "bytes", "parameters", "seconds")}
         record |= {n: [vars(entry) for entry in getattr(self, n)] for n in ("refused", "missing")}
-        if self.answers is not None and self.answers != dict.fromkeys(self.participants, self.round):
-            record["answers"] = self.answers
         record |= {"attempts": self.attempts, "diagnostics": self.diagnostics}
         result: dict[str, Any] = _finite(record)
         return result
@@ -292,7 +287,6 @@ class _Record(Struct):
     newcomers: _Scored | None = None
     not_finite: dict[str, list[str]] = {}
     missing: list[Absence] = []
-    answers: dict[str, Ordinal] | None = None
     attempts: Ordinal = 1
     robust: WrittenFindings = WrittenFindings()
     attack: Attack | None = None

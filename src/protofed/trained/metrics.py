@@ -56,18 +56,12 @@ def compute(run: Run, rule: str = "", trust_code: bool = False) -> Metrics:
 
 
 class Answers(NamedTuple):
-    """A trained client's answers for its test samples.
-
-    Attributes:
-        y: ``(n,)`` true classes.
-        labels: ``(n,)`` predicted classes; -1 for none.
-        log_probabilities: ``(n, K)``.
-    """
+    """A trained client's answers for its test samples."""
 
     rule: str
-    y: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    log_probabilities: NDArray[np.float64]
+    y: NDArray[np.int64]  #: ``(n,)`` true classes
+    labels: NDArray[np.int64]  #: ``(n,)`` predicted classes; -1 for none
+    log_probabilities: NDArray[np.float64]  #: ``(n, K)``
 
     @property
     def right(self) -> NDArray[np.bool_]:

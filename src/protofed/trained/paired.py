@@ -71,16 +71,11 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 
 class Sampled(NamedTuple):
-    """A value of one seed over test samples.
-
-    Attributes:
-        variance: Over test samples; infinite where it is not known.
-        centre: Of its interval; None for the value.
-    """
+    """A value of one seed over test samples."""
 
     value: float
-    variance: float
-    centre: float | None = None
+    variance: float  #: Over test samples; infinite where it is not known
+    centre: float | None = None  #: Of its interval; None for the value
 
     @classmethod
     def share(cls, share: float, n: float) -> Sampled:

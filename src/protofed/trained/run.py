@@ -20,14 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class TrainedRun(Run):
-    """A finished run, whose models classify and can be written to files.
-
-    Attributes:
-        trusted: Code that the run's configuration names may be imported; a run of this process did so.
-    """
+    """A finished run, whose models classify and can be written to files."""
 
     summary: Summary
-    trusted: bool = True
+    trusted: bool = True  #: Code that the run's configuration names may be imported; a run of this process did so
 
     @classmethod
     def of(cls, run: Run, trusted: bool = True) -> TrainedRun:

@@ -154,7 +154,7 @@ def test_one_client_changes_a_sum_of_contributions_by_the_norm_at_most(method, g
         totals.append(total.clone())
 
     monkeypatch.setattr(hiding, "source", lambda round_number: Silent(None if grid else torch.Generator()))
-    monkeypatch.setattr(hiding, "standing_for_all", keep)
+    monkeypatch.setattr(hiding, "stand_for_all", keep)
     opened, record = federation.open(federation.names, 1), RoundRecord(1, [])
     hiding.account(record)
     schema = federation.method.upload_schema

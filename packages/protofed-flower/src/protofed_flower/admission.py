@@ -28,7 +28,7 @@ from protofed.engine import Architecture, Experiment, FederationSummary
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
 from protofed_flower.messages import Description
-from protofed_flower.summary import described_federation
+from protofed_flower.summary import describe_federation
 
 
 @dataclass
@@ -238,7 +238,7 @@ def _models(
     assigned: Sequence[Architecture] = ()
     table = None
     if plain:
-        federated = described_federation(plain, classes, experiment.data, experiment.encoder)
+        federated = describe_federation(plain, classes, experiment.data, experiment.encoder)
         assigned, table = FederationSummary.of(experiment, federated).architectures, federated.table
     unfit: dict[str, str] = {}
     if traits.alike != "nothing":

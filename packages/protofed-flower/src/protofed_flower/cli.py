@@ -15,6 +15,7 @@ from protofed.errors import ConfigError
 
 GONE = {
     "example": "deploy example is gone: write the data as step 1 of docs/deployment.md does",
+    "roster": "deploy roster is gone: deploy approve signs the roster of the sites whose requests it is given",
     "warm": "deploy warm is gone: start flower-supernode itself, with FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1 in its "
     "environment",
 }
@@ -160,26 +161,6 @@ def kit(
     _say(f"{out}: for the administrator of {site or 'the server'}, who begins with README.txt; it holds no secret")
 
 
-@deploy.command(no_args_is_help=True)
-def roster(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; new.")],
-    client: Annotated[
-        list[str], typer.Option(metavar="NAME=FILE", help="A client with its node's public key; repeated.")
-    ],
-    authority_key: Annotated[Path, typer.Option(help="The authority's private key, in PEM form.")],
-    federation: Annotated[str, typer.Option(help="Name of the federation.")],
-    days: Annotated[int, typer.Option(min=1, max=36_500, help="Validity in days.")] = 365,
-) -> None:
-    """Sign the list of clients by which nodes know each other in secure aggregation.
-
-    Whoever runs the server should not have the authority's key: it could sign clients that there are not.
-    """
-    from protofed_flower.roster import create_roster
-
-    create_roster(file, client, authority_key, federation, days)
-    _say(f"{file}: {len(client)} clients of {federation}, valid for {days} days")
-
-
 @deploy.command()
 def app(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create; new or empty.")],
@@ -232,25 +213,11 @@ def status(
     place: Annotated[
         Path, typer.Argument(metavar="DIR", help="A run directory at the server, or the state-dir of a node.")
     ],
-    serve: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve /health, /metrics (Prometheus) and /status (JSON) there."),
-    ] = None,
 ) -> None:
-    """Print how a run or a node fares, or serve it; exit status 1 if something is wrong."""
+    """Print how a run or a node fares; exit status 1 if something is wrong."""
     from protofed_flower import status as states
-    from protofed_flower.trust import split_address
 
     found = states.status(place)
-    if serve is not None:
-        host, port = split_address(serve)
-        server = states.server(place, host, port)
-        console.print(Text(f"http://{serve}/health, /metrics and /status; Ctrl+C ends it"), soft_wrap=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            server.server_close()
-        return
     for line in found.lines:
         console.print(Text(line), soft_wrap=True)
     console.print(

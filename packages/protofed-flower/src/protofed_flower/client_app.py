@@ -25,7 +25,6 @@ with pause_collection():  # each message is answered by a new process
     from protofed_flower import held
     from protofed_flower.folder import check_private
     from protofed_flower.ledger import NAME, NodeLedger
-    from protofed_flower.logs import format_as_asked
     from protofed_flower.messages import (
         Expected,
         Job,
@@ -161,7 +160,6 @@ def _enter(node: Node | None, request: Values, answer: Values) -> Values:
 
 
 def _node(given: Mapping[str, Any]) -> Node:
-    format_as_asked()
     config = node_settings(given)
     device, fresh = config.get("device", "auto"), config.get("fresh", False)
     check_device(str(device), "device in --node-config")

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, TypedDict
 
 from protofed.engine import Experiment, FederationSummary
 from protofed.errors import CheckpointError, ConfigError, FederationError, PayloadError, unknown_name
@@ -16,10 +16,10 @@ from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import ClassNames, ClientName, Round, decode, within
 from protofed_flower import trust
 from protofed_flower.admission import Admission, admit
-from protofed_flower.identity import IDENTITIES, Bindings, Identity, KnownClients, bound, read_roster
+from protofed_flower.identity import Bindings, KnownClients, bound, read_roster
 from protofed_flower.messages import Description, Job, RunName, ValidDescription, Values, read_sizes, sizes
 from protofed_flower.nodes import QUERY, Nodes, reason_of
-from protofed_flower.summary import client_summaries, described_federation
+from protofed_flower.summary import client_summaries, describe_federation
 
 PATIENCE = 300.0
 """Seconds to wait for a node to build its model."""
@@ -37,35 +37,25 @@ class Gathering:
         classes: In order; empty to take them from the clients.
         roster: File with the clients' public keys (see :func:`~protofed_flower.identity.read_roster`); "" to
             bind each name to the first key that uses it.
-        identity: ``key``, or ``name`` to trust the names that nodes state, if these are not authenticated.
-        clients_per_node: Maximum.
         certificates: Files of which the log warns when they end soon.
+        simulated: All nodes belong to the run.
     """
 
     clients: int = 0
     wait_s: float = 600.0
     classes: tuple[str, ...] = ()
     roster: str = ""
-    identity: str = "key"
-    clients_per_node: int = 1
     certificates: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.identity not in IDENTITIES:
-            raise ConfigError(f"identity={self.identity!r}: must be {' or '.join(IDENTITIES)}")
-        if self.roster and self.identity == "name":
-            raise ConfigError("roster and identity=name contradict each other: leave one out")
-        if self.clients_per_node < 1:
-            raise ConfigError(f"clients-per-node={self.clients_per_node}: must be at least 1")
+    simulated: bool = False
 
     def listed(self) -> KnownClients:
         """Read the roster; without one, nobody is listed."""
-        return read_roster(Path(self.roster).expanduser()) if self.roster else KnownClients({}, {}, None)
+        return read_roster(Path(self.roster).expanduser()) if self.roster else KnownClients({}, None)
 
     def bindings(self) -> Bindings:
         """Return the bindings of names to keys before any client has arrived."""
         keys = self.listed().keys
-        return Bindings(keys, bool(keys), cast(Identity, self.identity), self.clients_per_node)
+        return Bindings(keys, bool(keys), self.simulated)
 
     def log_ends(self) -> None:
         """Warn in the log of a roster and of certificates that end soon."""
@@ -74,15 +64,12 @@ class Gathering:
         for name in self.certificates:
             trust.log_certificates(Path(name).expanduser())
 
-    def admitted(self, stated: Mapping[str, int]) -> dict[str, int]:
-        """Return the most samples credited to clients: those of ``robust.admitted``, unless the roster says."""
-        if not self.roster:
-            return dict(stated)
-        keys, samples, _ = self.listed()
-        for name in stated:
+    def check_admitted(self, stated: Mapping[str, int]) -> None:
+        """Check that the roster, if there is one, has the clients of ``robust.admitted``."""
+        keys = self.listed().keys
+        for name in stated if self.roster else ():
             if name not in keys:
                 raise ConfigError(unknown_name(f"client in robust.admitted (roster {self.roster})", name, keys))
-        return {**stated, **samples}
 
 
 class Anew(TypedDict):
@@ -213,7 +200,7 @@ def _ask_sizes(
     """Ask nodes to build the models of clients; return the sizes, and the reasons of those that could not."""
     summary = FederationSummary.of(
         experiment,
-        described_federation(admission.clients, admission.classes, experiment.data, experiment.encoder),
+        describe_federation(admission.clients, admission.classes, experiment.data, experiment.encoder),
     )
     texts = {d.name: text for d, text in zip(admission.clients, client_summaries(experiment, summary), strict=True)}
     dims = {d.name: _dim(d, experiment) for d in admission.clients}

@@ -3,7 +3,7 @@
 With ``--enable-supernode-auth``, the SuperLink verifies that every request of a node is signed with the private
 half of the key under which the node was registered, and gives the public half to the ServerApp
 (``Grid.get_nodes``). Without node authentication, every SuperNode generates a key when it starts, so a restarted
-node counts as a stranger unless ``identity="name"`` makes the server trust the names that nodes state.
+node counts as a stranger.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
-from protofed.untrusted.decoding import SampleCount, decode, parse
+from protofed.untrusted.decoding import decode, parse
 from protofed.untrusted.reading import read_text
 from protofed_flower import trust
 
-Identity = Literal["key", "name"]
-IDENTITIES = ("key", "name")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _PUBLIC = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
@@ -39,18 +37,17 @@ class Bindings:
     Attributes:
         keys: Fingerprint by client; "" if its node shows none.
         closed: Only these clients may take part.
-        per_key: Most clients per key.
+        simulated: All nodes belong to the run, so names need no key, and a node may bring many.
     """
 
     keys: dict[str, str] = field(default_factory=dict)
     closed: bool = False
-    by: Identity = "key"
-    per_key: int = 1
+    simulated: bool = False
 
     def refusal(self, name: str, key: str) -> str:
         """Return why a node with this key fingerprint ("" for none) may not hold a client; "" if it may."""
         if name in self.keys:
-            known = self.by == "name" or self.keys[name] == key
+            known = self.simulated or self.keys[name] == key
             return (
                 "" if known else f"says it is {name}, whose key is {self.keys[name] or 'none'}, not {key or 'none'}"
             )
@@ -59,9 +56,8 @@ class Bindings:
         same = next((other for other in self.keys if claims.twin(other) == claims.twin(name)), None)
         if same is not None:
             return f"says it is {name}, which reads as {same}"
-        if self.by == "key" and key and len(names := self.names(key)) >= self.per_key:
-            allowed = len(names) + 1
-            return f"says it is {name}, but its key is that of {', '.join(names)}: allow clients-per-node={allowed}"
+        if not self.simulated and key and (names := self.names(key)):
+            return f"says it is {name}, but its key is that of {', '.join(names)}"
         return ""
 
     def bind(self, name: str, key: str) -> None:
@@ -90,12 +86,10 @@ class KnownClients(NamedTuple):
 
     Attributes:
         keys: Each client's fingerprint.
-        samples: The most samples that clients are believed to have, where it sets them.
         end: Of a roster that an authority signed; None for another.
     """
 
     keys: dict[str, str]
-    samples: dict[str, int]
     end: datetime | None
 
 
@@ -108,14 +102,8 @@ def period(fields: Mapping[str, object]) -> tuple[datetime, datetime]:
     return start, end
 
 
-@dataclass(frozen=True)
-class _Entry:
-    key: str
-    samples: SampleCount
-
-
 def read_roster(path: Path) -> KnownClients:
-    """Read a JSON file ``{"north": "SHA256:…", "south": {"key": "ecdsa-sha2-nistp384 AAAA…", "samples": 5000}}``.
+    """Read a JSON file ``{"north": "SHA256:…", "south": "ecdsa-sha2-nistp384 AAAA…"}``.
 
     A roster that an authority signed is read as well, if it is valid now. The server needs no signature: its
     operator chooses the file.
@@ -129,10 +117,7 @@ def read_roster(path: Path) -> KnownClients:
         if not isinstance(roster, Mapping) or not roster:
             raise ValueError("expected an object that maps clients' names to public keys or their fingerprints")
         named = {claims.client_name(name): entry for name, entry in roster.items()}
-        entries = decode(named, dict[str, str | _Entry], error=ValueError, exact=True)
-        samples = {name: entry.samples for name, entry in entries.items() if isinstance(entry, _Entry)}
-        keys = bound({n: e.key if isinstance(e, _Entry) else e for n, e in entries.items()})
-        return KnownClients(keys, samples, end)
+        return KnownClients(bound(decode(named, dict[str, str], error=ValueError, exact=True)), end)
     except OSError as error:
         message = f"{path}: cannot be read ({error.strerror}): correct the path or its permissions"
         raise ConfigError(message) from None

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from protofed import __version__
 from protofed.errors import FederationError, PayloadError
-from protofed.untrusted import claims
+from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import take
 from protofed_flower.identity import Bindings, fingerprint
 from protofed_flower.ledger import Receipts
@@ -98,13 +98,7 @@ class Nodes:
             self._hear(node, reply, online[node])
 
     def exchange(
-        self,
-        messages: Iterable[tuple[T, Message]],
-        seconds: float,
-        at_once: int = sys.maxsize,
-        *,
-        waiting: dict[str, T] | None = None,
-        enough: Callable[[], bool] = lambda: False,
+        self, messages: Iterable[tuple[T, Message]], seconds: float, at_once: int = sys.maxsize
     ) -> Iterator[tuple[T, Message]]:
         """Send messages and yield replies as they arrive.
 
@@ -112,11 +106,9 @@ class Nodes:
             messages: At most one per client, each with what its reply is to be yielded with.
             seconds: 0 for no limit; Flower answers for nodes that are gone.
             at_once: Most messages without a reply.
-            waiting: Messages sent before, by Flower's number; afterwards those that still have no reply.
-            enough: Returns whether further replies may come later.
         """
         numbered = iter(messages)
-        waiting = {} if waiting is None else waiting
+        waiting: dict[str, T] = {}
         end = time.monotonic() + seconds if seconds else float("inf")
         pause = POLL[0]
         while True:
@@ -126,7 +118,7 @@ class Nodes:
             for key, reply in self._pull(list(waiting)):
                 pause = POLL[0] / 2
                 yield waiting.pop(key), reply
-            if time.monotonic() > end or enough():
+            if time.monotonic() > end:
                 return
             if waiting:
                 pause = min(2 * pause, POLL[1])
@@ -192,13 +184,13 @@ class Nodes:
 
     def _online(self) -> dict[int, str]:
         """Return the connected nodes with the fingerprints of their keys."""
-        if self.bindings.by == "name":
+        if self.bindings.simulated:
             return dict.fromkeys(self.grid.get_node_ids(), "")
         return {info.node_id: fingerprint(info.public_key) for info in self.grid.get_nodes()}
 
     def _recognise(self, node: int, key: str) -> bool:
         """Assign a node the clients bound to its key, if all are known; return whether they are."""
-        names = self.bindings.names(key) if key and self.bindings.by == "key" else []
+        names = self.bindings.names(key) if key and not self.bindings.simulated else []
         if not names or any(name not in self.descriptions for name in names):
             return False
         self.node_of |= dict.fromkeys(names, node)
@@ -209,7 +201,7 @@ class Nodes:
         try:
             values = values_of(reply, 0, self._receive(node, ", ".join(self.bindings.names(key) if key else [])))
             self._check_node(node, values)
-            descriptions = read_descriptions(values, self.bindings.per_key)
+            descriptions = read_descriptions(values, limits.CLIENTS if self.bindings.simulated else 1)
         except Unreachable as error:
             log.warning("node %s: %s", node, error)
             self.asked.discard(node)
@@ -269,10 +261,10 @@ class Nodes:
         """Yield the replies that have arrived, each with the number of the message that it answers.
 
         Flower parses replies as it fetches them, and one that it cannot parse would fail all those fetched with it.
-        Each reply is therefore fetched separately, unless nodes are trusted.
+        Each reply is therefore fetched separately, except in a simulation.
         """
         asked = set(numbers)
-        batches = [[number] for number in numbers] if self.bindings.by == "key" else [list(numbers)]
+        batches = [list(numbers)] if self.bindings.simulated else [[number] for number in numbers]
         for batch in batches:
             try:
                 replies = list(self.grid.pull_messages(batch)) if batch else []

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -87,7 +87,7 @@ def read_dated(path: Path, authority: Path) -> SignedRoster:
     try:
         content = parse(read_text(path, limits.JSON_CHARACTERS), "roster")
         if not isinstance(content, Mapping) or SIGNATURE not in content:
-            raise ValueError("has no signature: a node needs the roster that `protofed deploy roster` has signed")
+            raise ValueError("has no signature: a node needs the roster that the federation's authority has signed")
         fields = decode(content, _Roster, "roster", ValueError, exact=True)
         if not any(_signed(fields, certificate) for certificate in certificates):
             names = ", ".join(trust.full_name(c.subject) for c in certificates)
@@ -95,37 +95,6 @@ def read_dated(path: Path, authority: Path) -> SignedRoster:
                 f"not signed by {names} ({authority}), or changed since: ask the authority for a new one"
             )
         return SignedRoster(fields["federation"], *period(fields), _keys(fields["clients"]))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {reason(error)}") from None
-
-
-def create_roster(path: Path, clients: Sequence[str], authority: Path, federation: str, days: int) -> None:
-    """Write a roster of clients ``NAME=PUBLIC_KEY_FILE`` to a new file."""
-    # These import torch, which no other command on keys needs.
-    from protofed.storage.files import write_bytes
-
-    if path.exists():
-        raise ConfigError(f"{path} is there already: rosters are never overwritten: choose a new name")
-    keys: dict[str, str] = {}
-    for client in clients:
-        name, separator, file = client.partition("=")
-        if not separator or name in keys:
-            raise ConfigError(f"--client {client}: expected NAME=FILE, each name once, e.g. north=north.pub")
-        keys[name] = _file(Path(file).expanduser())
-    signer = trust.load_signer(authority)
-    start = datetime.now(UTC) - trust.CLOCKS_DIFFER
-    end = start + trust.CLOCKS_DIFFER + timedelta(days=days)
-    content = sign_roster(keys, signer, federation, start, end)
-    if len(keys) < limits.SUMMED:
-        raise ConfigError(
-            f"a roster needs at least {limits.SUMMED} clients: of the sum of two, each knows the other's part"
-        )
-    write_bytes(path, content)
-
-
-def _file(path: Path) -> str:
-    try:
-        return read_text(path, limits.JSON_CHARACTERS)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {reason(error)}") from None
 

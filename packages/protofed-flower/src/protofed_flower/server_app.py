@@ -47,17 +47,15 @@ from protofed.errors import ConfigError, ProtofedError
 from protofed.experiments.description import describe_clients
 from protofed.experiments.ending import describe_models, forgotten, read_generations, without
 from protofed.storage.files import write_json
-from protofed.untrusted import claims, limits
+from protofed.untrusted import claims
 from protofed_flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
 from protofed_flower.grid import GridExecutor, Nodes
-from protofed_flower.late import LateExecutor
 from protofed_flower.ledger import NODES, Receipts
-from protofed_flower.logs import format_as_asked
 from protofed_flower.messages import Expected
 from protofed_flower.node import experiment_key
 from protofed_flower.protocol import over
 from protofed_flower.sources import plan_text
-from protofed_flower.summary import client_summaries, described_federation, scored
+from protofed_flower.summary import client_summaries, describe_federation, scored
 
 log = logging.getLogger("protofed")
 
@@ -126,13 +124,13 @@ def _federation(
         raise ConfigError("shift changes data of simulations, and clients here have their own: leave it out")
     local = _as_server(experiment)
     if simulated:  # all nodes belong to this run
-        gathering = replace(gathering, identity="name", clients_per_node=limits.CLIENTS)
+        gathering = replace(gathering, simulated=True)
     receipts = None if simulated else Receipts(files.path)
     config = experiment_key(local) if simulated else plan_text(local)
     expected = Expected(gathering.classes, tuple(SiteColumn(*astuple(c)) for c in experiment.data.expected))
     nodes = Nodes(grid, config, expected.to_json(), gathering.bindings(), receipts=receipts)
-    admitted = gathering.admitted(local.robust.admitted)
-    local = without(replace(local, robust=replace(local.robust, admitted=admitted)), forgotten(files.path))
+    gathering.check_admitted(local.robust.admitted)
+    local = without(local, forgotten(files.path))
     record = files.path / NODES
     party = _party(nodes, local, files, gathering)
     if not simulated:  # an admitted client may be absent
@@ -154,7 +152,7 @@ def _federation(
         names, everyone = {d.name for d in party.clients}, hardware.place(load_data(local))
         federated = replace(everyone, clients=tuple(c for c in everyone.clients if c.name in names))
     else:
-        federated = described_federation(party.clients, party.classes, local.data, local.encoder)
+        federated = describe_federation(party.clients, party.classes, local.data, local.encoder)
     sizes = {} if simulated else party.sizes
     private = [number for number, d in enumerate(party.clients) if d.name in sizes]
     summary = FederationSummary.of(local, federated).without(local, private)
@@ -167,9 +165,7 @@ def _federation(
     weights = scored(party.clients, None if simulated else local)
     if not simulated and withholds_scores(local, builder.method):
         weights, rules = {n: replace(w, test=0, validation=0) for n, w in weights.items()}, ()
-    after = 0 if simulated else experiment.participation.after
-    late = {"after": after, "rounds": experiment.rounds} if after else {}
-    executor = (LateExecutor if late else GridExecutor)(
+    executor = GridExecutor(
         nodes,
         party.run,
         party.order << REQUEST_BITS,
@@ -180,7 +176,6 @@ def _federation(
         rules,
         experiment.participation.deadline_s,
         began_anew,
-        **late,
     )
     try:
         if simulated:
@@ -258,8 +253,6 @@ class Log(Progress):
         }
         missing = [f"{m.client} ({m.reason})" for m in record.missing]
         missing += [f"{r.client} (refused: {r.field} {r.reason})" for r in record.refused]
-        for client, asked in (record.answers or {}).items():
-            missing += [f"{client} (late: asked in round {asked})"] if asked < record.round else []
         traffic = f"{record.bytes['up']} B up, {record.bytes['down']} B down"
         without = f"; without {', '.join(missing)}" if missing else ""
         log.info("%s round %d: %s, %s%s", label, record.round, accuracy, traffic, without)
@@ -287,7 +280,7 @@ def _interrupted_first() -> Iterator[None]:
             signal.signal(signal.SIGINT, flower)
 
 
-def guarded(tree: dict[str, Any]) -> dict[str, Any]:
+def clip_by_default(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe as a deployment runs it: with ``robust.rule = "clip"``, where it chooses none.
 
     Secure aggregation hides the single uploads that a rule would compare.
@@ -310,12 +303,11 @@ def main(grid: Grid, context: Context) -> None:
     log.handlers, log.level, log.propagate = flower.handlers, logging.INFO, False
     config = dict(context.run_config)
     try:
-        format_as_asked()
         overrides = parse_overrides(shlex.split(str(config.get("overrides", ""))))
         # Flower's own simulation; its module moves between releases.
         simulated = type(grid).__name__ == "InMemoryGrid"
         tree = apply_overrides(load_recipe(str(config.get("recipe", "quickstart"))), overrides)
-        experiment = resolve(tree if simulated else guarded(tree))
+        experiment = resolve(tree if simulated else clip_by_default(tree))
         resume = str(config.get("resume", ""))
         out = resume or str(config.get("out", ""))
         directory = directory_for(out or None, experiment, resume=bool(resume))
@@ -324,8 +316,6 @@ def main(grid: Grid, context: Context) -> None:
             float(config.get("wait-s", 600.0)),
             tuple(name for name in str(config.get("classes", "")).split(",") if name),
             roster=str(config.get("roster", "")),
-            identity=str(config.get("identity", "key")),
-            clients_per_node=int(config.get("clients-per-node", 1)),
             certificates=tuple(name for name in str(config.get("certificates", "")).split(",") if name),
         )
         gathering.log_ends()

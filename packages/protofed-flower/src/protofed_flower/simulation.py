@@ -1,10 +1,9 @@
-"""Simulations on Flower's engine (Ray), with nodes on this machine or on those of a cluster."""
+"""Simulations on Flower's engine (Ray), with nodes on this machine."""
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from protofed.engine import Experiment, Run, RunDirectory, load_data
-from protofed.errors import ConfigError, FederationError
+from protofed.errors import FederationError
 from protofed_flower.client_app import app
 from protofed_flower.gathering import Gathering
 from protofed_flower.server_app import serve
@@ -23,12 +22,7 @@ NODES = 32
 
 
 def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, **more: Any) -> Run:
-    """Run an experiment on Flower's simulation engine, whose nodes share the clients.
-
-    The nodes are processes on this machine, or on the machines of the Ray cluster that ``RAY_ADDRESS`` names.
-    """
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    _check_cluster(address)
+    """Run an experiment on Flower's simulation engine, whose nodes are processes on this machine."""
     files = RunDirectory(directory)
     clients = len(load_data(experiment).clients)
     results: list[Run] = []
@@ -51,8 +45,8 @@ def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, *
     logging.getLogger("flwr").setLevel(logging.WARNING)
     backend: dict[str, dict[str, Any]] = {
         "client_resources": {"num_cpus": max(1, experiment.execution.threads), "num_gpus": 0.0},
-        # By default, Ray would join the cluster that was last started on this machine.
-        "init_args": {"address": address, "logging_level": logging.ERROR, "log_to_driver": False},
+        # By default, Ray would join a cluster that is running.
+        "init_args": {"address": "local", "logging_level": logging.ERROR, "log_to_driver": False},
     }
     try:
         run_simulation(server, app, num_supernodes=min(clients, NODES), backend_config=backend)
@@ -64,16 +58,3 @@ def simulate(experiment: Experiment, directory: Path, *, resume: bool = False, *
     if not results:
         raise FederationError("Flower's simulation engine ended without a result")
     return results[0]
-
-
-def _check_cluster(address: str) -> None:
-    """Raise ConfigError if ``HOST:PORT`` does not answer; Ray itself would take minutes to fail."""
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit():  # local, auto, ray://…
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"RAY_ADDRESS={address}: no Ray cluster there ({error}): start one with ray start --head, or unset it"
-        ) from None

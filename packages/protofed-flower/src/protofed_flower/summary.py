@@ -80,7 +80,7 @@ class DescribedSamples(Samples):
         return self.held.clamp(max=1) * limits.CLAIMED_SAMPLES if self.disclosure == "none" else self.held
 
 
-def described_federation(
+def describe_federation(
     descriptions: Sequence[Description],
     classes: tuple[str, ...],
     data: DataOptions | None = None,

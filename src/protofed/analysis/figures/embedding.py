@@ -22,16 +22,11 @@ KINDS: dict[str, dict[str, Any]] = {"test sample": SAMPLE, "local prototype": LO
 
 
 class Points(NamedTuple):
-    """Rows in the feature space of one run.
+    """Rows in the feature space of one run."""
 
-    Attributes:
-        at: ``(n, d)``.
-        kinds: Places in ``KINDS``: 0 a test sample, 1 a local prototype, 2 a global one.
-    """
-
-    at: NDArray[Any]
+    at: NDArray[Any]  #: ``(n, d)``
     labels: NDArray[Any]
-    kinds: NDArray[Any]
+    kinds: NDArray[Any]  #: Places in ``KINDS``: 0 a test sample, 1 a local prototype, 2 a global one
 
 
 def points(run: Run, names: list[str], samples: int, seed: int, trust_code: bool = False) -> Points:

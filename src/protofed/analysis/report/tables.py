@@ -19,18 +19,13 @@ from protofed.text import duration, mean_std, number, percent, size
 
 
 class OutcomeColumn(NamedTuple):
-    """A column of :class:`~protofed.runs.summary.RuleOutcome` in tables.
-
-    Attributes:
-        spread: Attribute with the standard deviation over clients, which is written below.
-        mean: Attribute with the mean over clients, which is written before the spread, if any.
-    """
+    """A column of :class:`~protofed.runs.summary.RuleOutcome` in tables."""
 
     group: str
     heading: str
     name: str
-    spread: str = ""
-    mean: str = ""
+    spread: str = ""  #: Attribute with the standard deviation over clients, which is written below
+    mean: str = ""  #: Attribute with the mean over clients, which is written before the spread, if any
 
     def cell(self, runs: Sequence[Run], rule: str) -> TextCell:
         """Return the mean over runs, with the standard deviation over several."""

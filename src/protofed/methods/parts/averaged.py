@@ -115,7 +115,7 @@ class SharedPart(AveragedWeights[W], Method[W]):
         return Traits(
             exchanges="part of the weights",
             counts="always",
-            aggregation="mean" if cls.aggregate is AveragedWeights.aggregate else "sums",
+            aggregation="sums",
             protection=Protection(dp_obstacle=""),
         )
 

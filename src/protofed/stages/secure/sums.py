@@ -43,7 +43,7 @@ class SumLayout:
         schema, hint = method.upload_schema, "choose another method, or secure.aggregation=false"
         self.method, self.unit = method, 2.0**fraction_bits
         self.clients = max(1, method.task.clients)
-        if schema is not None and method.declared.aggregation not in ("mean", "sums"):
+        if schema is not None and method.declared.aggregation != "sums":
             raise ConfigError(
                 f"secure.aggregation reveals sums only, but {method.name} needs single uploads: {hint}"
             )

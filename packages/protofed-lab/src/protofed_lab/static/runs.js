@@ -1,4 +1,4 @@
-// Charts of runs: the server sends numbers, and of lines only what is new; looks and themes are decided here.
+// Charts of runs: the server sends numbers; looks and themes are decided here.
 "use strict";
 
 window.runs = (() => {
@@ -37,43 +37,30 @@ window.runs = (() => {
     const dash = look.dashes?.length ? ` stroke-dasharray="${look.dashes.map((d) => d * 1.3).join(" ")}"` : "";
     const colour = `var(--c${Number(look.colour)})`;
     const width = look.thin ? 1.2 : 2.2;
-    const line = look.only ? "" : `<path d="M0 8H34" stroke="${colour}" stroke-width="${width}"${dash}/>`;
+    const line = `<path d="M0 8H34" stroke="${colour}" stroke-width="${width}"${dash}/>`;
     const mark = `<path transform="translate(17 8) scale(.62) translate(-8 -8)" fill="${colour}" d="${MARKS[look.mark]}"/>`;
-    const box = look.only ? "9 0 16 16" : "0 0 34 16";
-    return `<svg class="swatch" viewBox="${box}" width="${look.only ? 16 : 34}" height="16" aria-hidden="true">${line}${mark}</svg>`;
+    return `<svg class="swatch" viewBox="0 0 34 16" width="34" height="16" aria-hidden="true">${line}${mark}</svg>`;
   }
 
   const round = (text) => text.replace(/\.0+ /, " ");
   const WRITE = {
     bytes: protofed.size,
     percent: (v) => `${v.toFixed(1)}%`,
-    number: (v) => String(Number(v.toPrecision(4))),
     count: (v) => Math.round(v).toLocaleString("en"),
   };
 
-  // One plot: `kind` is lines, heat or dots; `settings` stay, the rest is fed.
-  function plot(id, kind, settings) {
-    plots.set(id, { id, kind, settings, lines: {}, order: [], hidden: plots.get(id)?.hidden ?? new Set(), content: null, fed: 0, since: performance.now() });
+  // One plot: `settings` stay, and every message has all lines by their ids.
+  function plot(id, settings) {
+    plots.set(id, { id, settings, lines: {}, order: [], hidden: new Set(), fed: 0, since: performance.now() });
     later(id);
   }
 
-  function feed(id, message) {
+  function feed(id, lines) {
     const it = plots.get(id);
     if (!it) return;
     it.fed += 1;
-    if (message.lines) {
-      for (const [key, news] of Object.entries(message.lines)) {
-        const line = (it.lines[key] ??= { points: [] });
-        line.points.splice(news.from, Infinity, ...news.points);
-        for (const name of ["name", "look", "level"]) if (name in news) line[name] = news[name];
-      }
-      if (message.order) {
-        it.order = message.order;
-        for (const key of Object.keys(it.lines)) if (!it.order.includes(key)) delete it.lines[key];
-      }
-    }
-    if (message.content !== undefined) it.content = message.content;
-    if (message.missing !== undefined) it.settings.missing = message.missing;
+    it.lines = lines;
+    it.order = Object.keys(lines);
     later(id);
   }
 
@@ -100,8 +87,7 @@ window.runs = (() => {
   }
 
   function draw(it, chart, element) {
-    const draws = { lines: linesOption, heat: heatOption, dots: dotsOption };
-    const option = draws[it.kind](it, element);
+    const option = linesOption(it, element);
     chart.setOption(
       {
         animation: false,
@@ -123,19 +109,19 @@ window.runs = (() => {
   function legend(it) {
     const place = document.getElementById(`c${it.settings.legend}`);
     if (!place) return;
-    const entries = it.kind === "lines" ? it.order.map((key) => [key, it.lines[key]]) : (it.content?.groups ?? []).map((g) => [g.name, g]);
+    const entries = it.order.map((key) => [key, it.lines[key]]);
     const wanted = JSON.stringify(entries.map(([key, e]) => [key, e.name, e.look, it.hidden.has(key)]));
     if (place.dataset.shown === wanted) return;
     place.dataset.shown = wanted;
     const focused = document.activeElement?.closest?.(".legend") === place ? document.activeElement.dataset.key : null;
     place.replaceChildren(
-      ...(entries.length < (it.settings.legendFrom ?? 1) ? [] : entries).map(([key, entry]) => {
+      ...entries.map(([key, entry]) => {
         const button = document.createElement("button");
         button.type = "button";
         button.dataset.key = key;
         button.setAttribute("aria-pressed", String(!it.hidden.has(key)));
         button.title = "Show or hide";
-        button.innerHTML = swatch(it.kind === "dots" ? { ...entry.look, only: true } : entry.look) + `<span>${escaped(entry.name)}</span>`;
+        button.innerHTML = swatch(entry.look) + `<span>${escaped(entry.name)}</span>`;
         button.onclick = () => {
           it.hidden.has(key) ? it.hidden.delete(key) : it.hidden.add(key);
           later(it.id);
@@ -156,9 +142,9 @@ window.runs = (() => {
     };
   }
 
-  // Lines: accuracy against rounds or bytes, losses, measurements.
+  // Accuracy against rounds or bytes.
   function linesOption(it, element) {
-    const { x = "count", y = "number", log = false, xName = "" } = it.settings;
+    const { x = "count", y = "percent", log = false, xName = "" } = it.settings;
     const shown = it.order.filter((key) => !it.hidden.has(key)).map((key) => [key, it.lines[key]]);
     const drawn = shown.filter(([, line]) => line.points.length || line.level != null);
     if (!it.order.some((key) => it.lines[key].points.length || it.lines[key].level != null)) return null;
@@ -231,78 +217,6 @@ window.runs = (() => {
     });
     const head = x === "bytes" ? `${WRITE.bytes(items[0].value[0])} sent` : `${escaped(xName || "Round")} ${WRITE[x](items[0].value[0])}`;
     return `<div style="opacity:.75;margin-bottom:4px">${head}</div><table>${rows.join("")}</table>`;
-  }
-
-  // Heat maps: rows × columns of numbers, null where there is none.
-  const RAMPS = {
-    light: { counts: ["#f3f6fa", "#c6dbef", "#6baed6", "#2171b5", "#08306b"], signed: ["#0072b2", "#7fb6d6", "#f7f7f7", "#eaa678", "#b84a00"] },
-    dark: { counts: ["#20262d", "#1f4563", "#2f78ad", "#79b8e6", "#dff0ff"], signed: ["#6cc0f5", "#2f6f99", "#20262d", "#9c5a2b", "#ffa566"] },
-    // Made for colour-blind readers, and of the same order in light and dark.
-    sequential: ["#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838"],
-  };
-
-  function heatOption(it, element) {
-    const content = it.content;
-    if (!content?.values?.length) return null;
-    const { rows, columns, values } = content;
-    const { ramp = "sequential", root = false, write = "number", xName = "", yName = "", labels = false } = it.settings;
-    const dark = protofed.isDark();
-    const flat = values.flat().filter((v) => v !== null);
-    // Without any number, the scale would have no end and its colours no value.
-    if (!flat.length) return null;
-    const sizes = flat.map(Math.abs).sort((a, b) => a - b);
-    // A few entries much larger than all others share the last colour.
-    const top = ramp === "signed" ? sizes[Math.floor(0.995 * (sizes.length - 1))] || 1 : Math.max(...flat, ramp === "counts" ? 1 : -Infinity);
-    const low = ramp === "signed" ? -top : 0;
-    const scale = (v) => (root ? Math.sqrt(v) : v);
-    const cell = (element.clientWidth - 120) / columns.length;
-    const written = labels && cell > 24 && rows.length * columns.length <= 900;
-    const bright = (v) => (scale(v) - scale(low)) / (scale(top) - scale(low) || 1) > 0.55;
-    const data = [];
-    values.forEach((row, i) => row.forEach((v, j) => {
-      if (v === null) return;
-      const item = { value: [j, i, scale(v), v] };
-      if (written && v) item.label = { show: true, color: bright(v) !== dark ? "#ffffff" : dark && !bright(v) ? "#e6e9ed" : "#1c2127" };
-      data.push(item);
-    }));
-    const few = rows.length <= 60 && columns.length <= 60;
-    const names = (list) => ({ type: "category", data: list, axisTick: { show: false }, axisLine: { show: false }, splitLine: { show: false }, splitArea: { show: false } });
-    return {
-      grid: { left: yName ? 26 : 6, right: 10, top: 8, bottom: 62, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
-      tooltip: tooltip({ formatter: (item) => `${escaped(yName)} ${escaped(rows[item.value[1]])}<br>${escaped(xName)} ${escaped(columns[item.value[0]])}<br><b>${escaped(WRITE[write](item.value[3]))}</b> ${escaped(content.unit ?? "")}` }),
-      xAxis: { ...names(columns), name: xName, nameLocation: "middle", nameGap: 28, axisLabel: { interval: "auto", hideOverlap: true, width: 90, overflow: "truncate" } },
-      yAxis: { ...names(rows), name: yName, nameLocation: "middle", nameGap: -20, nameRotate: 90, inverse: true, axisLabel: { interval: rows.length <= 44 ? 0 : "auto", width: element.clientWidth < 480 ? 70 : 110, overflow: "truncate" },
-        ...(yName ? { nameGap: 74 } : {}), nameTextStyle: { fontSize: 0 } },
-      visualMap: { dimension: 2, min: scale(low), max: scale(top) > scale(low) ? scale(top) : scale(low) + 1, orient: "horizontal", left: "center", bottom: 0, itemWidth: 12, itemHeight: 140,
-        text: [WRITE[write](top), WRITE[write](low)], seriesIndex: 0, calculable: false, hoverLink: false,
-        inRange: { color: ramp === "sequential" ? RAMPS.sequential : RAMPS[dark ? "dark" : "light"][ramp] } },
-      series: [{ type: "heatmap", data, label: { formatter: (item) => WRITE[write](item.value[3]), fontSize: 11 },
-        itemStyle: { borderWidth: few ? 1 : 0, borderColor: protofed.variable("card") }, emphasis: { itemStyle: { borderColor: protofed.variable("ink"), borderWidth: 1.5 } }, progressive: 0 }],
-    };
-  }
-
-  // Dots: a value per name, in one or several groups.
-  function dotsOption(it, element) {
-    const content = it.content;
-    if (!content?.groups?.some((group) => group.values.some((v) => v !== null))) return null;
-    const { y = "percent", xName = "" } = it.settings;
-    const { names, groups } = content;
-    const shown = groups.filter((group) => !it.hidden.has(group.name));
-    const heights = shown.flatMap((group) => group.values.filter((v) => v !== null));
-    const big = element.clientWidth / names.length > 14 ? 10 : 6;
-    return {
-      grid: { left: 6, right: 12, top: 12, bottom: xName ? 30 : 6, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
-      tooltip: tooltip({ trigger: "axis", axisPointer: { type: "shadow" }, formatter: (items) => {
-        const rows = items.map((i) => `<tr><td>${swatch({ ...groups.find((g) => g.name === i.seriesName).look, only: true })}</td><td style="padding:0 14px 0 6px">${escaped(i.seriesName)}</td><td style="text-align:right">${i.value == null ? "–" : WRITE[y](i.value)}</td></tr>`);
-        return `<div style="opacity:.75;margin-bottom:4px">${escaped(items[0]?.axisValue ?? "")}</div><table>${rows.join("")}</table>`;
-      } }),
-      xAxis: { type: "category", data: names, axisTick: { show: false }, axisLabel: { hideOverlap: true, rotate: names.some((n) => n.length * 7 > (element.clientWidth - 60) / names.length) ? 45 : 0, width: 80, overflow: "truncate" },
-        name: xName, nameLocation: "middle", nameGap: names.some((n) => n.length * 7 > (element.clientWidth - 60) / names.length) ? 62 : 28 },
-      yAxis: { type: "value", scale: true, axisLine: { show: false }, axisLabel: { formatter: (v) => round(y === "percent" ? `${v}%` : WRITE[y](v)) },
-        ...(y === "percent" ? percentRange(heights) : { min: 0 }) },
-      series: shown.map((group) => ({ type: "scatter", name: group.name, data: group.values, symbol: `path://${MARKS[group.look.mark]}`, symbolSize: big,
-        itemStyle: { color: palette[group.look.colour], opacity: 0.9 } })),
-    };
   }
 
   paint();

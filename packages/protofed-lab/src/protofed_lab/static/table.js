@@ -1,8 +1,8 @@
-// A table of records that is sorted and filtered in the browser; the server sends rows that changed.
+// A table of runs that is sorted and filtered in the browser.
 export default {
   template: `
     <div class="records">
-      <div v-if="filterable" class="above">
+      <div class="above">
         <label><span class="unseen">Filter</span><input type="search" v-model="sought" placeholder="Filter" autocomplete="off" spellcheck="false"></label>
         <span class="soft" role="status">{{ said }}</span>
         <slot></slot>
@@ -10,14 +10,14 @@ export default {
       <div class="scroll" tabindex="0" role="region" :aria-label="label">
         <table :class="{ dense: columns.length > 6 }">
           <thead><tr>
-            <th v-if="pickable" class="pick"><span class="unseen">Choose</span></th>
+            <th class="pick"><span class="unseen">Choose</span></th>
             <th v-for="column in columns" :key="column.name" scope="col" :class="column.kind" :aria-sort="sorted(column)">
               <button type="button" @click="sort(column)" :title="column.title || null">{{ column.label }}<span class="arrow" aria-hidden="true">{{ arrow(column) }}</span></button>
             </th>
           </tr></thead>
           <tbody>
             <tr v-for="row in shown" :key="row.id" :class="[row.state, { picked: picked.includes(row.id) }]">
-              <td v-if="pickable" class="pick"><input v-if="row.pickable !== false" type="checkbox" :checked="picked.includes(row.id)" @change="pick(row.id)" :aria-label="'Choose ' + row.title"></td>
+              <td class="pick"><input v-if="row.pickable !== false" type="checkbox" :checked="picked.includes(row.id)" @change="pick(row.id)" :aria-label="'Choose ' + row.title"></td>
               <template v-for="(column, i) in columns" :key="column.name">
                 <th v-if="i === 0" scope="row">
                   <span class="name"><span v-if="row.look" v-html="swatch(row.look)"></span>
@@ -33,17 +33,17 @@ export default {
             </tr>
           </tbody>
         </table>
-        <p v-if="!shown.length" class="soft none">{{ !version ? "Reading…" : rows.size ? "No row fits the filter." : empty }}</p>
+        <p v-if="!shown.length" class="soft none">{{ !read ? "Reading…" : rows.length ? "No row fits the filter." : empty }}</p>
       </div>
     </div>`,
-  props: { columns: Array, label: String, empty: String, pickable: Boolean, filterable: Boolean },
+  props: { columns: Array, label: String, empty: String },
   data() {
-    return { rows: new Map(), order: [], picked: [], sought: "", column: "", down: false, version: 0 };
+    return { rows: [], picked: [], sought: "", column: "", down: false, read: false };
   },
   computed: {
     shown() {
       const words = this.sought.toLowerCase().split(/\s+/).filter(Boolean);
-      let rows = this.order.map((id) => this.rows.get(id)).filter(Boolean);
+      let rows = this.rows;
       if (words.length) rows = rows.filter((row) => { const all = this.everything(row); return words.every((word) => all.includes(word)); });
       if (!this.column) return rows;
       const value = (row) => row.cells[this.column]?.[0];
@@ -57,21 +57,16 @@ export default {
       }).map(([row]) => row);
     },
     said() {
-      return this.sought ? `${this.shown.length} of ${this.order.length}` : "";
+      return this.sought ? `${this.shown.length} of ${this.rows.length}` : "";
     },
   },
   methods: {
-    merge(changed, order) {
-      const rows = new Map(this.rows);
-      for (const row of changed) rows.set(row.id, row);
-      if (order) {
-        this.order = order;
-        for (const id of [...rows.keys()]) if (!order.includes(id)) rows.delete(id);
-        const left = this.picked.filter((id) => rows.has(id));
-        if (left.length !== this.picked.length) this.choose(left);
-      }
+    fill(rows) {
       this.rows = rows;
-      this.version += 1;
+      const ids = new Set(rows.map((row) => row.id));
+      const left = this.picked.filter((id) => ids.has(id));
+      if (left.length !== this.picked.length) this.choose(left);
+      this.read = true;
     },
     everything(row) {
       return [row.title, row.note, row.reason, ...Object.values(row.cells).map((cell) => cell[1])].join(" ").toLowerCase();

@@ -1,17 +1,14 @@
-"""Lines of the charts as plain numbers, and the changes that a browser has yet to be sent."""
+"""Lines of the charts as plain numbers."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
 
-from protofed.analysis.figures.lines import read_numbers
-from protofed.analysis.style import DASHES, MARKERS, PALETTE, LineStyle, method_styles, rule_colours
+from protofed.analysis.style import MARKERS, PALETTE, LineStyle, method_styles
 from protofed.runs.run import Run, by_label, rule_of, select_finished
 
 Point = list[float]
@@ -38,11 +35,6 @@ class Look:
     def of(cls, style: LineStyle) -> Look:
         """Return the look of a style of figures."""
         return cls(PALETTE.index(style.colour), style.marker, style.dashes)
-
-    @classmethod
-    def number(cls, i: int) -> Look:
-        """Return the ``i``-th look, for lines that have none of their own: after all colours come other strokes."""
-        return cls(i % len(PALETTE), MARKERS[i % len(MARKERS)], DASHES[i // len(PALETTE) % len(DASHES)])
 
 
 @dataclass(frozen=True)
@@ -146,80 +138,3 @@ def _height(values: Sequence[float]) -> Point:
     if len(values) == 1:
         return [round(mean, 2)]
     return [round(mean, 2), round(math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)), 2)]
-
-
-def by_rule(run: Run, over: str = "rounds") -> Lines:
-    """Return one run's test accuracy in per cent by inference rule, against ``rounds`` or ``bytes`` sent so far."""
-    looks = rule_looks(run)
-    return {rule: _line(run.rule(rule).title, looks[rule], [run], rule, over) for rule in run.rules}
-
-
-def rule_looks(run: Run) -> dict[str, Look]:
-    """Return the look of each of a run's inference rules."""
-    colours = rule_colours(map(run.rule, run.rules))
-    looks = zip(colours.items(), itertools.cycle(MARKERS), strict=False)
-    return {name: Look(PALETTE.index(colour), marker) for (name, colour), marker in looks}
-
-
-def losses(run: Run) -> Lines:
-    """Return the terms of one run's training loss, and their total, against rounds."""
-    terms = list(dict.fromkeys(t for r in run.rounds for t in r.losses))
-    parts = [t for t in terms if t != "total"]
-    looks = {t: Look.number(i) for i, t in enumerate(parts)} | {"total": Look(len(PALETTE) - 1, "o", (5, 1.6))}
-    shown = parts + ["total"] * (len(parts) > 1 and "total" in terms)
-    return {t: Line(t.replace("_", " "), looks[t], _collect_points(run, "losses", t)) for t in shown}
-
-
-def measured(run: Run, names: Mapping[str, str]) -> Lines:
-    """Return diagnostics of one run against rounds, with titles by dotted name."""
-    curves = {
-        n: Line(title, Look.number(i), _collect_points(run, "diagnostics", n))
-        for i, (n, title) in enumerate(names.items())
-    }
-    return {name: line for name, line in curves.items() if line.points}
-
-
-def _collect_points(run: Run, part: str, name: str) -> list[Point]:
-    curve = read_numbers(run, part, name)
-    return [[t, float(f"{value:.5g}")] for t, value in curve.items() if math.isfinite(value)]
-
-
-class Feed:
-    """The state of one chart in one browser: only changes are sent.
-
-    Example:
-        >>> feed, look = Feed(), Look(0, "o")
-        >>> feed.changes({"a": Line("a", look, [[1, 50.0]])})["lines"]["a"]["points"]
-        [[1, 50.0]]
-        >>> feed.changes({"a": Line("a", look, [[1, 50.0], [2, 60.0]])})
-        {'lines': {'a': {'from': 1, 'points': [[2, 60.0]]}}}
-        >>> feed.changes({"a": Line("a", look, [[1, 50.0], [2, 60.0]])})
-    """
-
-    def __init__(self) -> None:
-        self._told: Lines = {}
-
-    def changes(self, lines: Lines) -> dict[str, Any] | None:
-        """Return the message that turns what was told into ``lines``; None if there is nothing to tell.
-
-        The message has ``lines``: id → ``from`` (how many points stay) and ``points`` to append, with ``name``,
-        ``look`` and ``level`` where they changed; and ``order``, all ids, where lines came, went or moved.
-        """
-        told: dict[str, Any] = {}
-        for key, line in lines.items():
-            before = self._told.get(key)
-            old = before.points if before else []
-            pairs = enumerate(zip(old, line.points, strict=False))
-            kept = next((i for i, (b, a) in pairs if b != a), min(len(old), len(line.points)))
-            news: dict[str, Any] = {}
-            if before is None or len(line.points) != kept or len(before.points) != kept:
-                news = {"from": kept, "points": line.points[kept:]}
-            if before is None or (before.name, before.look, before.level) != (line.name, line.look, line.level):
-                news |= {"name": line.name, "look": vars(line.look), "level": line.level}
-            if news:
-                told[key] = {"from": kept, "points": []} | news
-        message: dict[str, Any] = {"lines": told} if told else {}
-        if list(lines) != list(self._told):
-            message |= {"lines": told, "order": list(lines)}
-        self._told = {key: Line(n.name, n.look, list(n.points), n.level) for key, n in lines.items()}
-        return message or None

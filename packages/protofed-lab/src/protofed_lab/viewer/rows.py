@@ -1,26 +1,23 @@
-"""Runs and clients as rows of tables: for every cell a value to sort by and its text."""
+"""Runs as rows of a table: for every cell a value to sort by and its text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from protofed.analysis.metrics import writer
-from protofed.analysis.report.metrics import BY_CLASS
-from protofed.runs.metrics import HEADLINES
 from protofed.runs.run import Run
 from protofed.runs.summary import RuleOutcome
 from protofed.text import duration, number, percent, size
-from protofed_lab.viewer.following import SeenRun, State
+from protofed_lab.viewer.library import SeenRun, State
 from protofed_lab.viewer.lines import Look, looks
 
 Row = dict[str, Any]
 
 
 def column(name: str, label: str, title: str = "", kind: str = "number") -> dict[str, str]:
-    """Return a column of :class:`~protofed_lab.viewer.parts.RecordTable`."""
+    """Return a column of :class:`~protofed_lab.viewer.pages.RecordTable`."""
     return {"name": name, "label": label, "kind": kind, **({"title": title} if title else {})}
 
 
@@ -63,16 +60,6 @@ def address(key: str) -> str:
         '/run/a%20b/seed%230'
     """
     return "/run/" + quote(key)
-
-
-def report_address(key: str) -> str:
-    """Return the path of a run's report."""
-    return "/report/" + quote(key)
-
-
-def named(seen: Mapping[str, SeenRun]) -> dict[str, str]:
-    """Return the menu names of the readable runs, by key: the folder first, as in the table."""
-    return {key: f"{key} ({s.run.label})" for key, s in seen.items() if s.run is not None}
 
 
 def comparing(keys: Sequence[str]) -> str:
@@ -164,94 +151,5 @@ def _accuracies(outcome: RuleOutcome | None) -> dict[str, list[Any]]:
     }
 
 
-def client_columns(run: Run) -> list[dict[str, str]]:
-    """Return the columns of :func:`clients`."""
-    numbers = {
-        "parameters": "Parameters",
-        "d": "d",
-        "train": "Training samples",
-        "test": "Test samples",
-        "classes": "Classes",
-    }
-    return [
-        column("client", "Client", kind="text"),
-        column("architecture", "Architecture", kind="text"),
-        *(column(name, label) for name, label in numbers.items()),
-        *(column(f"rule {rule}", run.rule(rule).title) for rule in run.rules),
-        *(column(name, title) for name, title in HEADLINES.items() if run.measured),
-    ]
-
-
-CLASS_COLUMNS = [
-    column("class", "Class", kind="text"),
-    column("samples", "Test samples"),
-    *(column(name, label) for name, label in BY_CLASS.items()),
-]
-
-
-def classes(run: Run) -> list[Row]:
-    """Return a row per class of the test samples, with its metrics; none if the run has no metrics."""
-    rows: list[Row] = []
-    for each in run.measured.overall.classes if run.measured else ():
-        name = run.class_names[each.label]
-        cells = {"class": [name, name], "samples": [each.samples, number(each.samples)], **_metrics(each, BY_CLASS)}
-        rows.append({"id": str(each.label), "title": name, "cells": cells})
-    return rows
-
-
-def _metrics(metrics: object, names: Iterable[str]) -> dict[str, list[Any]]:
-    values = {name: getattr(metrics, name) for name in names}
-    return {name: [value, writer(name)(value)] for name, value in values.items()}
-
-
-def clients(run: Run) -> list[Row]:
-    """Return a row per client: its model, its data, and its last accuracy by every rule."""
-    scores = {rule: run.client_accuracies(rule) for rule in run.rules}
-    rows: list[Row] = []
-    for i, client in enumerate(run.clients):
-        name, held = client.name, sum(1 for n in client.train if n)
-        counts = {
-            "parameters": client.parameters,
-            "d": client.d,
-            "train": sum(client.train),
-            "test": sum(client.test),
-            "classes": held,
-        }
-        cells = {
-            "client": [name, name],
-            "architecture": [client.architecture, client.architecture],
-            **{what: [value, number(value)] for what, value in counts.items()},
-            **{f"rule {rule}": _percent(values[i]) for rule, values in scores.items()},
-            **(_metrics(run.measured.clients[name], HEADLINES) if run.measured else {}),
-        }
-        rows.append({"id": name, "title": name, "cells": cells})
-    return rows
-
-
 def _percent(value: float | None, spread: float | None = None) -> list[Any]:
     return [value, percent(value) + (f" ± {100 * spread:.1f}" if spread is not None else "")]
-
-
-class Sent:
-    """The state of one table in one browser: only rows that changed are sent.
-
-    Example:
-        >>> sent = Sent()
-        >>> sent.changes([{"id": "a", "n": 1}, {"id": "b", "n": 1}])
-        ([{'id': 'a', 'n': 1}, {'id': 'b', 'n': 1}], ['a', 'b'])
-        >>> sent.changes([{"id": "a", "n": 1}, {"id": "b", "n": 2}])
-        ([{'id': 'b', 'n': 2}], None)
-        >>> sent.changes([{"id": "a", "n": 1}, {"id": "b", "n": 2}])
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[str, Row] | None = None
-
-    def changes(self, rows: Sequence[Row]) -> tuple[list[Row], list[str] | None] | None:
-        """Return the changed rows, and all ids where they changed; None if there is nothing to tell."""
-        now = {row["id"]: row for row in rows}
-        before = self._rows or {}
-        changed = [row for key, row in now.items() if before.get(key) != row]
-        order = list(now) if self._rows is None or list(now) != list(before) else None
-        self._rows = now
-        return (changed, order) if changed or order is not None else None
