@@ -68,17 +68,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a benchmark.
+    """The result of a benchmark."""
 
-    Attributes:
-        table: Table for printing.
-        figures: Plain values for ``--json``, in seconds unless the name says otherwise.
-        draw: Draws them for ``--figure``; None if the benchmark has no picture.
-    """
-
-    table: Table
-    figures: list[dict[str, Any]]
-    draw: Callable[[], Figure] | None = None
+    table: Table  #: Table for printing
+    figures: list[dict[str, Any]]  #: Plain values for ``--json``, in seconds unless the name says otherwise
+    draw: Callable[[], Figure] | None = None  #: Draws them for ``--figure``; None if the benchmark has no picture
 
 
 def new_table(title: str, caption: str) -> Table:

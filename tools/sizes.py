@@ -19,12 +19,12 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 46_568,
-    "all sources": 66_465,
-    "tests": 48_439,
+    "src": 47_018,
+    "all sources": 66_775,
+    "tests": 48_701,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 4_072,
+    "behind the round loop": 4_124,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
     "methods/contract.py": 301,

@@ -76,17 +76,11 @@ class Scores:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the tables say of one run.
+    """What the tables say of one run."""
 
-    Attributes:
-        rules: Scores by rule.
-        bytes: Bytes of all messages in a round, in both directions, as a mean over all rounds.
-        seconds: Training and aggregation of the median round: on a busy machine single ones take much longer.
-    """
-
-    rules: Mapping[str, Scores]
-    bytes: float
-    seconds: float
+    rules: Mapping[str, Scores]  #: Scores by rule
+    bytes: float  #: Bytes of all messages in a round, in both directions, as a mean over all rounds
+    seconds: float  #: Training and aggregation of the median round: on a busy machine single ones take much longer
 
     @classmethod
     def of(cls, run: Run) -> Measured:

@@ -33,15 +33,11 @@ SPACING = 110
 
 
 class _Code(NamedTuple):
-    """The division of a data set by FedProto's code.
-
-    Attributes:
-        beyond: Shots per class are in ``k - s + 1 .. k + s - 1 + beyond`` with ``s`` the spread of n.
-    """
+    """The division of a data set by FedProto's code."""
 
     training: int
     test_shots: int
-    beyond: int
+    beyond: int  #: Shots per class are in ``k - s + 1 .. k + s - 1 + beyond`` with ``s`` the spread of n.
 
 
 FEDPROTO = {70_000: _Code(60_000, 40, -1), 60_000: _Code(50_000, 15, 1)}

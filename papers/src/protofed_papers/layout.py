@@ -58,15 +58,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class TableLayout:
-    """A table's rows and columns.
+    """A table's rows and columns."""
 
-    Attributes:
-        rows: In the paper's order, controls before the methods of a section.
-        columns: Values of the columns' settings, or a metric alone.
-    """
-
-    rows: list[Row]
-    columns: list[tuple[str, ...]]
+    rows: list[Row]  #: In the paper's order, controls before the methods of a section
+    columns: list[tuple[str, ...]]  #: Values of the columns' settings, or a metric alone
     entries: dict[tuple[Row, tuple[str, ...]], Entry]
 
 

@@ -80,45 +80,27 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper with the comparison that tests it: ``a - factor · b`` is above ``margin``, or below.
-
-    Attributes:
-        table: Source of the comparisons.
-        other: Source of ``b``, if another.
-        figure: Source of the comparisons.
-        better: ``higher``, ``lower``, or ``equal`` within a point.
-        a: Method, or settings, of which it is claimed.
-        b: Compared with these; empty for a claim about the value itself.
-        also: Further settings of which it is claimed.
-        over: Settings to which it is limited.
-        factor: On the other value.
-        margin: Claimed difference.
-        need: ``all`` comparisons, or ``most``: their mean.
-        every: It is about every single run, so that one contradicts it.
-        ours: A question that the tables leave open, no claim of the paper.
-        rule: Of all accuracies; ``""`` for the paper's.
-        counterexample: Contradicts a universal claim.
-    """
+    """A claim of a paper with the comparison that tests it: ``a - factor · b`` is above ``margin``, or below."""
 
     number: int
     text: str
     where: str = ""
-    table: int | None = None
-    other: int | None = None
-    figure: str = ""
+    table: int | None = None  #: Source of the comparisons
+    other: int | None = None  #: Source of ``b``, if another
+    figure: str = ""  #: Source of the comparisons
     metric: str = "accuracy"
-    better: str = "higher"
-    a: Any = None
-    b: Sequence[Any] = ()
-    also: Any = None
-    over: Mapping[str, Any] = field(default_factory=dict)
-    factor: float = 1.0
-    margin: float = 0.0
-    need: str = "all"
-    every: bool = False
-    ours: bool = False
-    rule: str = ""
-    counterexample: str = ""
+    better: str = "higher"  #: ``higher``, ``lower``, or ``equal`` within a point
+    a: Any = None  #: Method, or settings, of which it is claimed
+    b: Sequence[Any] = ()  #: Compared with these; empty for a claim about the value itself
+    also: Any = None  #: Further settings of which it is claimed
+    over: Mapping[str, Any] = field(default_factory=dict)  #: Settings to which it is limited
+    factor: float = 1.0  #: On the other value
+    margin: float = 0.0  #: Claimed difference
+    need: str = "all"  #: ``all`` comparisons, or ``most``: their mean
+    every: bool = False  #: It is about every single run, so that one contradicts it
+    ours: bool = False  #: A question that the tables leave open, no claim of the paper
+    rule: str = ""  #: Of all accuracies; ``""`` for the paper's
+    counterexample: str = ""  #: Contradicts a universal claim
     note: str = ""
 
     @property
@@ -129,34 +111,21 @@ class Claim:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a paper.
+    """A figure of a paper."""
 
-    Attributes:
-        number: With a letter for a panel.
-        draw: Function that draws it.
-        recipe: ``""`` if it needs no runs.
-        vary: By dotted name.
-        set: Further values of options.
-        unset: Options of the recipe that do not apply.
-        against: A second set of runs: method, vary and set.
-        over: Settings to which ``table`` is limited.
-        options: Of the drawing.
-        models: The drawing needs the runs' models.
-    """
-
-    number: str
+    number: str  #: With a letter for a panel
     caption: str
-    draw: str
-    recipe: str = ""
+    draw: str  #: Function that draws it
+    recipe: str = ""  #: ``""`` if it needs no runs
     methods: Sequence[str] = ()
-    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    set: Mapping[str, Any] = field(default_factory=dict)
-    unset: Sequence[str] = ()
-    against: Mapping[str, Any] = field(default_factory=dict)
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)  #: By dotted name
+    set: Mapping[str, Any] = field(default_factory=dict)  #: Further values of options
+    unset: Sequence[str] = ()  #: Options of the recipe that do not apply
+    against: Mapping[str, Any] = field(default_factory=dict)  #: A second set of runs: method, vary and set
     table: int | None = None
-    over: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    models: bool = False
+    over: Mapping[str, Sequence[str]] = field(default_factory=dict)  #: Settings to which ``table`` is limited
+    options: Mapping[str, Any] = field(default_factory=dict)  #: Of the drawing
+    models: bool = False  #: The drawing needs the runs' models
 
 
 @dataclass(frozen=True)

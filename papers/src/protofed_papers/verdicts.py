@@ -118,16 +118,11 @@ class Contrast:
 
 
 class Judgement(NamedTuple):
-    """The verdict on a claim.
+    """The verdict on a claim."""
 
-    Attributes:
-        verdict: One of the words of this module, or ``equal``.
-        why: Where the comparisons do not tell.
-    """
-
-    verdict: str
+    verdict: str  #: One of the words of this module, or ``equal``
     comparisons: tuple[Contrast, ...] = ()
-    why: str = ""
+    why: str = ""  #: Where the comparisons do not tell
 
     @property
     def part(self) -> str:

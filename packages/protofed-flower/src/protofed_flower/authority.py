@@ -61,18 +61,13 @@ class Revoked:
 
 @dataclass
 class Authority:
-    """An authority's folder, which this process alone changes.
-
-    Attributes:
-        keys: Of the roster, by name, in OpenSSH form.
-        revoked: By fingerprint.
-    """
+    """An authority's folder, which this process alone changes."""
 
     folder: Path
     signer: Signed
     federation: str
-    keys: dict[str, str]
-    revoked: dict[str, Revoked]
+    keys: dict[str, str]  #: Of the roster, by name, in OpenSSH form
+    revoked: dict[str, Revoked]  #: By fingerprint
 
     def revoke(self, name: str, why: Literal["revoked", "replaced"]) -> str:
         """Take a site's key out of the roster; return its fingerprint."""

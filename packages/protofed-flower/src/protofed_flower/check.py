@@ -53,29 +53,19 @@ FILES = ("client_dir", "state_dir", "key", "roster", "authority")
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """Inputs of the checks; a check is skipped if its input is None.
+    """Inputs of the checks; a check is skipped if its input is None."""
 
-    Attributes:
-        client_dir: With ``train``, ``test`` and optionally ``client.toml``.
-        classes: Of the federation in order; may be empty.
-        config: The node's ``node.toml``, for what is None.
-        state_dir: Keeps the node's model between rounds.
-        superlink: As ``HOST:PORT``.
-        root_certificates: The certificate of the authority that signed the SuperLink's.
-        authority: The certificate of the authority that signed the roster.
-    """
-
-    client_dir: Path | None = None
-    classes: Sequence[str] = ()
-    config: Path | None = None
+    client_dir: Path | None = None  #: With ``train``, ``test`` and optionally ``client.toml``
+    classes: Sequence[str] = ()  #: Of the federation in order; may be empty
+    config: Path | None = None  #: The node's ``node.toml``, for what is None
     recipe: str | None = None
     overrides: Sequence[str] = ()
-    state_dir: Path | None = None
-    superlink: str | None = None
-    root_certificates: Path | None = None
+    state_dir: Path | None = None  #: Keeps the node's model between rounds
+    superlink: str | None = None  #: As ``HOST:PORT``
+    root_certificates: Path | None = None  #: The certificate of the authority that signed the SuperLink's
     key: Path | None = None
     roster: Path | None = None
-    authority: Path | None = None
+    authority: Path | None = None  #: The certificate of the authority that signed the roster
 
 
 class CheckResult(NamedTuple):

@@ -32,17 +32,11 @@ _PUBLIC = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
 @dataclass
 class Bindings:
-    """The key to which each client's name is bound.
+    """The key to which each client's name is bound."""
 
-    Attributes:
-        keys: Fingerprint by client; "" if its node shows none.
-        closed: Only these clients may take part.
-        simulated: All nodes belong to the run, so names need no key, and a node may bring many.
-    """
-
-    keys: dict[str, str] = field(default_factory=dict)
-    closed: bool = False
-    simulated: bool = False
+    keys: dict[str, str] = field(default_factory=dict)  #: Fingerprint by client; "" if its node shows none
+    closed: bool = False  #: Only these clients may take part
+    simulated: bool = False  #: All nodes belong to the run, so names need no key, and a node may bring many
 
     def refusal(self, name: str, key: str) -> str:
         """Return why a node with this key fingerprint ("" for none) may not hold a client; "" if it may."""
@@ -82,15 +76,10 @@ def fingerprint(key: bytes) -> str:
 
 
 class KnownClients(NamedTuple):
-    """What a roster says.
+    """What a roster says."""
 
-    Attributes:
-        keys: Each client's fingerprint.
-        end: Of a roster that an authority signed; None for another.
-    """
-
-    keys: dict[str, str]
-    end: datetime | None
+    keys: dict[str, str]  #: Each client's fingerprint
+    end: datetime | None  #: Of a roster that an authority signed; None for another
 
 
 def period(fields: Mapping[str, object]) -> tuple[datetime, datetime]:

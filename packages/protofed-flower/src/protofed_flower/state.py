@@ -67,20 +67,14 @@ else:
 
 @dataclass(frozen=True)
 class Generation:
-    """One state of a client on disk.
+    """One state of a client on disk."""
 
-    Attributes:
-        name: Also of its folder.
-        trained: By that visit; otherwise it delivered the round's outcome.
-        losses: As JSON (they may be NaN).
-    """
-
-    name: GenerationName
+    name: GenerationName  #: Also of its folder
     round: Round
-    trained: bool
+    trained: bool  #: By that visit; otherwise it delivered the round's outcome
     request: str
     answered: bool
-    losses: Losses
+    losses: Losses  #: As JSON (they may be NaN)
 
     @property
     def place(self) -> tuple[int, bool]:

@@ -13,24 +13,15 @@ from protofed.runs.spent import Spent
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one attack by one observer.
+    """The result of one attack by one observer."""
 
-    Attributes:
-        attack: The observer's question.
-        observer: Who attacks, and with what.
-        value: None if the attack has nothing to work on.
-        baseline: The figure of a guess that saw nothing of the run.
-        error: Standard error; None if unknown.
-        note: The basis of the figure, or why there is none, as a sentence.
-    """
-
-    attack: str
-    observer: str
+    attack: str  #: The observer's question
+    observer: str  #: Who attacks, and with what
     measure: str
-    value: float | None
-    baseline: float | None = None
-    error: float | None = None
-    note: str = ""
+    value: float | None  #: None if the attack has nothing to work on
+    baseline: float | None = None  #: The figure of a guess that saw nothing of the run
+    error: float | None = None  #: Standard error; None if unknown
+    note: str = ""  #: The basis of the figure, or why there is none, as a sentence
     key: str = ""
 
     @property
@@ -53,23 +44,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """An input that an attack made of one class of one client.
-
-    Attributes:
-        found: ``(*input_shape)`` the reconstruction, in [0, 1].
-        nearest: The most similar one of the client's training samples of the class.
-        guess: The mean of public samples of the class.
-        similarity: SSIM of ``found`` and ``nearest``.
-        baseline: SSIM of ``guess`` and the training sample that is most similar to it.
-    """
+    """An input that an attack made of one class of one client."""
 
     client: str
     label: str
-    found: Tensor
-    nearest: Tensor
-    guess: Tensor
-    similarity: float
-    baseline: float
+    found: Tensor  #: ``(*input_shape)`` the reconstruction, in [0, 1]
+    nearest: Tensor  #: The most similar one of the client's training samples of the class
+    guess: Tensor  #: The mean of public samples of the class
+    similarity: float  #: SSIM of ``found`` and ``nearest``
+    baseline: float  #: SSIM of ``guess`` and the training sample that is most similar to it
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values."""

@@ -34,19 +34,12 @@ STEPS = {True: 1e-2, False: 1e-4}
 
 
 class Door(NamedTuple):
-    """The first two layers of a network whose weights are sent down and come back.
+    """The first two layers of a network whose weights are sent down and come back."""
 
-    Attributes:
-        first: A linear layer on the inputs, with ReLU.
-        second: The linear layer that follows.
-        norm: LayerNorm between the first layer and its ReLU; ``""`` if there is none.
-        network: The name of the network among the client's extras; ``""`` for its model.
-    """
-
-    first: str
-    second: str
-    norm: str = ""
-    network: str = ""
+    first: str  #: A linear layer on the inputs, with ReLU
+    second: str  #: The linear layer that follows
+    norm: str = ""  #: LayerNorm between the first layer and its ReLU; ``""`` if there is none
+    network: str = ""  #: The name of the network among the client's extras; ``""`` for its model
 
     def parameters(self) -> list[str]:
         """Return the names of the weights to craft."""

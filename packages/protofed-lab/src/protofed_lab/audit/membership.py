@@ -39,21 +39,13 @@ Look = Callable[[Sender], SplitModel | None]
 
 @dataclass(frozen=True)
 class Observed:
-    """An attacker's observations of samples of the clients' classes, with the truth.
+    """An attacker's observations of samples of the clients' classes, with the truth."""
 
-    Attributes:
-        figures: ``(n, p)`` figures that may tell training samples from others; see :func:`_figures`.
-        ratio: ``(n,)`` logarithms of :func:`likelihood_ratio`; 0 where the upload has no prototype.
-        member: ``(n,)`` bool: training samples.
-        size: ``(n,)`` training samples of its class at its client.
-        client: ``(n,)`` number of its client.
-    """
-
-    figures: Tensor
-    ratio: Tensor
-    member: Tensor
-    size: Tensor
-    client: Tensor
+    figures: Tensor  #: ``(n, p)`` figures that may tell training samples from others; see :func:`_figures`
+    ratio: Tensor  #: ``(n,)`` logarithms of :func:`likelihood_ratio`; 0 where the upload has no prototype
+    member: Tensor  #: ``(n,)`` bool: training samples
+    size: Tensor  #: ``(n,)`` training samples of its class at its client
+    client: Tensor  #: ``(n,)`` number of its client
 
     def __getitem__(self, chosen: Tensor) -> Observed:
         return Observed(*(getattr(self, f.name)[chosen] for f in fields(self)))

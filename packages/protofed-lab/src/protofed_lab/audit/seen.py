@@ -27,17 +27,11 @@ SILENCE = 1000
 
 @dataclass(frozen=True)
 class Rows:
-    """Vectors of an upload that belong to classes.
+    """Vectors of an upload that belong to classes."""
 
-    Attributes:
-        values: ``(k, width)``; entries that were not sent are 0.
-        classes: ``(k,)`` int64.
-        sums: Each is a sum over the sender's samples.
-    """
-
-    values: Tensor
-    classes: Tensor
-    sums: bool
+    values: Tensor  #: ``(k, width)``; entries that were not sent are 0
+    classes: Tensor  #: ``(k,)`` int64
+    sums: bool  #: Each is a sum over the sender's samples
 
 
 @dataclass(frozen=True)

@@ -42,18 +42,12 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class SeenRun:
-    """The state of a run at one moment.
+    """The state of a run at one moment."""
 
-    Attributes:
-        key: Its folder below the folder shown, with ``/`` between names.
-        run: None before it has begun, and where it cannot be read.
-        reason: Of damage or waiting.
-    """
-
-    key: str
+    key: str  #: Its folder below the folder shown, with ``/`` between names
     state: State
-    run: Run | None = None
-    reason: str = ""
+    run: Run | None = None  #: None before it has begun, and where it cannot be read
+    reason: str = ""  #: Of damage or waiting
 
 
 class Follower:

@@ -17,19 +17,12 @@ Point = list[float]
 
 @dataclass(frozen=True)
 class Look:
-    """The look of a line: colour, shape of its marks, and strokes.
+    """The look of a line: colour, shape of its marks, and strokes."""
 
-    Attributes:
-        colour: In :data:`~protofed.analysis.style.PALETTE`; the page knows a shade for each theme.
-        mark: For Matplotlib.
-        dashes: Strokes and gaps in line widths; empty for a solid line.
-        thin: For a single run beside the mean of others.
-    """
-
-    colour: int
-    mark: str
-    dashes: tuple[float, ...] = ()
-    thin: bool = False
+    colour: int  #: In :data:`~protofed.analysis.style.PALETTE`; the page knows a shade for each theme
+    mark: str  #: For Matplotlib
+    dashes: tuple[float, ...] = ()  #: Strokes and gaps in line widths; empty for a solid line
+    thin: bool = False  #: For a single run beside the mean of others
 
     @classmethod
     def of(cls, style: LineStyle) -> Look:
