@@ -17,9 +17,9 @@ class Exclusion(NamedTuple):
     """Values of two options that cannot be used together."""
 
     option: str
-    fitting: tuple[Any, ...]  # the values of `option` that go with everything
+    fitting: tuple[Any, ...]  #: The values of ``option`` that go with everything
     other: str
-    # the values of `other` with which no further value goes; empty means all but 0, "" and False
+    #: The values of ``other`` with which no further value goes; empty means all but 0, "" and False
     excluded: tuple[Any, ...]
     reason: str
     remedy: str

@@ -35,9 +35,9 @@ class ChosenColumns:
 
     label: str
     id: str
-    features: tuple[str, ...]  # one column of encoded images or lists, or all columns of a table
-    encoded: bool  # `features` is one column of encoded images
-    listed: bool  # `features` is one column of lists
+    features: tuple[str, ...]  #: One column of encoded images or lists, or all columns of a table
+    encoded: bool  #: ``features`` is one column of encoded images
+    listed: bool  #: ``features`` is one column of lists
     classes: tuple[str, ...] | None
 
     @property
@@ -324,4 +324,4 @@ def _has(names: list[str], name: str, role: str, where: str) -> None:
         raise DataError(f"{where}: {unknown_name(f'{role} column', name, names[:_SHOWN])}")
 
 
-_SHOWN = 40  # maximum number of names listed in an error message
+_SHOWN = 40  #: Maximum number of names listed in an error message

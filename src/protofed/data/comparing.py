@@ -24,7 +24,7 @@ from protofed.untrusted import claims, limits
 T = TypeVar("T", bound=Hashable)
 Names = tuple[str, ...]
 
-_SHOWN = 5  # findings, or values of one finding, that a message shows
+_SHOWN = 5  #: Findings, or values of one finding, that a message shows
 _SEPARATOR = r"""[\s_'"()\[\]:;/\\]+"""
 _HYPHEN = r"[-\u2010-\u2015]"
 _EMPTY = re.compile(
@@ -49,11 +49,11 @@ class Mismatch:
     """A probable fault in the data of one site."""
 
     site: str
-    column: str  # "" for the label, or for the table as a whole
+    column: str  #: "" for the label, or for the table as a whole
     values: Names
     problem: str
-    advice: str = ""  # remedy in words, unless `renames` says it or the column is an identifier
-    renames: Mapping[str, str] = field(default_factory=dict)  # proposed names in place of those that the site has
+    advice: str = ""  #: Remedy in words, unless ``renames`` says it or the column is an identifier
+    renames: Mapping[str, str] = field(default_factory=dict)  #: Proposed names in place of those that the site has
     identifier: bool = False
 
 

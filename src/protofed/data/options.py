@@ -236,10 +236,10 @@ class Columns:
     resize: int = 0
     drop: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
-    # categories whatever their type, with names in place of others
+    #: Categories whatever their type, with names in place of others
     categories: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     missing: bool = False
-    labelled: bool = True  # the samples have labels; otherwise columns that are not read may be absent too
+    labelled: bool = True  #: The samples have labels; otherwise columns that are not read may be absent too
     ranged: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
     form: Form = field(default_factory=Form)
@@ -248,7 +248,7 @@ class Columns:
     unlabelled: bool = False
     rename: Mapping[str, str] = field(default_factory=dict)
     na_values: tuple[str, ...] = ()
-    anywhere: bool = False  # columns to drop may be absent, because other sites have them
+    anywhere: bool = False  #: Columns to drop may be absent, because other sites have them
     encoding: str = ""
 
     @property

@@ -27,18 +27,18 @@ from protofed.untrusted.decoding import ClassName, decode, within
 Standardise = Literal["none", "site", "federated", "chosen"]
 Missing = Literal["refuse", "mean", "indicator"]
 Kind = Literal["number", "category", "text", "token", "identifier", "unknown"]
-TEXTS: tuple[Kind, ...] = ("text", "token")  # kinds of the numbers of a text
+TEXTS: tuple[Kind, ...] = ("text", "token")  #: Kinds of the numbers of a text
 Ranges = Mapping[str, tuple[float, float]]
 """Least and largest value of columns of numbers by name; ``*`` for all others."""
 
 _Moderate = Annotated[float, within(least=-2 * limits.LARGEST, most=limits.LARGEST)]
-_CONSTANT = 1e-12  # relative standard deviation up to which a column counts as constant (rounding errors)
-_SHOWN = 8  # columns that a note names
+_CONSTANT = 1e-12  #: Relative standard deviation up to which a column counts as constant (rounding errors)
+_SHOWN = 8  #: Columns that a note names
 _DECIMAL = re.compile(r"[+-]?\d{1,99}(\.\d{0,99})?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
-SPREADSHEETS = (".csv", ".tsv", ".xlsx")  # suffixes of files whose rows people count as a spreadsheet does
+SPREADSHEETS = (".csv", ".tsv", ".xlsx")  #: Suffixes of files whose rows people count as a spreadsheet does
 
 
 def number_row(where: str, row: int) -> int:
@@ -68,8 +68,8 @@ class RawColumn:
 
 UNIT = 4.0
 """Ratio of two medians from which units seem to differ, if the middle halves of the numbers do not overlap."""
-HALF = 0.6745  # half the width of the middle half of a Gaussian, in standard deviations
-_FEW, _FAR = 8, 2.5  # of fewer numbers than the first, it takes so many standard deviations
+HALF = 0.6745  #: Half the width of the middle half of a Gaussian, in standard deviations
+_FEW, _FAR = 8, 2.5  #: Of fewer numbers than the first, it takes so many standard deviations
 
 
 def another_unit(own: tuple[float, float, float], others: tuple[float, float, float]) -> bool:
@@ -83,7 +83,7 @@ class Moments(NamedTuple):
 
     number: int = 0
     mean: float = 0.0
-    squares: float = 0.0  # sum of squared deviations from the mean
+    squares: float = 0.0  #: Sum of squared deviations from the mean
     missing: bool = False
 
 
@@ -95,10 +95,10 @@ class Column:
     kind: Kind = "number"
     mean: _Moderate = 0.0
     scale: Annotated[float, within(above=0, most=limits.LARGEST)] = 1.0
-    fill: _Moderate = 0.0  # in place of a missing number; a missing category is none of the categories
+    fill: _Moderate = 0.0  #: In place of a missing number; a missing category is none of the categories
     categories: tuple[ClassName, ...] = ()
-    indicator: bool = False  # another input is 1 where the value is missing, and 0 elsewhere
-    bounded: bool = False  # clamp the input to [-1, 1]: mean and scale are those of a declared range
+    indicator: bool = False  #: Another input is 1 where the value is missing, and 0 elsewhere
+    bounded: bool = False  #: Clamp the input to [-1, 1]: mean and scale are those of a declared range
 
     def __post_init__(self) -> None:
         _check_categories(self)
@@ -359,8 +359,8 @@ class SiteColumn:
     name: ClassName
     kind: Kind
     categories: tuple[ClassName, ...] = ()
-    missing: bool = False  # training samples lack values, if that adds an input
-    # values, if sums are asked for; see Moments
+    missing: bool = False  #: Training samples lack values, if that adds an input
+    #: Values, if sums are asked for; see Moments
     number: Annotated[int, within(least=0, most=limits.CLAIMED_SAMPLES * limits.INPUT_SIDE)] = 0
     mean: _Moderate = 0.0
     squares: Annotated[float, within(least=0, most=limits.LARGEST**3)] = 0.0

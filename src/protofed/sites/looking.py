@@ -21,10 +21,10 @@ from protofed.untrusted.reading import parse_toml
 
 NATURAL: dict[str, Any] = {"partition.name": "natural", "partition.names": True, "data.clients": 0}
 """Options by which a column names the sites."""
-ENCODING = "cp1252"  # encoding of CSV files of western spreadsheets
+ENCODING = "cp1252"  #: Encoding of CSV files of western spreadsheets
 TEXTS = (".csv", ".tsv")
-SITES = 6  # sites among which samples are divided at random
-FEWEST = 30  # samples of each of them on average, unless there are two
+SITES = 6  #: Sites among which samples are divided at random
+FEWEST = 30  #: Samples of each of them on average, unless there are two
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Survey:
     """What a folder holds and what should be done about it."""
 
     folder: DataFolder
-    kind: str  # `table`, `vector`, `series` or `image`
-    sites: Mapping[str, int]  # name and number of samples of each site
-    notices: Sequence[Notice]  # what was found, in the order in which to read it
-    source: Mapping[str, Any]  # options by which the data are found, by dotted name
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # options that somebody has set, by dotted name
+    kind: str  #: ``table``, ``vector``, ``series`` or ``image``
+    sites: Mapping[str, int]  #: Name and number of samples of each site
+    notices: Sequence[Notice]  #: What was found, in the order in which to read it
+    source: Mapping[str, Any]  #: Options by which the data are found, by dotted name
+    overrides: Mapping[str, Any] = field(default_factory=dict)  #: Options that somebody has set, by dotted name
 
     def recipe(self, taken: Sequence[Notice]) -> str:
         """Return a recipe, as TOML, that carries out the proposals of some of the notices.

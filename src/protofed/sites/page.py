@@ -11,7 +11,7 @@ from protofed.storage.files import write_text
 from protofed.text import number
 from protofed.trained.paired import Interval
 
-WIDE = 12  # most sites with a column of their own
+WIDE = 12  #: Most sites with a column of their own
 
 
 def write_page(trial: TryResult) -> None:

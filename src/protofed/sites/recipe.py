@@ -16,21 +16,21 @@ from protofed.storage.files import write_text
 from protofed.untrusted import claims
 from protofed.untrusted.reading import parse_toml
 
-SHOWN = 300  # most characters of a text
+SHOWN = 300  #: Most characters of a text
 
 
 @dataclass(frozen=True)
 class Notice:
     """Something about the data that a person should know before a run."""
 
-    site: str  # name of the site, or of the file; "" for all sites
-    column: str  # name of the column; "" for the whole table, or where there is none
+    site: str  #: Name of the site, or of the file; "" for all sites
+    column: str  #: Name of the column; "" for the whole table, or where there is none
     found: str
-    proposal: str = ""  # what to do about it; "" if it is only worth knowing
-    # values by dotted name that carry out the proposal. Lists and tables add to those of other notices
+    proposal: str = ""  #: What to do about it; "" if it is only worth knowing
+    #: Values by dotted name that carry out the proposal. Lists and tables add to those of other notices
     options: Mapping[str, Any] = field(default_factory=dict)
-    open: bool = False  # whether no option can mend it: a person has to
-    asks: bool = False  # whether a person should look at it first
+    open: bool = False  #: Whether no option can mend it: a person has to
+    asks: bool = False  #: Whether a person should look at it first
 
     def __post_init__(self) -> None:
         """Take out of texts of files what would break a line of a terminal or a recipe."""

@@ -16,7 +16,7 @@ from protofed.trained.paired import Interval, Sampled, two_level
 
 Hits = Mapping[str, Sequence[NDArray[np.float64]]]
 """Which samples of each site are classified rightly, ``(n,)`` of 0 and 1, for each draw of folds or each seed."""
-FEW = 30  # judged samples below which a difference of a few points is chance
+FEW = 30  #: Judged samples below which a difference of a few points is chance
 NAMED = 4
 UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
@@ -24,8 +24,8 @@ UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 class Evidence(NamedTuple):
     """The samples by which a way of learning is judged."""
 
-    folds: int = 0  # number of folds of each site that are left out in turn; 0 for one split of each seed
-    same: bool = False  # all seeds have the same test samples
+    folds: int = 0  #: Number of folds of each site that are left out in turn; 0 for one split of each seed
+    same: bool = False  #: All seeds have the same test samples
 
     def values(self, held: Mapping[str, Sequence[NDArray[Any]]], site: str = "") -> list[NDArray[Any]]:
         """Return the values of a site, or of all, for each seed; of draws of folds, the mean for each sample."""
@@ -55,13 +55,13 @@ class Arm:
     """One way of learning."""
 
     name: str
-    together: bool  # whether it learns from the samples of all sites
-    federated: bool  # whether nothing but messages leaves a site; otherwise its samples would
+    together: bool  #: Whether it learns from the samples of all sites
+    federated: bool  #: Whether nothing but messages leaves a site; otherwise its samples would
     hits: Hits
-    classes: Mapping[str, Sequence[NDArray[np.int64]]]  # of the samples of `hits`
-    base: Hits  # right answers of the closed form together for the same samples
+    classes: Mapping[str, Sequence[NDArray[np.int64]]]  #: Of the samples of ``hits``
+    base: Hits  #: Right answers of the closed form together for the same samples
     evidence: Evidence
-    trained: bool = False  # whether it is a network, judged by the split of each seed
+    trained: bool = False  #: Whether it is a network, judged by the split of each seed
 
     @property
     def title(self) -> str:
@@ -101,26 +101,17 @@ def difference(hits: Hits, others: Hits, evidence: Evidence, site: str = "", lev
 
 @dataclass(frozen=True)
 class SiteAnswer:
-    """What federating gives a site.
-
-    Attributes:
-        judged: Number of samples by which it is judged.
-        classes: Number of those that it has samples of.
-        lacks: Classes that only others have samples of.
-        alone: Accuracy in percent with its own samples.
-        gain: Points that it gains together.
-        unseen: Accuracy in percent on samples of the classes that it lacks; NaN without any.
-    """
+    """What federating gives a site."""
 
     name: str
     samples: int
-    judged: int
-    classes: int
-    lacks: tuple[str, ...]
-    alone: Interval
+    judged: int  #: Number of samples by which it is judged
+    classes: int  #: Number of those that it has samples of
+    lacks: tuple[str, ...]  #: Classes that only others have samples of
+    alone: Interval  #: Accuracy in percent with its own samples
     together: Interval
-    gain: Interval
-    unseen: float
+    gain: Interval  #: Points that it gains together
+    unseen: float  #: Accuracy in percent on samples of the classes that it lacks; NaN without any
 
     @property
     def advice(self) -> str:
@@ -140,29 +131,18 @@ class SiteAnswer:
 
 @dataclass(frozen=True)
 class TryResult:
-    """What each site reaches alone and together.
+    """What each site reaches alone and together."""
 
-    Attributes:
-        sites: Those that have more than one class, and samples by which they can be judged.
-        left_out: Names of the others.
-        arms: The ways of learning; the first is the closed form together, the second its twin alone.
-        evidence: Of these two.
-        draws: Of folds.
-        unseen: Accuracy in percent on samples of classes that a site lacks, mean over such sites; NaN without any.
-        positive: Number and name of the class whose recall is shown.
-        seeds: Of trained networks.
-        sent: Bytes of class means and second moment that a site sends, mean over sites.
-    """
-
-    sites: tuple[SiteAnswer, ...]
-    left_out: tuple[str, ...]
-    arms: tuple[Arm, ...]
-    evidence: Evidence
-    draws: int
+    sites: tuple[SiteAnswer, ...]  #: Those that have more than one class, and samples by which they can be judged
+    left_out: tuple[str, ...]  #: Names of the others
+    arms: tuple[Arm, ...]  #: The ways of learning; the first is the closed form together, the second its twin alone
+    evidence: Evidence  #: Of these two
+    draws: int  #: Of folds
+    #: Accuracy in percent on samples of classes that a site lacks, mean over such sites; NaN without any
     unseen: float
-    positive: tuple[int, str]
-    seeds: tuple[int, ...]
-    sent: float
+    positive: tuple[int, str]  #: Number and name of the class whose recall is shown
+    seeds: tuple[int, ...]  #: Of trained networks
+    sent: float  #: Bytes of class means and second moment that a site sends, mean over sites
     revealed: str
     directory: Path
     notices: Sequence[Notice] = field(default=())

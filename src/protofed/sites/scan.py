@@ -26,7 +26,7 @@ from protofed.errors import DataError
 from protofed.untrusted.limits import Budget
 
 TABLES = (".parquet", *DELIMITED)
-ONE_TABLE = "table"  # name of the only table of a folder, before its sites are known
+ONE_TABLE = "table"  #: Name of the only table of a folder, before its sites are known
 NESTED = (
     "of its own, only folders: a file per sample is read of images alone; put samples into one "
     "table with a column of classes, or series into one .npz file (x: samples × channels × length, y: classes)"
@@ -37,8 +37,8 @@ NESTED = (
 class ColumnScan:
     """A column of one site as texts."""
 
-    texts: Sequence[str | None]  # `n` values, None where there is none
-    rows: Sequence[int]  # row of each value, for messages
+    texts: Sequence[str | None]  #: ``n`` values, None where there is none
+    rows: Sequence[int]  #: Row of each value, for messages
 
     @cached_property
     def present(self) -> list[str]:
@@ -96,7 +96,7 @@ class SiteTable:
     site: str
     file: Path
     columns: Mapping[str, ColumnScan]
-    tested: int | None = None  # rows of a split for testing; None if none is set aside
+    tested: int | None = None  #: Rows of a split for testing; None if none is set aside
 
     @property
     def rows(self) -> int:
@@ -109,8 +109,8 @@ class DataFolder:
     """What a folder holds."""
 
     path: Path
-    kind: str  # `tables`; `images` or `arrays` in files of their own; `samples` in columns of one data set
-    # path of each site, a file or folder; one, `ONE_TABLE`, where the sites are in a column
+    kind: str  #: ``tables``; ``images`` or ``arrays`` in files of their own; ``samples`` in columns of one data set
+    #: Path of each site, a file or folder; one, ``ONE_TABLE``, where the sites are in a column
     sites: Mapping[str, Path]
     options: Mapping[str, Any]
     unread: tuple[str, ...] = ()

@@ -36,16 +36,16 @@ from protofed.trained.paired import same_tests
 from protofed.untrusted.reading import parse_toml
 
 TOGETHER, ALONE = "fedlda", "local_lda"
-DIM = 512  # most features per sample, unless the recipe says otherwise
-NETWORKS = ("beacon", "local")  # what is trained, of that which a recipe compares
-WIDEST = 512  # most inputs with which gradient boosting is tried
-FITS = 500  # most classes times fits for that
-HALVES = FOLDS // 2  # folds by which it is judged, each of two of the others
+DIM = 512  #: Most features per sample, unless the recipe says otherwise
+NETWORKS = ("beacon", "local")  #: What is trained, of that which a recipe compares
+WIDEST = 512  #: Most inputs with which gradient boosting is tried
+FITS = 500  #: Most classes times fits for that
+HALVES = FOLDS // 2  #: Folds by which it is judged, each of two of the others
 TREES = 50
 """Trees of boosting per class, at twice the usual rate: as accurate as 100 (eight data sets: −0.1 points)."""
-TUNED = 2_000_000  # most numbers of all samples together for which the strength of logistic regression is chosen
-FEWEST = 20  # least samples of a class for that; of fewer, folds choose by chance
-NEARLY = 3  # A mean of so few samples is nearly a sample itself
+TUNED = 2_000_000  #: Most numbers of all samples together for which the strength of logistic regression is chosen
+FEWEST = 20  #: Least samples of a class for that; of fewer, folds choose by chance
+NEARLY = 3  #: A mean of so few samples is nearly a sample itself
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 
 
@@ -245,9 +245,9 @@ Fit = Callable[[NDArray[np.float64], NDArray[np.int64]], Any]
 class _Checked(NamedTuple):
     """What is known of the sites before anything is computed."""
 
-    kept: list[int]  # places of those that can be judged
-    counts: NDArray[np.int64]  # `(M, K)` samples of which others learn
-    positive: int  # class whose recall is shown
+    kept: list[int]  #: Places of those that can be judged
+    counts: NDArray[np.int64]  #: ``(M, K)`` samples of which others learn
+    positive: int  #: Class whose recall is shown
 
 
 def _checked(data: FederatedData, sites: Sequence[SiteSamples], positive: str) -> _Checked:

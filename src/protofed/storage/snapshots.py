@@ -19,8 +19,8 @@ from protofed.errors import CheckpointError, PayloadError, writing
 from protofed.storage.files import check_format, open_tensors
 from protofed.untrusted import claims
 
-VERSION = 1  # format version; 2 had the state of optimisers
-KEY = "protofed.snapshot"  # name in the header of a file or a record, under which the format version stands
+VERSION = 1  #: Format version; 2 had the state of optimisers
+KEY = "protofed.snapshot"  #: Name in the header of a file or a record, under which the format version stands
 
 
 class Snapshot(NamedTuple):
@@ -28,7 +28,7 @@ class Snapshot(NamedTuple):
 
     model: dict[str, Tensor]
     state: dict[str, Tensor]
-    # result of the method's `receive` for the last broadcast; empty before the first one
+    #: Result of the method's ``receive`` for the last broadcast; empty before the first one
     received: dict[str, Tensor]
 
 

@@ -25,20 +25,20 @@ from protofed.prototypes.inference import most_likely
 from protofed.samples import ClientData, FederatedData
 
 FOLDS = 10
-DRAWS = 3  # draws of folds, so that their luck does not count
-MANY = 24  # sites beyond which there is one draw
-Hits = NDArray[np.float64]  # `(draws, n)` of 0 and 1: which of a site's judged samples are classified rightly
+DRAWS = 3  #: Draws of folds, so that their luck does not count
+MANY = 24  #: Sites beyond which there is one draw
+Hits = NDArray[np.float64]  #: ``(draws, n)`` of 0 and 1: which of a site's judged samples are classified rightly
 
 
 class SiteSamples(NamedTuple):
     """The samples of a site."""
 
     name: str
-    x: Tensor  # `(n, …)`
-    y: Tensor  # `(n,)` int64
-    folds: Tensor  # `(draws, n)` int64 in which fold a sample is judged; -1 for those that never are
-    shared: Tensor  # `(n,)` bool, those of which the others learn
-    views: int = 1  # number of equally long features side by side
+    x: Tensor  #: ``(n, …)``
+    y: Tensor  #: ``(n,)`` int64
+    folds: Tensor  #: ``(draws, n)`` int64 in which fold a sample is judged; -1 for those that never are
+    shared: Tensor  #: ``(n,)`` bool, those of which the others learn
+    views: int = 1  #: Number of equally long features side by side
 
     @property
     def judged(self) -> Tensor:
@@ -92,8 +92,8 @@ def divide_all(data: FederatedData, seed: int, *, given: bool) -> list[SiteSampl
 class Judged(NamedTuple):
     """The right answers of closed forms, by site."""
 
-    alone: list[Hits]  # of the site's own samples
-    together: list[Hits]  # of its mixture
+    alone: list[Hits]  #: Of the site's own samples
+    together: list[Hits]  #: Of its mixture
 
 
 def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions) -> Judged:

@@ -14,10 +14,10 @@ from protofed.untrusted import limits
 
 Kind = Literal["images", "series", "vectors", "texts"]
 """Kinds of samples: ``(C, H, W)``, ``(C, T)``, ``(F,)``, and ``(F,)`` with tokens."""
-Places = Sequence[tuple[int, int]]  # first input and number of inputs of each text of a sample
-KINDS: dict[int, Kind] = {1: "vectors", 2: "series", 3: "images"}  # kind of samples by their number of dimensions
+Places = Sequence[tuple[int, int]]  #: First input and number of inputs of each text of a sample
+KINDS: dict[int, Kind] = {1: "vectors", 2: "series", 3: "images"}  #: Kind of samples by their number of dimensions
 
-LEAST, MOST = 8, 1024  # least and most rows and columns of an image
+LEAST, MOST = 8, 1024  #: Least and most rows and columns of an image
 
 
 @dataclass(frozen=True)
