@@ -23,19 +23,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The range of a number; a bound of None does not apply.
+    """The range of a number; a bound of None does not apply."""
 
-    Attributes:
-        least: Inclusive lower bound.
-        above: Exclusive lower bound.
-        most: Inclusive upper bound.
-        below: Exclusive upper bound.
-    """
-
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
+    least: float | None = None  #: Inclusive lower bound
+    above: float | None = None  #: Exclusive lower bound
+    most: float | None = None  #: Inclusive upper bound
+    below: float | None = None  #: Exclusive upper bound
 
     def __contains__(self, value: float) -> bool:
         """Return whether ``value`` is in the range; NaN never is, unless there are no bounds."""

@@ -28,21 +28,15 @@ if TYPE_CHECKING:
 else:
     EncoderKey = check_with(_encoder_key)
 
-_SHOWN = 8
-"""Clients that a note names."""
+_SHOWN = 8  #: Clients that a note names
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Labelled samples.
+    """Labelled samples."""
 
-    Attributes:
-        x: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else as a floating-point type.
-        y: ``(n,)`` int64.
-    """
-
-    x: Tensor
-    y: Tensor
+    x: Tensor  #: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else as a floating-point type
+    y: Tensor  #: ``(n,)`` int64
 
     def __len__(self) -> int:
         return len(self.y)
@@ -95,17 +89,11 @@ class ClientData:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The samples from which an encoder made vectors.
+    """The samples from which an encoder made vectors."""
 
-    Attributes:
-        key: Hash of the encoder with its weights.
-        input_shape: Of a sample before.
-        eight_bit: Samples were 8-bit images.
-    """
-
-    key: EncoderKey
-    input_shape: Shape
-    eight_bit: bool = False
+    key: EncoderKey  #: Hash of the encoder with its weights
+    input_shape: Shape  #: Of a sample before
+    eight_bit: bool = False  #: Samples were 8-bit images
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-NAMED = 4
-"""Most sites that a sentence names."""
-ROWS = 12
-"""Most methods in the short table; the best ones, and the best that sends nothing."""
+NAMED = 4  #: Most sites that a sentence names
+ROWS = 12  #: Most methods in the short table; the best ones, and the best that sends nothing
 
 
 class PairedScores(NamedTuple):

@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 log = logging.getLogger("protofed")
-LIST = "comparison.json"
-"""File that says which folder of a comparison holds which run."""
-RECIPE = "recipe.toml"
-"""File with the recipe of a comparison, with its overrides."""
+LIST = "comparison.json"  #: File that says which folder of a comparison holds which run
+RECIPE = "recipe.toml"  #: File with the recipe of a comparison, with its overrides
 R = TypeVar("R", bound=Run)
 
 

@@ -48,17 +48,14 @@ def every_parameter(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One optimiser step on a batch.
-
-    Attributes:
-        trainable: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``).
-        optimizer: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``.
-        clip: Largest Euclidean norm of the gradient of the client's model, and of each network in its extras.
-    """
+    """One optimiser step on a batch."""
 
     loss: Loss = field(kw_only=False)
+    #: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``)
     trainable: Callable[[str], bool] = every_parameter
+    #: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``
     optimizer: Mapping[str, Any] = field(default_factory=dict)
+    #: Largest Euclidean norm of the gradient of the client's model, and of each network in its extras
     clip: float | None = None
 
     @property
@@ -107,25 +104,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class Round:
-    """The phases of a round.
-
-    Attributes:
-        communicates: Clients upload, if the method has an upload at all.
-    """
+    """The phases of a round."""
 
     phases: tuple[Phase, ...]
-    communicates: bool = True
+    communicates: bool = True  #: Clients upload, if the method has an upload at all
 
 
 class Statistics(NamedTuple):
-    """Sums over a client's training samples, which it needs for its upload.
+    """Sums over a client's training samples, which it needs for its upload."""
 
-    Attributes:
-        of: Returns those of a batch, given the model's ``(B, d)`` features and ``(B, K)`` logits.
-        when: In an eval-mode pass after training or before it, or from the training steps of the last epoch.
-    """
-
+    #: Returns those of a batch, given the model's ``(B, d)`` features and ``(B, K)`` logits
     of: Callable[[Output, Batch], Tensors]
+    #: In an eval-mode pass after training or before it, or from the training steps of the last epoch
     when: Literal["after", "during", "before"] = "after"
 
 

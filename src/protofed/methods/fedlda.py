@@ -51,8 +51,7 @@ from protofed.prototypes.table import Prototypes
 from protofed.runs.rules import NEAREST
 from protofed.wire.schema import Field, Payload, Schema
 
-SHOWN = 200
-"""Most clients of which the server notes who resembles whom."""
+SHOWN = 200  #: Most clients of which the server notes who resembles whom
 
 
 @dataclass(frozen=True)

@@ -23,18 +23,12 @@ Tensors = dict[str, Tensor]
 
 
 class Batch(NamedTuple):
-    """The samples of one step.
+    """The samples of one step."""
 
-    Attributes:
-        x: ``(B, *shape)`` normalised inputs, or ``(B, d)`` features in a phase that trains on features.
-        y: ``(B,)`` int64 labels.
-        weight: ``(B,)`` 1 for a sample and 0 for padding, or None if nothing is padded.
-        importance: ``(B,)`` factor of each sample's cross-entropy (``training.class_weights``), or None for 1.
-    """
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor | None = None
+    x: Tensor  #: ``(B, *shape)`` normalised inputs, or ``(B, d)`` features in a phase that trains on features
+    y: Tensor  #: ``(B,)`` int64 labels
+    weight: Tensor | None = None  #: ``(B,)`` 1 for a sample and 0 for padding, or None if nothing is padded
+    #: ``(B,)`` factor of each sample's cross-entropy (``training.class_weights``), or None for 1
     importance: Tensor | None = None
 
     def mean(self, per_sample: Tensor) -> Tensor:
@@ -106,29 +100,21 @@ class Task:
 
 @dataclass
 class Local:
-    """One client during its visit.
-
-    Attributes:
-        counts: ``(K,)`` int64 training samples per class (``n_ij``).
-        state: The method's state on this client; the method may change it.
-        received: The result of :meth:`Method.receive` for the last broadcast.
-        features: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
-        training: Returns the client's training batches, in order and without augmentation.
-        validation: Returns the client's validation batches.
-        least_samples: Least number of training samples of a class that is reported.
-    """
+    """One client during its visit."""
 
     name: str
     round: int
     model: SplitModel
-    counts: Tensor
-    state: Tensors
-    received: Tensors
+    counts: Tensor  #: ``(K,)`` int64 training samples per class (``n_ij``)
+    state: Tensors  #: The method's state on this client; the method may change it
+    received: Tensors  #: The result of :meth:`Method.receive` for the last broadcast
+    #: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels
     features: Callable[[], tuple[Tensor, Tensor]]
     seed: int
+    #: Returns the client's training batches, in order and without augmentation
     training: Callable[[], Iterable[Batch]] = tuple
-    validation: Callable[[], Iterable[Batch]] = tuple
-    least_samples: int = 0
+    validation: Callable[[], Iterable[Batch]] = tuple  #: Returns the client's validation batches
+    least_samples: int = 0  #: Least number of training samples of a class that is reported
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random generator that belongs to this client, round and ``purpose``."""

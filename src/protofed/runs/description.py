@@ -21,23 +21,16 @@ else:
 
 @dataclass(frozen=True)
 class ClientDescription:
-    """One client.
-
-    Attributes:
-        parameters: Of its model.
-        train: Samples of each class.
-        test: Samples of each class.
-        counts: ``exact``, ``coarse`` or ``none``.
-    """
+    """One client."""
 
     name: Line
     architecture: ArchitectureName
-    parameters: Count
+    parameters: Count  #: Of its model
     d: Count
-    train: list[Count]
-    test: list[Count]
+    train: list[Count]  #: Samples of each class
+    test: list[Count]  #: Samples of each class
     extras: dict[str, Count] = field(default_factory=dict)
-    counts: Line = "exact"
+    counts: Line = "exact"  #: ``exact``, ``coarse`` or ``none``
 
     @property
     def only_class(self) -> int | None:
@@ -48,29 +41,19 @@ class ClientDescription:
 
 @dataclass(frozen=True)
 class FederationDescription:
-    """A method's clients and classes.
-
-    Attributes:
-        exchanges: In words; ``""`` in files of the first version.
-        notes: Of the method on its configuration.
-        bfloat16: Models with layers in bfloat16.
-        left_out: Reason for each client of a network that did not take part.
-        network: Of a run whose clients are at the nodes of a network; ``""`` of others.
-        rules: None in files of version 0.2.
-        open_rule: For clients with samples of one class; ``""`` if the method has none.
-        tests: Hash of all clients' test samples; ``""`` where they are not at hand.
-    """
+    """A method's clients and classes."""
 
     class_names: list[str]
     clients: list[ClientDescription]
-    exchanges: str = ""
-    notes: list[str] = field(default_factory=list)
-    bfloat16: list[str] = field(default_factory=list)
+    exchanges: str = ""  #: In words; ``""`` in files of the first version
+    notes: list[str] = field(default_factory=list)  #: Of the method on its configuration
+    bfloat16: list[str] = field(default_factory=list)  #: Models with layers in bfloat16
+    #: Reason for each client of a network that did not take part
     left_out: dict[str, str] = field(default_factory=dict)
-    network: str = ""
-    rules: dict[str, Rule] = field(default_factory=dict)
-    open_rule: str = ""
-    tests: str = ""
+    network: str = ""  #: Of a run whose clients are at the nodes of a network; ``""`` of others
+    rules: dict[str, Rule] = field(default_factory=dict)  #: None in files of version 0.2
+    open_rule: str = ""  #: For clients with samples of one class; ``""`` if the method has none
+    tests: str = ""  #: Hash of all clients' test samples; ``""`` where they are not at hand
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> FederationDescription:

@@ -24,32 +24,22 @@ else:
     Bits = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
 
 METRICS = "metrics.json"
-VERSION = 1
-"""Number of the format of ``metrics.json``."""
+VERSION = 1  #: Number of the format of ``metrics.json``
 HEADLINES = {"balanced_accuracy": "Balanced accuracy", "macro_f1": "Macro F1", "auroc": "AUROC"}
 """Metrics that tables show, beside the accuracy, and what they are called."""
 
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """Metrics of one class against all others, in fractions; None where one is not defined.
-
-    Attributes:
-        samples: Test samples of the class.
-        recall: Share of them that is given the class: the sensitivity.
-        specificity: Share of the other samples that is not given the class.
-        precision: Share of the samples given the class that belong to it.
-        f1: Harmonic mean of precision and recall.
-        auroc: Area under the ROC curve of the class's log-probability.
-    """
+    """Metrics of one class against all others, in fractions; None where one is not defined."""
 
     label: Count
-    samples: Count
-    recall: Fraction | None = None
-    specificity: Fraction | None = None
-    precision: Fraction | None = None
-    f1: Fraction | None = None
-    auroc: Fraction | None = None
+    samples: Count  #: Test samples of the class
+    recall: Fraction | None = None  #: Share of them that is given the class: the sensitivity
+    specificity: Fraction | None = None  #: Share of the other samples that is not given the class
+    precision: Fraction | None = None  #: Share of the samples given the class that belong to it
+    f1: Fraction | None = None  #: Harmonic mean of precision and recall
+    auroc: Fraction | None = None  #: Area under the ROC curve of the class's log-probability
 
 
 @dataclass(frozen=True)
@@ -105,19 +95,12 @@ class SampleMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of the models with which a run ended, on their clients' own test samples.
+    """Metrics of the models with which a run ended, on their clients' own test samples."""
 
-    Attributes:
-        rule: Of all clients that name no other.
-        round: The last one.
-        overall: Of all clients' test samples together, each classified by its client's model.
-        clients: Of each client's, by name.
-    """
-
-    rule: Line
-    round: Annotated[int, within(least=0, most=limits.ROUNDS)]
-    overall: SampleMetrics
-    clients: Mapping[str, SampleMetrics]
+    rule: Line  #: Of all clients that name no other
+    round: Annotated[int, within(least=0, most=limits.ROUNDS)]  #: The last one
+    overall: SampleMetrics  #: Of all clients' test samples together, each classified by its client's model
+    clients: Mapping[str, SampleMetrics]  #: Of each client's, by name
 
     def over_clients(self, name: str) -> tuple[float, float, int] | None:
         """Return mean and (population) deviation of a metric over clients, and their number; None without any."""

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 else:
     Text = line(limits.REASON)
 
-MOST_RULES = 64
-"""Rules of one method."""
+MOST_RULES = 64  #: Rules of one method
 COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "grey", "black")
 
 

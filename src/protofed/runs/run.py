@@ -18,26 +18,17 @@ from protofed.untrusted import limits
 
 @dataclass(frozen=True)
 class Run:
-    """One run, finished or not.
-
-    Attributes:
-        rounds: Ascending.
-        summary: None until the run has finished.
-        label: Name of the method in figures and tables; runs of one label differ in their seed.
-        values: Along the axes of its comparison.
-        listed: Method or variant in its comparison; ``""`` outside one.
-        measured: None unless metrics were computed.
-    """
+    """One run, finished or not."""
 
     directory: Path
     config: dict[str, Any]
     federation: FederationDescription
-    rounds: list[RoundRecord]
-    summary: Summary | None
-    label: str
-    values: tuple[str, ...] = ()
-    listed: str = ""
-    measured: Metrics | None = None
+    rounds: list[RoundRecord]  #: Ascending
+    summary: Summary | None  #: None until the run has finished
+    label: str  #: Name of the method in figures and tables; runs of one label differ in their seed
+    values: tuple[str, ...] = ()  #: Along the axes of its comparison
+    listed: str = ""  #: Method or variant in its comparison; ``""`` outside one
+    measured: Metrics | None = None  #: None unless metrics were computed
 
     @property
     def report(self) -> Path:

@@ -13,8 +13,7 @@ from protofed.runs.records import SECONDS, WAYS, Accuracy, RoundRecord, Seconds
 from protofed.runs.spent import Spent
 from protofed.untrusted.decoding import Count, Large, Line, Number, Ordinal, decode
 
-TOLERANCE = 0.01
-"""Tolerance below the best mean accuracy that counts as converged: one percentage point."""
+TOLERANCE = 0.01  #: Tolerance below the best mean accuracy that counts as converged: one percentage point
 
 
 @dataclass(frozen=True)
@@ -127,8 +126,7 @@ class RuleOutcome:
 
 _PAIRS = (("best_validated", "best_validated_round"), ("best_client_mean", "best_client_std"))
 _BEYOND = ("union", "unseen", "newcomers")
-_FORMER = {"selected": "best_validated", "selected_round": "best_validated_round"}
-"""Names in older files."""
+_FORMER = {"selected": "best_validated", "selected_round": "best_validated_round"}  #: Names in older files
 
 
 def _find_convergence(means: Mapping[int, float]) -> int | None:
@@ -143,17 +141,11 @@ def _find_convergence(means: Mapping[int, float]) -> int | None:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of all parties together, by direction: ``up`` and ``down``.
+    """Traffic of all parties together, by direction: ``up`` and ``down``."""
 
-    Attributes:
-        parameters_per_round: Mean over the rounds that sent any, counted as papers do.
-        bytes_total: All encoded messages.
-        parameters_over_all_rounds: Mean over all rounds; None in older files.
-    """
-
-    parameters_per_round: dict[str, float]
-    bytes_total: dict[str, int]
-    parameters_over_all_rounds: dict[str, float] | None = None
+    parameters_per_round: dict[str, float]  #: Mean over the rounds that sent any, counted as papers do
+    bytes_total: dict[str, int]  #: All encoded messages
+    parameters_over_all_rounds: dict[str, float] | None = None  #: Mean over all rounds; None in older files
 
     @property
     def sent(self) -> int:
@@ -186,17 +178,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accuracy, communication and time of a run, computed from its rounds.
-
-    Attributes:
-        accuracy: By inference rule, in the method's order; empty before the first evaluation.
-        seconds: Sum over the rounds of each of :data:`~protofed.runs.records.SECONDS`.
-    """
+    """Accuracy, communication and time of a run, computed from its rounds."""
 
     rounds: int
-    accuracy: dict[str, RuleOutcome]
+    accuracy: dict[str, RuleOutcome]  #: By inference rule, in the method's order; empty before the first evaluation
     communication: Traffic
-    seconds: dict[str, float]
+    seconds: dict[str, float]  #: Sum over the rounds of each of :data:`~protofed.runs.records.SECONDS`
     refused: int
 
     @classmethod
@@ -225,29 +212,21 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of a finished run.
-
-    Attributes:
-        exchanges: In words; ``""`` in files of the first version.
-        peak_memory_bytes: None if unknown.
-        environment: Versions, device and settings that numbers may depend on.
-        label: Of figures and tables; ``""`` for the method's name.
-        main_rule: ``""`` in older files.
-        privacy: Cost of differential privacy.
-    """
+    """The summary of a finished run."""
 
     protofed: str
     recipe: str
     method: str
-    exchanges: str
+    exchanges: str  #: In words; ``""`` in files of the first version
     seed: int
     clients: int
     outcome: Outcome
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int | None  #: None if unknown
+    #: Versions, device and settings that numbers may depend on
     environment: dict[str, Any] = field(default_factory=dict)
-    label: str = ""
-    main_rule: str = ""
-    privacy: Spent | None = None
+    label: str = ""  #: Of figures and tables; ``""`` for the method's name
+    main_rule: str = ""  #: ``""`` in older files
+    privacy: Spent | None = None  #: Cost of differential privacy
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``summary.json``."""

@@ -52,16 +52,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """Local training plan of a client.
-
-    Attributes:
-        clip: Largest Euclidean norm of a gradient; see :class:`~protofed.methods.contract.Update`.
-    """
+    """Local training plan of a client."""
 
     epochs: int = 1  # ``E`` per round
     batch_size: int = 32  # ``B``; the last batch of an epoch may be smaller
     optimizer: str = "SGD"  # a class in ``torch.optim``; every round builds a new instance
     settings: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.01})  # keyword arguments, including ``lr``
+    #: Largest Euclidean norm of a gradient; see :class:`~protofed.methods.contract.Update`
     clip: float | None = None
     schedule: Schedule = Schedule()  # of the learning rates of local training, also of a method's own
     factor: float = 1.0  # of the learning rates in the present round

@@ -60,17 +60,12 @@ class Field:
 
 @dataclass(frozen=True)
 class Schema:
-    """The tensors of one message, in the order in which they are encoded.
-
-    Attributes:
-        num_classes: ``K``, which bounds labels.
-        sizes: Of symbols known to both sides, e.g. ``{"d": 512}``.
-        limits: Largest value of each symbol that varies between messages, e.g. ``{"k": 10}``.
-    """
+    """The tensors of one message, in the order in which they are encoded."""
 
     fields: Mapping[str, Field]
-    num_classes: int
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    num_classes: int  #: ``K``, which bounds labels
+    sizes: Mapping[str, int] = field(default_factory=dict)  #: Of symbols known to both sides, e.g. ``{"d": 512}``
+    #: Largest value of each symbol that varies between messages, e.g. ``{"k": 10}``
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def parameters(self, payload: Payload) -> int:

@@ -35,11 +35,9 @@ from protofed.untrusted.decoding import (
     within,
 )
 
-Values = dict[str, Any]
-"""Contents of Flower's ``ConfigRecord``: text, numbers, bytes."""
+Values = dict[str, Any]  #: Contents of Flower's ``ConfigRecord``: text, numbers, bytes
 RunName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,60}\Z")]
-SHARES = 100
-"""Denominator of the scores of a client that withholds its counts: these are percentages."""
+SHARES = 100  #: Denominator of the scores of a client that withholds its counts: these are percentages
 GENERATION = re.compile(r"[0-9]{6,9}-[0-9a-f]{16}")
 """Names of generations, as :class:`~protofed_flower.state.ClientFolder` gives them."""
 
@@ -116,17 +114,13 @@ class Expected:
 
 @dataclass(frozen=True)
 class Scored:
-    """Numbers of samples by which a client's losses and scores count in averages.
-
-    Attributes:
-        shares: Scores are shares out of :data:`SHARES` instead of numbers of samples.
-        stated: Test and validation samples out of which it is scored, if it says that it has more.
-    """
+    """Numbers of samples by which a client's losses and scores count in averages."""
 
     train: int
     test: int
     validation: int
-    shares: bool = False
+    shares: bool = False  #: Scores are shares out of :data:`SHARES` instead of numbers of samples
+    #: Test and validation samples out of which it is scored, if it says that it has more
     stated: tuple[int, int] | None = None
 
     def out_of(self) -> tuple[int, int]:
@@ -183,17 +177,11 @@ class Job(_Sent):
 
 @dataclass(frozen=True)
 class VisitOutcome(_Sent):
-    """The client's stored state after a visit.
+    """The client's stored state after a visit."""
 
-    Attributes:
-        generation: The generation that the node has stored; "" if the client did not change.
-        anew: The node had lost the client's state and its operator allowed a fresh start.
-        state: Of :func:`protofed.storage.snapshots.pack`, if the client travels and has changed; without an
-            unchanged model.
-    """
-
-    generation: GenerationName = ""
-    anew: bool = False
+    generation: GenerationName = ""  #: The generation that the node has stored; "" if the client did not change
+    anew: bool = False  #: The node had lost the client's state and its operator allowed a fresh start
+    #: Of :func:`protofed.storage.snapshots.pack`, if the client travels and has changed; without an unchanged model
     state: bytes | None = None
 
 

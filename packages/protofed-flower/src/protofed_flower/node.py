@@ -51,8 +51,7 @@ from protofed_flower.visits import Carried, ClientStorage, Kept
 
 log = logging.getLogger(__name__)
 BFLOAT16 = "bfloat16"
-TOLD = "told"
-"""Name of the note that a client has been sent a broadcast in this run."""
+TOLD = "told"  #: Name of the note that a client has been sent a broadcast in this run
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from protofed.methods.contract import Upload
 from protofed.stages.robust.options import RobustOptions
 from protofed.wire.schema import Field, Payload, Schema
 
-LEAST = 3
-"""Minimum number of clients, or of vectors, for which a median is meaningful."""
+LEAST = 3  #: Minimum number of clients, or of vectors, for which a median is meaningful
 Layout = Literal["rows", "table", "tensor", "varying"]
 
 
@@ -88,8 +87,7 @@ class Vectors:
         return replace(self, values=values)
 
 
-Counts = Mapping[str, Tensor]
-"""``(K,)`` int64 samples per class that each client described."""
+Counts = Mapping[str, Tensor]  #: ``(K,)`` int64 samples per class that each client described
 
 
 def rows_of(part: Part, upload: Upload, counts: Counts) -> tuple[Tensor, Tensor, Tensor, Tensor]:

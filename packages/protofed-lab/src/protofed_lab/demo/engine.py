@@ -29,10 +29,8 @@ from protofed_lab.demo import digits
 from protofed_lab.demo.setup import LETTERS, ROUNDS, SIDES, Chosen, Setup
 from protofed_lab.demo.words import KNOBS
 
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-"""Of the digits."""
-SHOWN = 320
-"""Dots on one side: all test images of all clients, or an even choice of them."""
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")  #: Of the digits
+SHOWN = 320  #: Dots on one side: all test images of all clients, or an even choice of them
 MIXED = "demo4"
 ENCODER = EncoderOptions(name="auto", dim=64)
 """Features for methods that train nothing: more would mean better answers, and far longer messages."""

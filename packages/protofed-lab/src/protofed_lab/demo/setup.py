@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 Side = Literal["left", "right"]
 SIDES: tuple[Side, Side] = ("left", "right")
-ROUNDS = 300
-"""Rounds after which a demonstration stops by itself."""
+ROUNDS = 300  #: Rounds after which a demonstration stops by itself
 LETTERS = "ABCDEFGHIJ"
 MAX_CLIENTS = len(LETTERS)
 
