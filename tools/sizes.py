@@ -19,15 +19,15 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 46_162,
-    "all sources": 65_673,
+    "src": 46_027,
+    "all sources": 65_465,
     "tests": 48_415,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 3_988,
+    "behind the round loop": 3_935,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
-    "methods/contract.py": 291,
+    "methods/contract.py": 283,
     "methods/fedproto.py": 171,
     "methods/gfpl.py": 250,
     "methods/tinyproto.py": 227,

@@ -61,24 +61,16 @@ class Samples:
 
 @dataclass(frozen=True)
 class ClientData:
-    """The data and settings of one client.
+    """The data and settings of one client."""
 
-    Attributes:
-        name: Unique, used in file names (see :func:`protofed.untrusted.claims.client_name`).
-        train: May be empty.
-        test: May be empty.
-        validation: Held out from training for model selection.
-        settings: Chosen by the client in its ``client.toml``: any of ``model``, ``d``, ``epochs``, ``batch_size``,
-            ``lr``, ``counts``.
-        table: If its samples are a table or standardised.
-    """
-
-    name: str
-    train: Samples
-    test: Samples
-    validation: Samples | None = None
+    name: str  #: Unique, used in file names (see :func:`protofed.untrusted.claims.client_name`)
+    train: Samples  #: May be empty
+    test: Samples  #: May be empty
+    validation: Samples | None = None  #: Held out from training for model selection
+    #: Chosen by the client in its ``client.toml``: any of ``model``, ``d``, ``epochs``, ``batch_size``, ``lr``,
+    #: ``counts``
     settings: dict[str, Any] = field(default_factory=dict)
-    table: Table | None = None
+    table: Table | None = None  #: If its samples are a table or standardised
 
     def map(self, function: Callable[[Samples], Samples]) -> ClientData:
         """Return the same client with ``function`` applied to its training, test and validation samples in turn."""
@@ -98,26 +90,18 @@ class Encoding:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """The data of all clients.
+    """The data of all clients."""
 
-    Attributes:
-        clients: In a fixed order.
-        num_classes: ``K`` over all clients.
-        input_shape: ``(C, H, W)`` or ``(F,)``.
-        table: If samples are a table or standardised; clients that standardise by themselves complete it with
-            their own numbers.
-        notes: Whole sentences for a report on the treatment of the samples.
-        encoding: None if the samples are as they were.
-        tests: Hash of the test samples as they were, where they have been changed since by what depends on others.
-    """
-
-    clients: tuple[ClientData, ...]
-    num_classes: int
+    clients: tuple[ClientData, ...]  #: In a fixed order
+    num_classes: int  #: ``K`` over all clients
     class_names: tuple[str, ...]
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]  #: ``(C, H, W)`` or ``(F,)``
+    #: If samples are a table or standardised; clients that standardise by themselves complete it with their own
+    #: numbers
     table: Table | None = None
-    notes: tuple[str, ...] = ()
-    encoding: Encoding | None = None
+    notes: tuple[str, ...] = ()  #: Whole sentences for a report on the treatment of the samples
+    encoding: Encoding | None = None  #: None if the samples are as they were
+    #: Hash of the test samples as they were, where they have been changed since by what depends on others
     tests: str = ""
 
     @property

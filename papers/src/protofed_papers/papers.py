@@ -112,41 +112,29 @@ class Figure:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper.
-
-    Attributes:
-        metric: Attribute of :class:`~protofed.runs.summary.RuleOutcome` that it prints as accuracy.
-        metric_why: Its words for that.
-        traffic: Counted parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``, those
-            sent up as the mean over all rounds, of which some may send nothing.
-        coded: Inference rule of methods with prototypes in the authors' code, if not the paper's.
-        spread: Of a printed ±: ``runs`` or ``clients``.
-        rules: By printed method or control, if not that of the run.
-        recipes: Pattern by printed method, and the ``default``.
-        methods: By printed method.
-        options: Option, or overrides by value, of each setting.
-        translate: Overrides or another value, by setting and printed value.
-        adjust: By method.
-    """
+    """A paper."""
 
     name: str
     title: str
     reference: str
-    metric: str
-    metric_why: str
+    metric: str  #: Attribute of :class:`~protofed.runs.summary.RuleOutcome` that it prints as accuracy
+    metric_why: str  #: Its words for that
+    #: Counted parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``, those sent up as the
+    #: mean over all rounds, of which some may send nothing
     traffic: str
     scope: str
-    recipes: Mapping[str, str]
+    recipes: Mapping[str, str]  #: Pattern by printed method, and the ``default``
     tables: Sequence[PaperTable]
     claims: Sequence[Claim]
     figures: Sequence[Figure]
-    coded: str = ""
-    spread: str = "clients"
-    rules: Mapping[str, str] = field(default_factory=dict)
-    methods: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    coded: str = ""  #: Inference rule of methods with prototypes in the authors' code, if not the paper's
+    spread: str = "clients"  #: Of a printed ±: ``runs`` or ``clients``
+    rules: Mapping[str, str] = field(default_factory=dict)  #: By printed method or control, if not that of the run
+    methods: Mapping[str, str] = field(default_factory=dict)  #: By printed method
+    options: Mapping[str, Any] = field(default_factory=dict)  #: Option, or overrides by value, of each setting
+    #: Overrides or another value, by setting and printed value
     translate: Mapping[str, Any] = field(default_factory=dict)
-    adjust: Mapping[str, Any] = field(default_factory=dict)
+    adjust: Mapping[str, Any] = field(default_factory=dict)  #: By method
 
     def table(self, number: int) -> PaperTable:
         """Return a table by its number."""

@@ -53,15 +53,11 @@ def at_row(where: str, column: str, row: int) -> str:
 
 @dataclass(frozen=True)
 class RawColumn:
-    """A column as files hold it.
-
-    Attributes:
-        kind: ``number``; ``category``; ``text`` for one of the numbers of a text, and ``token`` for one of its
-            tokens, which are used as they are; ``identifier`` if its values hardly repeat; ``unknown`` if it has
-            none.
-    """
+    """A column as files hold it."""
 
     name: str
+    #: ``number``; ``category``; ``text`` for one of the numbers of a text, and ``token`` for one of its tokens,
+    #: which are used as they are; ``identifier`` if its values hardly repeat; ``unknown`` if it has none
     kind: Kind = "number"
     categories: tuple[str, ...] = ()
 
@@ -114,15 +110,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Preparation of a table: from raw columns to the inputs of a model.
-
-    Attributes:
-        beside: If both standardisations stand side by side, for a closed form to choose: the columns as the site
-            standardises them, the same as ``columns`` where the site is not known.
-    """
+    """Preparation of a table: from raw columns to the inputs of a model."""
 
     standardise: Standardise
     columns: Annotated[tuple[Column, ...], Meta(min_length=1, max_length=limits.COLUMNS)]
+    #: If both standardisations stand side by side, for a closed form to choose: the columns as the site
+    #: standardises them, the same as ``columns`` where the site is not known
     beside: Annotated[tuple[Column, ...], Meta(max_length=limits.COLUMNS)] = ()
 
     def __post_init__(self) -> None:

@@ -114,15 +114,12 @@ class Comparison(Generic[R]):
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a comparison, checked as a whole before the first one starts.
-
-    Attributes:
-        keyed: Find runs by their configuration: what is finished is never run again, cells of the same
-            configuration share a run, and failures do not stop the others.
-    """
+    """The runs of a comparison, checked as a whole before the first one starts."""
 
     options: CompareOptions
     experiments: dict[Cell, Experiment]
+    #: Find runs by their configuration: what is finished is never run again, cells of the same configuration share
+    #: a run, and failures do not stop the others
     keyed: bool = False
     tree: Tree = field(default_factory=dict)
 

@@ -77,24 +77,16 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A part of local training: passes over some data, with one or more updates per batch.
+    """A part of local training: passes over some data, with one or more updates per batch."""
 
-    Attributes:
-        updates: Carried out one after the other on every batch.
-        epochs: None for the experiment's number of local epochs.
-        source: Returns ``(x, y)``, e.g. pseudo-features drawn from received mixtures; None for the client's
-            training data.
-        only: Returns whether a client takes part; None for all.
-        local_only: Nothing that it trains ever leaves the client or influences what does.
-        after: Called after every epoch with the client, whose state it may change, and the epoch's statistics if
-            they are collected ``"during"`` training, otherwise none.
-    """
-
-    updates: tuple[Update, ...] = field(kw_only=False)
-    epochs: int | None = None
+    updates: tuple[Update, ...] = field(kw_only=False)  #: Carried out one after the other on every batch
+    epochs: int | None = None  #: None for the experiment's number of local epochs
+    #: Returns ``(x, y)``, e.g. pseudo-features drawn from received mixtures; None for the client's training data
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
-    only: Callable[[Local], bool] | None = None
-    local_only: bool = False
+    only: Callable[[Local], bool] | None = None  #: Returns whether a client takes part; None for all
+    local_only: bool = False  #: Nothing that it trains ever leaves the client or influences what does
+    #: Called after every epoch with the client, whose state it may change, and the epoch's statistics if they are
+    #: collected ``"during"`` training, otherwise none
     after: Callable[[Local, Tensors], None] | None = None
 
     def passes(self, epochs: int) -> int:

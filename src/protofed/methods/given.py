@@ -62,39 +62,28 @@ class Build(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """The facts about the learning problem that every party knows.
+    """The facts about the learning problem that every party knows."""
 
-    Attributes:
-        num_classes: Number of classes ``K``.
-        feature_dim: Length of features ``d``.
-        class_size: Expected number of training samples per class over all clients (mean ``N_j``).
-        clients: Number of clients ``M``; 0 if unknown.
-        template: Returns a model of the first client's architecture with its initial weights; None if there are no
-            models at all, as in an analysis of finished runs.
-        sizes: Returns the number of parameters of each kind of model; None as ``template``.
-        auxiliary: Builds an auxiliary network; None if there are no models at all.
-        input_shape: Empty if there are no models at all.
-        classes: Names of the ``K`` classes; empty if they are not known.
-        noise: Noise multiplier of one upload's :attr:`Protection.dp_statistics`; None without such noise.
-        summed: The server sees uploads added up alone (secure aggregation).
-        views: Number of equally long features side by side, of tables standardised in different ways; a classifier
-            is of one of them.
-    """
-
-    num_classes: int
-    feature_dim: int
+    num_classes: int  #: Number of classes ``K``
+    feature_dim: int  #: Length of features ``d``
     rounds: int
     seed: int
-    class_size: float
-    clients: int = 0
+    class_size: float  #: Expected number of training samples per class over all clients (mean ``N_j``)
+    clients: int = 0  #: Number of clients ``M``; 0 if unknown
+    #: Returns a model of the first client's architecture with its initial weights; None if there are no models at
+    #: all, as in an analysis of finished runs
     template: Callable[[], SplitModel] | None = None
+    #: Returns the number of parameters of each kind of model; None as ``template``
     sizes: Callable[[], Sequence[int]] | None = None
-    auxiliary: Build | None = None
+    auxiliary: Build | None = None  #: Builds an auxiliary network; None if there are no models at all
     dtype: torch.dtype = torch.float32
-    input_shape: tuple[int, ...] = ()
-    classes: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()  #: Empty if there are no models at all
+    classes: tuple[str, ...] = ()  #: Names of the ``K`` classes; empty if they are not known
+    #: Noise multiplier of one upload's :attr:`Protection.dp_statistics`; None without such noise
     noise: float | None = None
-    summed: bool = False
+    summed: bool = False  #: The server sees uploads added up alone (secure aggregation)
+    #: Number of equally long features side by side, of tables standardised in different ways; a classifier is of
+    #: one of them
     views: int = 1
 
 

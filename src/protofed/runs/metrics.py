@@ -44,35 +44,25 @@ class ClassMetrics:
 
 @dataclass(frozen=True)
 class SampleMetrics:
-    """Metrics of some test samples, in fractions; None where one is not defined, with the reason in ``undefined``.
-
-    Attributes:
-        accuracy: Share of the samples given their class.
-        balanced_accuracy: Mean recall over the classes that the samples have.
-        macro_f1: Mean F1 over the classes that the samples have or are given.
-        auroc: Mean over the classes that the samples have of one against all others; with two classes, the area of
-            either.
-        classes: Those that the samples have or are given.
-        confusion: ``(class, class given, number of samples)`` for all pairs that occur. Samples whose scores are
-            not finite are given none, and are missing here.
-        calibration_error: Mean distance between the probability of the class given and the share of samples that
-            belong to it, over ten bins of equally many samples by that probability (Naeini et al. 2015).
-        undefined: Why a metric is None, by name.
-        rule: Of a client that answers by another one than the others; ``""`` for theirs.
-        right: Of a client, the test samples that are given their class: a bit for each in their order, as
-            hexadecimal digits, so that two runs on the same samples can be compared; ``""`` if not kept.
-    """
+    """Metrics of some test samples, in fractions; None where undefined, with the reason in ``undefined``."""
 
     samples: Count
-    accuracy: Fraction | None = None
-    balanced_accuracy: Fraction | None = None
-    macro_f1: Fraction | None = None
+    accuracy: Fraction | None = None  #: Share of the samples given their class
+    balanced_accuracy: Fraction | None = None  #: Mean recall over the classes that the samples have
+    macro_f1: Fraction | None = None  #: Mean F1 over the classes that the samples have or are given
+    #: Mean over the classes that the samples have of one against all others; with two classes, the area of either
     auroc: Fraction | None = None
-    classes: tuple[ClassMetrics, ...] = ()
+    classes: tuple[ClassMetrics, ...] = ()  #: Those that the samples have or are given
+    #: ``(class, class given, number of samples)`` for all pairs that occur. Samples whose scores are not finite are
+    #: given none, and are missing here
     confusion: tuple[tuple[Count, Count, Count], ...] = ()
-    undefined: Mapping[str, Reason] | None = None
-    rule: Line = ""
+    undefined: Mapping[str, Reason] | None = None  #: Why a metric is None, by name
+    rule: Line = ""  #: Of a client that answers by another one than the others; ``""`` for theirs
+    #: Mean distance between the probability of the class given and the share of samples that belong to it, over ten
+    #: bins of equally many samples by that probability (Naeini et al. 2015)
     calibration_error: Fraction | None = None
+    #: Of a client, the test samples that are given their class: a bit for each in their order, as hexadecimal
+    #: digits, so that two runs on the same samples can be compared; ``""`` if not kept
     right: Bits = ""
 
     def hits(self) -> NDArray[np.bool_] | None:

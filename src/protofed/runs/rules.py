@@ -20,25 +20,16 @@ COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "grey", "bl
 
 @dataclass(frozen=True)
 class Rule:
-    """A way to classify.
+    """A way to classify."""
 
-    Attributes:
-        name: Key of its scores.
-        title: Heading in reports and figures.
-        text: Predicted class of a sample, as a clause.
-        short: Heading of a narrow column; ``""`` for the name.
-        colour: One of :data:`COLOURS`; ``""`` for any that is free.
-        place: Tables show rules in ascending order of it.
-        open: A client whose samples are all of one class can recognise the others by it: its network has learned
-            of all classes from other clients, and the client's own frequencies play no part.
-    """
-
-    name: Text
-    title: Text
-    text: Text = "a rule of the method's own"
-    short: Text = ""
-    colour: Text = ""
-    place: Count = 100
+    name: Text  #: Key of its scores
+    title: Text  #: Heading in reports and figures
+    text: Text = "a rule of the method's own"  #: Predicted class of a sample, as a clause
+    short: Text = ""  #: Heading of a narrow column; ``""`` for the name
+    colour: Text = ""  #: One of :data:`COLOURS`; ``""`` for any that is free
+    place: Count = 100  #: Tables show rules in ascending order of it
+    #: A client whose samples are all of one class can recognise the others by it: its network has learned of all
+    #: classes from other clients, and the client's own frequencies play no part
     open: bool = False
 
     def to_dict(self) -> dict[str, Any]:

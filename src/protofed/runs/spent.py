@@ -25,33 +25,23 @@ else:
 
 @dataclass
 class Spent:
-    """Noisy publications so far, and the ε(δ) that follows from them.
+    """Noisy publications so far, and the ε(δ) that follows from them."""
 
-    Attributes:
-        mode: Hidden presence, of a ``client`` or ``sample``.
-        adjacency: Of neighbouring data, which decides what ε means: in one of them, a record adds zero to every sum
-            (:mod:`protofed.stages.privacy.accounting`).
-        epsilon: Of all rounds so far, the largest of any client; infinite without noise (None in files).
-        clip: Largest norm of a contribution.
-        rate: Largest probability with which a contribution was drawn; 1 without amplification.
-        releases: Noisy sums of contributions of clients, or of gradients of samples.
-        clipped: Contributions of the round that were shortened; for reading, not private. With secure aggregation
-            nobody learns it, and it is 0.
-        means: Further noisy sums of all samples: of class means, and once of numbers of samples.
-        means_noise: Their noise multiplier.
-    """
-
-    mode: Literal["client", "sample"]
-    epsilon: Epsilon
+    mode: Literal["client", "sample"]  #: Hidden presence, of a ``client`` or ``sample``
+    epsilon: Epsilon  #: Of all rounds so far, the largest of any client; infinite without noise (None in files)
     delta: Number
     noise: Number
-    clip: Number
-    rate: Number
-    releases: Count
+    clip: Number  #: Largest norm of a contribution
+    rate: Number  #: Largest probability with which a contribution was drawn; 1 without amplification
+    releases: Count  #: Noisy sums of contributions of clients, or of gradients of samples
+    #: Contributions of the round that were shortened; for reading, not private. With secure aggregation nobody
+    #: learns it, and it is 0
     clipped: Count = 0
-    means: Count = 0
-    means_noise: Number = 0.0
+    means: Count = 0  #: Further noisy sums of all samples: of class means, and once of numbers of samples
+    means_noise: Number = 0.0  #: Their noise multiplier
     accountant: Literal["pld", "rdp"] = "rdp"
+    #: Of neighbouring data, which decides what ε means: in one of them, a record adds zero to every sum
+    #: (:mod:`protofed.stages.privacy.accounting`)
     adjacency: Literal["zero-out"] = "zero-out"
 
     def to_dict(self) -> dict[str, Any]:

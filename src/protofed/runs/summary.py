@@ -18,21 +18,16 @@ TOLERANCE = 0.01  #: Tolerance below the best mean accuracy that counts as conve
 
 @dataclass(frozen=True)
 class Beyond:
-    """Accuracy by one inference rule on other samples than the clients' own, in fractions.
+    """Accuracy by one inference rule on other samples than the clients' own, in fractions."""
 
-    Attributes:
-        best: Over all clients' answers, in that of the rounds with such scores which is best on the clients' own
-            test samples.
-        final: The same of the last round with such scores: of a run that ended before the planned last one, as
-            ``evaluation.patience`` lets it, not always the last evaluated.
-        client_mean: Unweighted, in that round.
-        client_std: Over clients, in that round.
-    """
-
+    #: Over all clients' answers, in that of the rounds with such scores which is best on the clients' own test
+    #: samples
     best: Number
+    #: The same of the last round with such scores: of a run that ended before the planned last one, as
+    #: ``evaluation.patience`` lets it, not always the last evaluated
     final: Number
-    client_mean: Number
-    client_std: Number
+    client_mean: Number  #: Unweighted, in that round
+    client_std: Number  #: Over clients, in that round
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], part: str, rule: str) -> Beyond | None:
@@ -49,38 +44,27 @@ class Beyond:
 
 @dataclass(frozen=True)
 class RuleOutcome:
-    """Accuracy by one inference rule, in fractions; what is None is not known.
-
-    Attributes:
-        best_validated: With a validation split, on the test data in the round that is best on the validation data.
-        best: Of the best round *on the test data*, which is what the papers print and is optimistic; weighted by
-            test samples.
-        best_client_mean: Unweighted mean over clients in that round.
-        best_client_std: Standard deviation over clients (of the population) in that round.
-        final: Of the last evaluated round, weighted by test samples.
-        client_mean: Unweighted mean over clients in the last evaluated round.
-        client_std: Standard deviation over clients in that round.
-        rounds_to_convergence: First evaluated round from which on the mean over clients stays within
-            :data:`TOLERANCE` of its best; None if the last round is worse than that.
-        union: On all clients' test samples.
-        unseen: On those of them whose classes a client has no training samples of.
-        newcomers: Of the clients that joined after training, on their own test samples.
-    """
+    """Accuracy by one inference rule, in fractions; what is None is not known."""
 
     _: KW_ONLY
+    #: With a validation split, on the test data in the round that is best on the validation data
     best_validated: Number | None = None
     best_validated_round: Ordinal | None = None
+    #: Of the best round *on the test data*, which is what the papers print and is optimistic; weighted by test
+    #: samples
     best: Number
     best_round: Ordinal
-    best_client_mean: Number | None = None
-    best_client_std: Number | None = None
-    final: Number
-    client_mean: Number
-    client_std: Number
+    best_client_mean: Number | None = None  #: Unweighted mean over clients in that round
+    best_client_std: Number | None = None  #: Standard deviation over clients (of the population) in that round
+    final: Number  #: Of the last evaluated round, weighted by test samples
+    client_mean: Number  #: Unweighted mean over clients in the last evaluated round
+    client_std: Number  #: Standard deviation over clients in that round
+    #: First evaluated round from which on the mean over clients stays within :data:`TOLERANCE` of its best; None if
+    #: the last round is worse than that
     rounds_to_convergence: Ordinal | None = None
-    union: Beyond | None = None
-    unseen: Beyond | None = None
-    newcomers: Beyond | None = None
+    union: Beyond | None = None  #: On all clients' test samples
+    unseen: Beyond | None = None  #: On those of them whose classes a client has no training samples of
+    newcomers: Beyond | None = None  #: Of the clients that joined after training, on their own test samples
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], rule: str) -> RuleOutcome:

@@ -17,35 +17,29 @@ Kind = Literal["real", "label", "count"]
 class Field:
     """One named tensor.
 
-    Attributes:
-        shape: Numbers or symbols, e.g. ``("k", "d")``.
-        kind: ``real``: finite floating-point numbers (the codec chooses their width); ``label``: int64 classes in
-            ``[0, K)``, two bytes each on the wire; ``count``: int64 in ``[0, 2**32)``, four bytes each.
-        parameter: The papers count it as a communicated parameter (they do not count labels and counts).
-        unique: For labels: each class occurs at most once, in ascending order.
-        minimum: Smallest allowed value.
-        limit: Largest allowed magnitude, so that one diverged client cannot overflow the numbers of all others.
-        sums: Each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so that
-            rows of different clients are comparable only after division by ``n_ij``. The first dimension is that
-            of the labels, or ``K``.
-        by_class: Each of K rows without labels describes the sender's samples of a class, as ``sums`` do.
-        weight: For real numbers in an upload, the count by which the server weights them in its mean over clients;
-            ``""`` for the plain mean, and for the plain sum of a field of sums over samples.
-        described: For counts in an upload: they are numbers of the sender's training samples, which the server
-            caps at the numbers the client described before training.
-
     A field with bounds of its own is ``exact``.
     """
 
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...]  #: Numbers or symbols, e.g. ``("k", "d")``
+    #: ``real``: finite floating-point numbers (the codec chooses their width); ``label``: int64 classes in ``[0,
+    #: K)``, two bytes each on the wire; ``count``: int64 in ``[0, 2**32)``, four bytes each
     kind: Kind = "real"
-    parameter: bool = True
-    unique: bool = True
-    minimum: float | None = None
+    parameter: bool = True  #: The papers count it as a communicated parameter (they do not count labels and counts)
+    unique: bool = True  #: For labels: each class occurs at most once, in ascending order
+    minimum: float | None = None  #: Smallest allowed value
+    #: Largest allowed magnitude, so that one diverged client cannot overflow the numbers of all others
     limit: float = 1e9
+    #: Each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so that rows of
+    #: different clients are comparable only after division by ``n_ij``. The first dimension is that of the labels,
+    #: or ``K``
     sums: bool = False
+    #: Each of K rows without labels describes the sender's samples of a class, as ``sums`` do
     by_class: bool = False
+    #: For real numbers in an upload, the count by which the server weights them in its mean over clients; ``""``
+    #: for the plain mean, and for the plain sum of a field of sums over samples
     weight: str = ""
+    #: For counts in an upload: they are numbers of the sender's training samples, which the server caps at the
+    #: numbers the client described before training
     described: bool = True
 
     @property

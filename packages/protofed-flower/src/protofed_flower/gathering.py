@@ -29,23 +29,16 @@ log = logging.getLogger("protofed")
 
 @dataclass(frozen=True)
 class Gathering:
-    """Conditions for the clients before the first round.
+    """Conditions for the clients before the first round."""
 
-    Attributes:
-        clients: 0 for as many as a round needs and any others that have arrived by then.
-        classes: In order; empty to take them from the clients.
-        roster: File with the clients' public keys (see :func:`~protofed_flower.identity.read_roster`); "" to
-            bind each name to the first key that uses it.
-        certificates: Files of which the log warns when they end soon.
-        simulated: All nodes belong to the run.
-    """
-
-    clients: int = 0
+    clients: int = 0  #: 0 for as many as a round needs and any others that have arrived by then
     wait_s: float = 600.0
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  #: In order; empty to take them from the clients
+    #: File with the clients' public keys (see :func:`~protofed_flower.identity.read_roster`); "" to bind each name
+    #: to the first key that uses it
     roster: str = ""
-    certificates: tuple[str, ...] = ()
-    simulated: bool = False
+    certificates: tuple[str, ...] = ()  #: Files of which the log warns when they end soon
+    simulated: bool = False  #: All nodes belong to the run
 
     def listed(self) -> KnownClients:
         """Read the roster; without one, nobody is listed."""

@@ -77,16 +77,13 @@ Make = Callable[[tuple[int, ...], Any, int], Any]
 
 @dataclass(frozen=True)
 class NamedEncoder:
-    """A named encoder.
-
-    Attributes:
-        make: Of ``(input_shape, options, seed)``; returns a module ``(n, *input_shape) -> (n, width)`` with fixed
-            numbers, its ``width``, and ``at_once``, the samples best computed together; pixels are in [0, 1].
-    """
+    """A named encoder."""
 
     name: str
     summary: str
     Options: type
+    #: Of ``(input_shape, options, seed)``; returns a module ``(n, *input_shape) -> (n, width)`` with fixed numbers,
+    #: its ``width``, and ``at_once``, the samples best computed together; pixels are in [0, 1]
     make: Make
     kinds: tuple[Kind, ...]
 

@@ -33,14 +33,11 @@ beyond, ε says little, and the distribution is wide."""
 
 
 class Release(NamedTuple):
-    """Numbers that were published: a sum of vectors of bounded norm, and Gaussian noise.
-
-    Attributes:
-        rate: Probability ``q`` with which each vector is drawn into the sum, independently (Poisson sampling); 1 if
-            the sum is not of a secret random choice.
-    """
+    """Numbers that were published: a sum of vectors of bounded norm, and Gaussian noise."""
 
     noise: float  # noise multiplier ``z``: standard deviation of the noise over the largest norm of one vector
+    #: Probability ``q`` with which each vector is drawn into the sum, independently (Poisson sampling); 1 if the
+    #: sum is not of a secret random choice
     rate: float = 1.0
     times: int = 1
 

@@ -21,15 +21,12 @@ Layout = Literal["rows", "table", "tensor", "varying"]
 
 @dataclass(frozen=True)
 class Part:
-    """One real field of a schema, as robust rules see it.
-
-    Attributes:
-        layout: ``rows``: one row per label sent; ``table``: one row for each of the ``K`` classes; ``tensor``: the
-            same shape for every client; ``varying``: a shape chosen by the sender.
-    """
+    """One real field of a schema, as robust rules see it."""
 
     name: str
     field: Field
+    #: ``rows``: one row per label sent; ``table``: one row for each of the ``K`` classes; ``tensor``: the same
+    #: shape for every client; ``varying``: a shape chosen by the sender
     layout: Layout
     labels: str = ""  # name of the field with the labels of the rows, for ``rows``
     distinct: bool = True  # whether a client sends at most one row per class

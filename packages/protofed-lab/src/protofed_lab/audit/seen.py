@@ -54,22 +54,17 @@ class Sender:
 
 @dataclass(frozen=True)
 class Seen:
-    """One round of a federation as its server sees it.
-
-    Attributes:
-        server: State before the round.
-        summed: The server is sent the clients' mean or sum alone.
-        outside: The same round for those who are given the server's state, if noise hides single uploads from them
-            and not from the server; otherwise None.
-    """
+    """One round of a federation as its server sees it."""
 
     method: Method
     round: int
-    server: Tensors
+    server: Tensors  #: State before the round
     senders: tuple[Sender, ...]
     num_classes: int
     federation: Federation
-    summed: bool = False
+    summed: bool = False  #: The server is sent the clients' mean or sum alone
+    #: The same round for those who are given the server's state, if noise hides single uploads from them and not
+    #: from the server; otherwise None
     outside: Seen | None = None
 
 
