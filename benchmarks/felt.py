@@ -43,16 +43,12 @@ sys.exit(status)
 
 
 class Row(NamedTuple):
-    """A command that people wait for.
-
-    Attributes:
-        goals: Seconds to reach on two idle cores: until the first answer, or None, and until the end.
-        prepare: Writes what is needed into a folder and returns the command.
-    """
+    """A command that people wait for."""
 
     words: str
+    #: Seconds to reach on two idle cores: until the first answer, or None, and until the end
     goals: tuple[float | None, float]
-    prepare: Callable[[Path], Sequence[str]]
+    prepare: Callable[[Path], Sequence[str]]  #: Writes what is needed into a folder and returns the command
 
 
 def _python(code: str) -> Sequence[str]:

@@ -54,13 +54,10 @@ AS_PEER: dict[str, dict[str, Any]] = {
 """Options with which our methods do what the peer's do. Its FedProto collects prototypes during training; its
 FedTGP in a pass afterwards, as ours does. Its FedMRL never keeps a trained projector. Its FedL2G needs
 two whole batches of samples of every client: one, held out, for the quiz, and one to study."""
-PACKAGES = {"fedl2g": "higher"}
-"""Packages that the peer needs for a method."""
-HELD_OUT = ("fedl2g",)
-"""Methods whose peer does not train on a client's first batch."""
+PACKAGES = {"fedl2g": "higher"}  #: Packages that the peer needs for a method
+HELD_OUT = ("fedl2g",)  #: Methods whose peer does not train on a client's first batch
 DATASET = "federation"
-FAMILY = "HtFE-img-2"
-"""A model family that its main.py knows; the models it stands for are replaced."""
+FAMILY = "HtFE-img-2"  #: A model family that its main.py knows; the models it stands for are replaced
 SCRIPT = Path(__file__).with_name("htfllib_main.py")
 
 _ROUND = re.compile(r"^-{25}(?:-{25}| time cost -{25}) ([\d.eE+-]+)$", re.MULTILINE)

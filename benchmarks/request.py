@@ -15,39 +15,25 @@ from protofed.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Note = Callable[[str], None]
-"""Callback for short progress messages."""
+Note = Callable[[str], None]  #: Callback for short progress messages
 
 
 @dataclass(frozen=True)
 class Request:
-    """Settings of a benchmark.
+    """Settings of a benchmark."""
 
-    Attributes:
-        rounds: Number of measured rounds, which follow one warm-up round.
-        overrides: Options of every experiment by dotted name.
-        cases: Names in :data:`benchmarks.cases.CASES`; if empty, the default cases of the benchmark.
-        threads: Numbers of threads to try; if empty, 1 to all cores.
-        processes: Number of processes of the executor ``workers``; 0 for one per core, 1 to leave it out.
-        peer: A checkout of HtFLlib, or None.
-        clients: Numbers of clients of the federations of ``scaling``.
-        per_client: Number of samples of each client of ``scaling``, training and test samples together.
-        target: Accuracy of ``until``, a fraction of all test samples.
-        limit: Number of rounds after which ``until`` gives up.
-        seeds: Seeds of ``until``.
-    """
-
-    rounds: int = 3
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = 3  #: Number of measured rounds, which follow one warm-up round
+    overrides: Mapping[str, Any] = field(default_factory=dict)  #: Options of every experiment by dotted name
+    #: Names in :data:`benchmarks.cases.CASES`; if empty, the default cases of the benchmark
     cases: Sequence[str] = ()
-    threads: Sequence[int] = ()
-    processes: int = 0
-    peer: Path | None = None
-    clients: Sequence[int] = (20, 100, 500, 1000)
-    per_client: int = 60
-    target: float = 0.93
-    limit: int = 60
-    seeds: Sequence[int] = (0, 1, 2)
+    threads: Sequence[int] = ()  #: Numbers of threads to try; if empty, 1 to all cores
+    processes: int = 0  #: Number of processes of the executor ``workers``; 0 for one per core, 1 to leave it out
+    peer: Path | None = None  #: A checkout of HtFLlib, or None
+    clients: Sequence[int] = (20, 100, 500, 1000)  #: Numbers of clients of the federations of ``scaling``
+    per_client: int = 60  #: Number of samples of each client of ``scaling``, training and test samples together
+    target: float = 0.93  #: Accuracy of ``until``, a fraction of all test samples
+    limit: int = 60  #: Number of rounds after which ``until`` gives up
+    seeds: Sequence[int] = (0, 1, 2)  #: Seeds of ``until``
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("processes", 0), ("per_client", 2), ("limit", 1)):

@@ -48,25 +48,19 @@ CASES = (
     "fml-cnn2",
 )
 OURS = "protofed"
-SMOOTHED = 3
-"""Rounds over whose mean the accuracy is taken, so that one lucky round does not end a run."""
+SMOOTHED = 3  #: Rounds over whose mean the accuracy is taken, so that one lucky round does not end a run
 
 
 @dataclass(frozen=True)
 class Course:
-    """The course of one run.
+    """The course of one run."""
 
-    Attributes:
-        accuracy: Fraction of all test samples after each round.
-        seconds: Since the start, at the end of each round: of ours, with features, models and clients.
-        bytes: Sent so far by all parties, with the broadcast that clients were scored with; empty if unknown.
-        steps: Gradient steps in a round.
-    """
-
-    accuracy: Sequence[float]
+    accuracy: Sequence[float]  #: Fraction of all test samples after each round
+    #: Since the start, at the end of each round: of ours, with features, models and clients
     seconds: Sequence[float]
+    #: Sent so far by all parties, with the broadcast that clients were scored with; empty if unknown
     bytes: Sequence[int]
-    steps: int
+    steps: int  #: Gradient steps in a round
 
     def reached(self, target: float) -> int | None:
         """Return the first round from 1 whose smoothed accuracy is at least ``target``; None if there is none."""

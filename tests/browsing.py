@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-WAIT_MS = 60_000
-"""Patience, not a measurement: machines that run tests may be slow."""
+WAIT_MS = 60_000  #: Patience, not a measurement: machines that run tests may be slow
 
 
 def chromium() -> str:

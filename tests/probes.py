@@ -191,8 +191,7 @@ class CountsUp(Method):
         local.state["begun"].add_(1)
 
 
-STACKED_FACTOR = 1.0
-"""What a mistaken batching rule would multiply a loss by."""
+STACKED_FACTOR = 1.0  #: What a mistaken batching rule would multiply a loss by
 
 
 class Late(Probe):

@@ -80,8 +80,7 @@ def _syntax() -> Iterator[None]:
     gc.enable()
 
 
-BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
-"""What holds statements, as expressions do not."""
+BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)  #: What holds statements, as expressions do not
 
 
 @cache

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.skipif(not (REPOSITORY / ".github").is_dir(), reason="r
 
 GITHUB = REPOSITORY / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
-COMMANDS = {"pipx", "uv", "uvx", "grep"}
-"""Commands of the runner, or installed by the step before."""
+COMMANDS = {"pipx", "uv", "uvx", "grep"}  #: Commands of the runner, or installed by the step before
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 PAPER = path.read_text() if (path := REPOSITORY / "paper/paper.md").is_file() else ""
 

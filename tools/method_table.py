@@ -16,8 +16,7 @@ from protofed.stages.privacy.samples import check
 from protofed.stages.secure.sums import SumLayout
 from protofed.text import number, size
 
-ROUNDS = 2
-"""Prototype methods send nothing down in the first round, so the second is measured."""
+ROUNDS = 2  #: Prototype methods send nothing down in the first round, so the second is measured
 SETTING: dict[str, Any] = {
     "data.clients": 5,
     "data.labels": dict(zip("0123456789", "abcdefghij", strict=True)),  # names in the same order, not numbers

@@ -19,12 +19,12 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 46_597,
-    "all sources": 66_353,
-    "tests": 48_404,
+    "src": 45_853,
+    "all sources": 65_290,
+    "tests": 48_118,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 4_003,
+    "behind the round loop": 3_924,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
     "methods/contract.py": 283,
@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 33_297,
+    "words of docs by hand": 33_230,
 }
 """Most of each: lines, unless the name says otherwise."""
 

@@ -22,14 +22,12 @@ from protofed.runs.loading import load_run
 from protofed.runs.run import Run
 
 STUDY = Path(__file__).resolve().parents[1] / "studies"
-LOST = 3.0
-"""A loss of more points is bold."""
+LOST = 3.0  #: A loss of more points is bold
 SHOWN = ("global", "head")
 CHOICES = ("global", "local", "head", "validated")
 ATTACKS = {"4 alie": "ALIE", "4 inner_product": "inner product", "4 min_max": "min-max", "4 limit": "limit"}
 
-Find = Callable[[str, str, str], list[Run]]
-"""Runs of a method, an attack and a robust rule, one of each seed."""
+Find = Callable[[str, str, str], list[Run]]  #: Runs of a method, an attack and a robust rule, one of each seed
 
 
 def hostile(run: Run, attack: str) -> set[str]:

@@ -48,8 +48,7 @@ PROTECTED = {
 }
 """Columns of the table on runs with protection."""
 
-BOTH = ("participation_member",)
-"""What is the same for every observer."""
+BOTH = ("participation_member",)  #: What is the same for every observer
 
 
 def main() -> None:

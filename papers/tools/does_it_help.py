@@ -33,8 +33,7 @@ STUDY = Path(__file__).parents[1] / "studies"
 TUNED = STUDY / "tuning/tried.csv"
 """What was tried on validation samples, one line for every setting of an arm in a study."""
 OWN_RULE = "head"
-OWN_RULES = (OWN_RULE, "global")
-"""Rule of a client's own classes: its own learned answer, which all arms have."""
+OWN_RULES = (OWN_RULE, "global")  #: Rule of a client's own classes: its own learned answer, which all arms have
 OPEN_RULES = ("shared_head", "global_model", "global", "head")
 """Rules of the union and of unseen classes, the first that an arm has: what was shared answers, without priors."""
 GROUPS = {
@@ -46,8 +45,7 @@ GROUPS = {
 }
 """What a client computes, with the arms that send nothing."""
 ONE, BALANCED, TWO, SHARED, FIXED = GROUPS
-USUAL = "local_lda"
-"""What is best of all that sends nothing, nearly everywhere."""
+USUAL = "local_lda"  #: What is best of all that sends nothing, nearly everywhere
 UNLIKE = {ONE: (BALANCED, "other loss"), SHARED: (TWO, "other networks")}
 """Whose controls stand in where a group's were not run."""
 PLAIN = {"unshared": "other loss"}
@@ -370,8 +368,7 @@ CLOSED_FORMS = (
 DRAWN = "scarce-fair"
 """Study of the picture: all arms tuned by one rule, heads trained by one loss, messages in one codec."""
 PICTURE = DOCS / "figures/does-it-help.png"
-NOTHING = 1.5e4
-"""Where the picture shows arms that send nothing, in bytes of a run."""
+NOTHING = 1.5e4  #: Where the picture shows arms that send nothing, in bytes of a run
 
 
 def drawn_arms() -> list[Arm]:

@@ -43,10 +43,8 @@ FIGURES = STUDY / "leaderboard.csv"
 COLUMNS = ("scenario", "arm", "seed", "key", "bytes", "seconds", "rule", *(f.name for f in fields(Scores)))
 AXIS = "scenario"
 REFERENCE = "fedlda"
-OTHER_LOSS = ("fml-tiny", "fedkd-tiny", "fedmrl-tiny")
-"""Arms of two networks with plain softmax."""
-SIGNS = {BETTER: "▲", WORSE: "▼"}
-"""Marks of a gain or loss against the best control that computes as much."""
+OTHER_LOSS = ("fml-tiny", "fedkd-tiny", "fedmrl-tiny")  #: Arms of two networks with plain softmax
+SIGNS = {BETTER: "▲", WORSE: "▼"}  #: Marks of a gain or loss against the best control that computes as much
 
 Runs = dict[tuple[str, str, int], tuple[str, Measured]]
 """Key of the configuration and figures of a run, by scenario, arm and seed."""

@@ -24,10 +24,8 @@ from email import message_from_string, policy, utils
 from email.message import Message
 from pathlib import Path
 
-MOST = 2**22
-"""Most bytes of a file in a package."""
-LONG = 100_000
-"""Characters of a message that are kept."""
+MOST = 2**22  #: Most bytes of a file in a package
+LONG = 100_000  #: Characters of a message that are kept
 QUOTES = {"``": '"', "''": '"'}
 HAM, SPAM = ("easy-ham-1", "easy-ham-2", "hard-ham-1"), ("spam-1", "spam-2")
 

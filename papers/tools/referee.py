@@ -24,8 +24,7 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ROOT / "papers/studies"
 Row = Mapping[str, str]
-Arm = dict[int, dict[str, dict[str, float]]]
-"""Figures of every run of an arm, by seed and rule."""
+Arm = dict[int, dict[str, dict[str, float]]]  #: Figures of every run of an arm, by seed and rule
 FIGURES = ("bytes", "seconds", "final", "union", "unseen", "newcomers")
 OWN, OPEN = ("head", "global"), ("shared_head", "global_model", "global", "head")
 """Rules of a client's own classes and of all classes, the first that an arm has."""
@@ -251,8 +250,7 @@ def check_studies(referee: Referee) -> None:
         referee.cell(f"{where}, unseen", unseen, [value for value in known if not math.isnan(value)])
 
 
-SHOWN = ("fedproto", "beacon", "fedlda")
-"""Arms of the overview."""
+SHOWN = ("fedproto", "beacon", "fedlda")  #: Arms of the overview
 
 
 def check_leaderboard(referee: Referee) -> None:

@@ -34,8 +34,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "papers/reproduction"
 BASELINE = ROOT / "hub" / "baseline-fedproto" / "README.md"
 RESULTS = dict(committed())
-OTHER_RULE = "head"
-"""Inference rule that nearly all methods have, by which tables are shown once more."""
+OTHER_RULE = "head"  #: Inference rule that nearly all methods have, by which tables are shown once more
 JPEG = (
     "CIFAR-10 here is a copy of JPEG-compressed images, and it and MNIST are in another order than the originals: "
     "no run has the papers' images bit for bit.\n"
@@ -151,8 +150,7 @@ def _only(sheet: Sheet) -> str:
     return f" --only dataset={','.join(sorted(ran))}" if ran != {dataset for dataset, _ in runs} else ""
 
 
-Scores = dict[str, dict[int, float]]
-"""Accuracy in percent by method and seed."""
+Scores = dict[str, dict[int, float]]  #: Accuracy in percent by method and seed
 
 
 def gains() -> Iterator[str]:

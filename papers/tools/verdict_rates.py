@@ -24,8 +24,7 @@ from protofed_papers.verdicts import Contrast, judge, number_verdict
 PAGE = Path(__file__).parents[1] / "reproduction/README.md"
 DRAWS = 2000
 CELLS = 3
-SPREAD = 0.5
-"""Standard deviation over seeds of a contrast, in points."""
+SPREAD = 0.5  #: Standard deviation over seeds of a contrast, in points
 WORDS = ("reproduced", "contradicted", "equal")
 
 

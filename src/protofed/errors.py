@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_LONGEST = 2000
-"""Maximum number of characters of a message, because names and values in it may have any length."""
+_LONGEST = 2000  #: Maximum number of characters of a message, because names and values in it may have any length
 
 
 class ProtofedError(Exception):

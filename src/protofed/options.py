@@ -25,10 +25,10 @@ T = TypeVar("T")
 class Range:
     """The range of a number; a bound of None does not apply."""
 
-    least: float | None = None  #: inclusive lower bound
-    above: float | None = None  #: exclusive lower bound
-    most: float | None = None  #: inclusive upper bound
-    below: float | None = None  #: exclusive upper bound
+    least: float | None = None  #: Inclusive lower bound
+    above: float | None = None  #: Exclusive lower bound
+    most: float | None = None  #: Inclusive upper bound
+    below: float | None = None  #: Exclusive upper bound
 
     def __contains__(self, value: float) -> bool:
         """Return whether ``value`` is in the range; NaN never is, unless there are no bounds."""

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 else:
     EncoderKey = check_with(_encoder_key)
 
-_SHOWN = 8
-"""Clients that a note names."""
+_SHOWN = 8  #: Clients that a note names
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,14 @@ class Samples:
 class ClientData:
     """The data and settings of one client."""
 
-    name: str  #: unique, used in file names (see :func:`protofed.untrusted.claims.client_name`)
-    train: Samples  #: may be empty
-    test: Samples  #: may be empty
-    validation: Samples | None = None  #: held out from training for model selection
+    name: str  #: Unique, used in file names (see :func:`protofed.untrusted.claims.client_name`)
+    train: Samples  #: May be empty
+    test: Samples  #: May be empty
+    validation: Samples | None = None  #: Held out from training for model selection
     #: Chosen by the client in its ``client.toml``: any of ``model``, ``d``, ``epochs``, ``batch_size``, ``lr``,
-    #: ``counts``.
+    #: ``counts``
     settings: dict[str, Any] = field(default_factory=dict)
-    table: Table | None = None  #: if its samples are a table or standardised
+    table: Table | None = None  #: If its samples are a table or standardised
 
     def map(self, function: Callable[[Samples], Samples]) -> ClientData:
         """Return the same client with ``function`` applied to its training, test and validation samples in turn."""
@@ -84,25 +83,25 @@ class ClientData:
 class Encoding:
     """The samples from which an encoder made vectors."""
 
-    key: EncoderKey  #: hash of the encoder with its weights
-    input_shape: Shape  #: of a sample before
-    eight_bit: bool = False  #: samples were 8-bit images
+    key: EncoderKey  #: Hash of the encoder with its weights
+    input_shape: Shape  #: Of a sample before
+    eight_bit: bool = False  #: Samples were 8-bit images
 
 
 @dataclass(frozen=True)
 class FederatedData:
     """The data of all clients."""
 
-    clients: tuple[ClientData, ...]  #: in a fixed order
+    clients: tuple[ClientData, ...]  #: In a fixed order
     num_classes: int  #: ``K`` over all clients
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]  #: ``(C, H, W)`` or ``(F,)``
     #: If samples are a table or standardised; clients that standardise by themselves complete it with their own
-    #: numbers.
+    #: numbers
     table: Table | None = None
-    notes: tuple[str, ...] = ()  #: whole sentences for a report on the treatment of the samples
+    notes: tuple[str, ...] = ()  #: Whole sentences for a report on the treatment of the samples
     encoding: Encoding | None = None  #: None if the samples are as they were
-    #: Hash of the test samples as they were, where they have been changed since by what depends on others.
+    #: Hash of the test samples as they were, where they have been changed since by what depends on others
     tests: str = ""
 
     @property

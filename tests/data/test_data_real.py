@@ -38,14 +38,6 @@ def test_fed_mnist7k():
     assert federated.num_classes == 10
 
 
-def test_mnist_n_way_k_shot():
-    data = DataOptions(source="mnist", data_dir=str(real_data("mnist").parent), clients=4)
-    federated = load(data, "nway_kshot", {"n": 3, "n_std": 1, "k": 20}, 0)
-    for client in federated.clients:
-        present = client.train.counts(10) > 0
-        assert torch.equal(client.test.counts(10), torch.where(present, 15, 0))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "total"), [("mnist", 70000), ("cifar10", 60000)])
 def test_all_of_it(name, total):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from protofed.compute.seeding import generator
 from protofed.data import DataOptions
-from protofed.data.partition import apportion, choose, hold_out, limit_training, subset
+from protofed.data.partition import apportion, hold_out, limit_training, subset
 
 pytestmark = pytest.mark.fast
 
@@ -28,12 +28,6 @@ def test_held_out_size_is_exact_without_tiny_classes(counts, fraction):
     y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     _, held = hold_out(y, fraction, generator(0, "t"))
     assert len(held) == round(len(y) * fraction)
-
-
-def test_a_single_sample_stays_in_training():
-    kept, held = hold_out(torch.tensor([0, 1, 2]), 0.5, generator(0, "t"))
-    assert kept.tolist() == [0, 1, 2]
-    assert held.tolist() == []
 
 
 def test_equal_remainders_do_not_favour_a_class():
@@ -82,10 +76,3 @@ def test_apportion_gives_what_caps_allow():
     caps = torch.tensor([1, 5, 0])
     got = apportion(torch.tensor([2.5, 2.5, 0.4]).double(), 5, caps, generator(0, "t"))
     assert got.tolist() == [1, 3, 0]
-
-
-@pytest.mark.parametrize("take", [[0, 0], [2, 1], [3, 2]])
-def test_choose_takes_exactly_as_many_per_class(take):
-    y = torch.tensor([0, 1, 0, 1, 0])
-    mask = choose(y, torch.tensor(take), generator(3, "t"))
-    assert torch.bincount(y[mask], minlength=2).tolist() == take

@@ -340,20 +340,6 @@ def test_options_of_columns_that_do_not_exist(sites):
         build_options(DataOptions, {"categories": {"sex": ["f", "f"]}}, "data")
 
 
-def test_a_table_beside_arrays_is_refused(sites):
-    for split in ("train", "test"):
-        (sites / "clients" / "Köln" / f"{split}.csv").unlink()
-        write_npz(sites / "clients" / "Köln" / f"{split}.npz", np.ones((3, 4)), [0, 1, 1])
-    refused(sites, "train.csv and 1 more: holds a table, but", "Köln/train.npz does not")
-
-
-def test_a_series_of_another_length_is_refused(tmp_path):
-    for name, steps in (("a", 30), ("b", 31)):
-        for split in ("train", "test"):
-            write_npz(tmp_path / "clients" / name / f"{split}.npz", np.ones((3, 2, steps)), [0, 1, 1])
-    refused(tmp_path, "b/train.npz: samples are float32 (2, 31), but those of", "(2, 30)")
-
-
 def sites_of(**columns):
     return [Site(name, columns=(column,)) for name, column in columns.items()]
 

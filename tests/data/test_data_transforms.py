@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as tv
 from protofed.compute.seeding import generator
 from protofed.data import TransformOptions, augmentation, normalisation
 from protofed.data.transforms import crop_and_flip, rotate
-from protofed.errors import ConfigError, OptionError
+from protofed.errors import ConfigError
 from protofed.models import Normalisation, Preparation
 from protofed.samples import Samples
 from protofed.visits.batches import normalise
@@ -125,8 +125,6 @@ def test_the_layout_and_the_labels_stay():
     ("options", "shape", "expected"),
     [
         ({"crop": 1}, (64,), r"transforms\.crop is for images .* samples have the shape \(64,\)"),
-        ({"flip": 0.5}, (64,), r"transforms\.flip is for images"),
-        ({"rotation": 5.0}, (4, 4), r"transforms\.rotation is for images"),
         ({"std": (0.5,)}, (64,), r"transforms\.std is for images"),
         ({"crop": 8}, (1, 9, 8), r"transforms\.crop = 8: images of 9×8 pixels need less"),
         ({"mean": (0.5, 0.5)}, (3, 8, 8), r"transforms\.mean has 2 values, but images have 3 channels"),
@@ -137,24 +135,3 @@ def test_what_does_not_suit_the_samples_is_told_in_one_line(options, shape, expe
     with pytest.raises(ConfigError, match=expected) as caught:
         TransformOptions(**options).check(shape)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"crop": -1},
-        {"flip": 1.1},
-        {"flip": float("nan")},
-        {"rotation": 181.0},
-        {"std": (0.0,)},
-        {"std": (0.1, float("nan"))},
-        {"mean": (float("inf"),)},
-    ],
-)
-def test_values_out_of_range_are_refused(options):
-    with pytest.raises(OptionError, match="must"):
-        TransformOptions(**options)
-
-
-def test_nothing_is_asked_of_samples_that_are_no_images():
-    TransformOptions().check((64,))

@@ -25,15 +25,6 @@ def test_breast_cancer_is_that_of_scikit_learn():
     assert torch.equal(pool.x, torch.from_numpy(expected.data).float())
 
 
-def test_hospital_tables_are_standardised_over_all_sites():
-    data = load_data(resolve(load_recipe("hospital-tables")))
-    assert len(data.clients) == 6
-    assert data.input_shape == (30,)
-    trained = torch.cat([c.train.x for c in data.clients]).double()
-    assert torch.allclose(trained.mean(0), torch.zeros(30).double(), atol=1e-6)
-    assert torch.allclose(trained.std(0, correction=0), torch.ones(30).double(), atol=1e-6)
-
-
 def test_columns_of_a_named_data_set_are_dropped_by_name():
     options = {"source": "breast_cancer", "clients": 2}
     full = load(DataOptions(**options), "iid", None, 0)

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 import torch
 
 from protofed.data import DataOptions, load
 from protofed.data.tables import RawColumn, Table, TableInputs, fit, moments
 from protofed.errors import DataError
-from support import BASE, command
+from support import command
 
 
 def folder(root: Path, *rows: str, header: str = "age,dose,label") -> Path:
@@ -124,19 +123,3 @@ def test_inputs_are_never_beyond_one_and_come_back(seed):
     back = table.restore(inputs)
     assert torch.allclose(back[within], raw[within], rtol=1e-4, atol=1e-3 * max(abs(v) for v in low))
     assert sum(table.beyond(raw).values()) >= int((~within).sum()) - 1 - int(raw.isnan().sum())
-
-
-def test_predictions_and_exports_clamp_as_training_does(tmp_path, monkeypatch, capsys):
-    root = folder(tmp_path / "data", *(f"{20 + n},{n % 5},{n % 2}" for n in range(12)), "900,2,1")
-    tree = {**BASE, "method": {"name": "fedavg"}, "rounds": 1}
-    tree["data"] = {"source": "path", "path": str(root), "ranges": {"age": [0, 110], "dose": [0, 4]}}
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(tomli_w.dumps(tree))
-    status, _, error = command(monkeypatch, capsys, "run", recipe, "--out", tmp_path / "run")
-    assert status == 0, error
-    notes = json.loads((tmp_path / "run" / "federation.json").read_text())["notes"]
-    assert any(note.startswith("Values beyond their declared range were clamped") for note in notes)
-    stored = json.loads((tmp_path / "run" / "federation.json").read_text())["table"]
-    exported = TableInputs(Table.from_dict(stored))
-    edge, beyond = (exported(torch.tensor([[age, 2.0]], dtype=torch.float64)) for age in (110.0, 1e6))
-    assert edge.tolist() == beyond.tolist() == [[1.0, 0.0]]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notes import NO_TEXTS, write_notes
+from notes import write_notes
 from protofed.data import DataOptions, load
 from protofed.data.comparing import Site, compare, describe
 from protofed.data.tables import Column, RawColumn, Table, text_places
@@ -65,12 +65,6 @@ def test_case_and_forms_of_characters_do_not_matter():
 
 def test_absent_texts_have_no_tokens():
     assert not tokenize([None, "", float("nan"), " \n"], 3).any()
-
-
-@pytest.mark.parametrize(("given", "reason"), NO_TEXTS)
-def test_what_is_no_text_is_refused(given, reason):
-    with pytest.raises(DataError, match=reason):
-        tokenize(["fine", given], 3)
 
 
 def test_a_long_text_takes_little_memory():

@@ -32,15 +32,11 @@ from protofed.untrusted.limits import Budget
 
 @dataclass(frozen=True)
 class Target:
-    """A reader.
+    """A reader."""
 
-    Attributes:
-        call: Makes one mutation with the generator, in the folder, and reads it.
-        error: What may escape.
-    """
-
+    #: Makes one mutation with the generator, in the folder, and reads it
     call: Callable[[random.Random, Path], object]
-    error: type[ProtofedError] = ProtofedError
+    error: type[ProtofedError] = ProtofedError  #: What may escape
 
 
 # Messages.

@@ -18,8 +18,7 @@ from protofed.visits.visit import LocalTrainer
 from protofed.wire.validate import check_structure
 from support import K, build, client, degenerate, federated, few, same, tensors_of, told, uploads, visited
 
-STAND = ("fedproto", "fedavg", "gfpl")
-"""Methods of three kinds, which stand for all in everyday work."""
+STAND = ("fedproto", "fedavg", "gfpl")  #: Methods of three kinds, which stand for all in everyday work
 NAMES = sorted(methods())
 ALL = [pytest.param(name, marks=[pytest.mark.fast] * (name in STAND)) for name in NAMES]
 GENTLE = {

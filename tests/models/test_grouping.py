@@ -49,23 +49,3 @@ def test_every_option_is_documented(name):
     assert entry.summary
     assert all(f.metadata["doc"] for f in fields(entry.Options))
     assert entry.Options() == build_options(entry.Options, {}, name)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("cnn2", {"channel": [1, 2]}, "unknown option of cnn2 'channel': did you mean 'channels'"),
-        ("cnn2", {"channels": [1, 2, 3]}, "cnn2.channels must be a list of 2 times an integer"),
-        ("cnn2", {"channels": [0, 2]}, "cnn2.channels must be at least 1, not 0"),
-        ("cnn2", {"padding": "same"}, "padding must be an integer or none, not 'same'"),
-        ("mlp", {"hidden": [8, True]}, "mlp.hidden must be a list of an integer"),
-        ("mlp", {"relu_features": 1}, "relu_features must be true or false, not 1"),
-        ("fedproto_cnn", {"dropout": 1}, r"must be at least 0 and below 1, not"),
-        ("resnet8", {"stem": "mnist"}, "stem must be 'imagenet' or 'cifar', not 'mnist'"),
-        ("resnet18", {"stem_stride": [1, 0]}, "must be at least 1, not 0"),
-    ],
-)
-def test_wrong_options_are_one_line(name, options, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        build_options(architectures.get(name).Options, options, name)
-    assert "\n" not in str(caught.value)

@@ -66,7 +66,6 @@ def test_the_page_begins_with_the_answer(trial):
     assert written["verdict"] == trial.verdict
     assert len(written["arms"]) == len(trial.arms)
     for site in trial.sites:
-        assert site.curves.together[-1] == pytest.approx(site.together.mean / 100)
         assert site.gain.mean == pytest.approx(site.together.mean - site.alone.mean)
 
 
@@ -226,9 +225,9 @@ def answered(together: dict[str, list[np.ndarray]], alone: dict[str, list[np.nda
 NONE, SOME = Interval(0.0, -1.0, 1.0), Interval(10.0, 5.0, 15.0)
 
 
-def answer(name="s", gain=NONE, judged=100, lacks=(), unseen=float("nan"), times=float("nan")):
+def answer(name="s", gain=NONE, judged=100, lacks=(), unseen=float("nan")):
     own = Interval(90.0, 80.0, 95.0)
-    return SiteAnswer(name, 100, judged, 2, lacks, own, own, gain, unseen, times=times)
+    return SiteAnswer(name, 100, judged, 2, lacks, own, own, gain, unseen)
 
 
 @pytest.mark.parametrize(
@@ -268,11 +267,6 @@ def test_draws_of_folds_are_no_further_samples():
     ("given", "begins"),
     [
         ({"gain": SOME, "lacks": ("b",)}, "Join: +10.0 points on your own classes."),
-        (
-            {"gain": SOME, "times": 2.5},
-            "Join: +10.0 points on your own classes, for which you",
-        ),
-        ({"gain": SOME, "times": float("inf")}, "Join: +10.0 points on your own classes, for"),
         ({"gain": Interval(-10.0, -15.0, -5.0)}, "Stay alone"),
         ({"lacks": ("b", "c"), "unseen": 80.0}, "Join if you expect b, c: 80.0 % are right"),
         ({"judged": 10}, "Not decided: 10 samples"),

@@ -21,8 +21,7 @@ import protofed
 from protofed.errors import ConfigError, DataError
 from protofed.trained.estimator import ProtofedClassifier
 
-SKIPPED: dict[str, str] = {}
-"""Checks that cannot pass, each with its reason: none so far."""
+SKIPPED: dict[str, str] = {}  #: Checks that cannot pass, each with its reason: none so far
 
 
 @pytest.fixture(scope="module")

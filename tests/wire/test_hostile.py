@@ -37,8 +37,7 @@ SCHEMA = Schema(
     sizes={"d": D},
     limits={"k": K, "c": 40},
 )
-HUGE = Schema({"prototypes": Field(("k", 50))}, K, limits={"k": 10**6})
-"""Of which 200 MB may be announced."""
+HUGE = Schema({"prototypes": Field(("k", 50))}, K, limits={"k": 10**6})  #: Of which 200 MB may be announced
 HEADER = 4 + 4 * 2
 ALL = list(itertools.product(codecs, COMPRESSIONS))
 USUAL = [("float32", "none"), ("int8", "zstd"), ("float16", "none")]

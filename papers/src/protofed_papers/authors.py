@@ -24,10 +24,8 @@ from protofed.data.partition import Partition, Request, Share, names, partitions
 from protofed.errors import ConfigError, require
 from protofed.options import Options, option
 
-TRAINING = 0.75
-"""Part of a client's samples that is for training in TinyProto's and ProtoNorm's code."""
-TRIES = 2000
-"""Most Dirichlet draws until every client has a sample; the code has no limit."""
+TRAINING = 0.75  #: Part of a client's samples that is for training in TinyProto's and ProtoNorm's code
+TRIES = 2000  #: Most Dirichlet draws until every client has a sample; the code has no limit
 SPACING = 110
 """Images of a class from one device's first to the next one's in FedProto's code (``train_shots_max``)."""
 
@@ -40,8 +38,7 @@ class _Code(NamedTuple):
     beyond: int  #: Shots per class are in ``k - s + 1 .. k + s - 1 + beyond`` with ``s`` the spread of n.
 
 
-FEDPROTO = {70_000: _Code(60_000, 40, -1), 60_000: _Code(50_000, 15, 1)}
-"""By size: MNIST and CIFAR-10."""
+FEDPROTO = {70_000: _Code(60_000, 40, -1), 60_000: _Code(50_000, 15, 1)}  #: By size: MNIST and CIFAR-10
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,7 @@ def authors(request: Request, options: AuthorsOptions) -> list[Share]:
     ]
 
 
-_Pair = tuple[np.ndarray, np.ndarray]
-"""Positions for training and for testing."""
+_Pair = tuple[np.ndarray, np.ndarray]  #: Positions for training and for testing
 
 
 def _fedproto(request: Request, options: AuthorsOptions) -> list[_Pair]:

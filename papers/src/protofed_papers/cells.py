@@ -24,8 +24,7 @@ CLASSES = {
     "tiny_imagenet": 200,
     "spiral": 6,
 }
-DATASETS = {"tinyimagenet": "tiny-imagenet"}
-"""Names of data sets in recipes, where papers write them differently."""
+DATASETS = {"tinyimagenet": "tiny-imagenet"}  #: Names of data sets in recipes, where papers write them differently
 SMOKE_ROUNDS = 2
 SMOKE_CLASSES = 20
 

@@ -13,8 +13,7 @@ from protofed_papers.layout import Entry, Find, Scope, Sheet, measured
 from protofed_papers.papers import ACCURACY, Claim, Paper, Printed, papers
 from protofed_papers.verdicts import CONTRADICTED, UNTESTABLE, Contrast, Judgement, judge
 
-Cells = dict[str, list[dict[int, float]]]
-"""Differences by seed, for every cell of every comparison."""
+Cells = dict[str, list[dict[int, float]]]  #: Differences by seed, for every cell of every comparison
 
 
 def judged(paper: Paper, claim: Claim, scope: Scope, find: Find) -> Judgement:

@@ -26,12 +26,10 @@ from protofed_papers.verdicts import (
     number_verdict,
 )
 
-Find = Callable[[str], "Result | None"]
-"""Returns the result of a configuration by its key."""
+Find = Callable[[str], "Result | None"]  #: Returns the result of a configuration by its key
 NEARLY_ALL = 0.95
 """Share of a data set's images from which a run is at the paper's scale: a partition may leave a few out."""
-RunKey = tuple[tuple[tuple[str, str], ...], str]
-"""Settings and method behind a number."""
+RunKey = tuple[tuple[tuple[str, str], ...], str]  #: Settings and method behind a number
 Only = Mapping[str, Collection[str]]
 """Values to keep of settings, by their printed names; ``method`` is one of them."""
 
@@ -147,8 +145,7 @@ METRICS = {
 }
 
 
-TENS = 10.0
-"""Margin of numbers of rounds, which are printed in tens."""
+TENS = 10.0  #: Margin of numbers of rounds, which are printed in tens
 LAST = {"best": "final", "best_client_mean": "client_mean"}
 """The accuracy after the last round that belongs to one of the best round."""
 
@@ -221,17 +218,12 @@ def committed_scopes() -> dict[str, Scope]:
 
 @dataclass(frozen=True)
 class Filled:
-    """One number of a table, as printed and as found here.
-
-    Attributes:
-        values: One per seed.
-        verdict: In brackets if the runs are not the paper's in scale.
-        state: ``done``, ``not run``, ``no data``, ``failed``, or ``unreached`` if runs ended before they converged.
-    """
+    """One number of a table, as printed and as found here."""
 
     entry: Entry
-    values: tuple[float, ...]
-    verdict: str
+    values: tuple[float, ...]  #: One per seed
+    verdict: str  #: In brackets if the runs are not the paper's in scale
+    #: ``done``, ``not run``, ``no data``, ``failed``, or ``unreached`` if runs ended before they converged
     state: str
 
     @property

@@ -21,22 +21,15 @@ CODED = "-coded"
 
 
 class Printed(NamedTuple):
-    """One printed number.
+    """One printed number."""
 
-    Attributes:
-        settings: As printed, by name.
-        metric: ``accuracy_percent``, ``rounds``, ``params_…``, ``hyperparameter`` or ``params_per_round_formula``.
-        value: As printed; empty where the paper has a dash.
-        std: As printed, or empty.
-        note: On the transcription.
-    """
-
-    settings: Mapping[str, str]
+    settings: Mapping[str, str]  #: As printed, by name
     method: str
+    #: ``accuracy_percent``, ``rounds``, ``params_…``, ``hyperparameter`` or ``params_per_round_formula``
     metric: str
-    value: str
-    std: str
-    note: str
+    value: str  #: As printed; empty where the paper has a dash
+    std: str  #: As printed, or empty
+    note: str  #: On the transcription
 
     @property
     def bound(self) -> bool:
@@ -46,31 +39,20 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of a paper.
-
-    Attributes:
-        kind: ``runs``, ``hyperparameters`` or ``formulas``.
-        rows: Settings before the method in a row.
-        inner: Settings after it.
-        columns: Settings of the columns.
-        recipe: Pattern of the recipe's name, where the paper's own does not apply.
-        recipes: By method.
-        options: By hyperparameter, or method and name.
-        added: Variants of its recipes that the paper does not print.
-        coded: Methods and variants of the published code, by data set.
-    """
+    """A table of a paper."""
 
     number: int
     caption: str
     printed: tuple[Printed, ...]
-    kind: str = "runs"
-    rows: Sequence[str] = ()
-    inner: Sequence[str] = ()
-    columns: Sequence[str] = ()
-    recipe: str = ""
-    recipes: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    added: Sequence[str] = ()
+    kind: str = "runs"  #: ``runs``, ``hyperparameters`` or ``formulas``
+    rows: Sequence[str] = ()  #: Settings before the method in a row
+    inner: Sequence[str] = ()  #: Settings after it
+    columns: Sequence[str] = ()  #: Settings of the columns
+    recipe: str = ""  #: Pattern of the recipe's name, where the paper's own does not apply
+    recipes: Mapping[str, str] = field(default_factory=dict)  #: By method
+    options: Mapping[str, Any] = field(default_factory=dict)  #: By hyperparameter, or method and name
+    added: Sequence[str] = ()  #: Variants of its recipes that the paper does not print
+    #: Methods and variants of the published code, by data set
     coded: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def rows_added(self, settings: Mapping[str, str]) -> list[str]:
@@ -130,41 +112,29 @@ class Figure:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper.
-
-    Attributes:
-        metric: Attribute of :class:`~protofed.runs.summary.RuleOutcome` that it prints as accuracy.
-        metric_why: Its words for that.
-        traffic: Counted parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``, those
-            sent up as the mean over all rounds, of which some may send nothing.
-        coded: Inference rule of methods with prototypes in the authors' code, if not the paper's.
-        spread: Of a printed ±: ``runs`` or ``clients``.
-        rules: By printed method or control, if not that of the run.
-        recipes: Pattern by printed method, and the ``default``.
-        methods: By printed method.
-        options: Option, or overrides by value, of each setting.
-        translate: Overrides or another value, by setting and printed value.
-        adjust: By method.
-    """
+    """A paper."""
 
     name: str
     title: str
     reference: str
-    metric: str
-    metric_why: str
+    metric: str  #: Attribute of :class:`~protofed.runs.summary.RuleOutcome` that it prints as accuracy
+    metric_why: str  #: Its words for that
+    #: Counted parameters per round: those sent ``up``, in ``both`` directions, or ``up_mean``, those sent up as the
+    #: mean over all rounds, of which some may send nothing
     traffic: str
     scope: str
-    recipes: Mapping[str, str]
+    recipes: Mapping[str, str]  #: Pattern by printed method, and the ``default``
     tables: Sequence[PaperTable]
     claims: Sequence[Claim]
     figures: Sequence[Figure]
-    coded: str = ""
-    spread: str = "clients"
-    rules: Mapping[str, str] = field(default_factory=dict)
-    methods: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    coded: str = ""  #: Inference rule of methods with prototypes in the authors' code, if not the paper's
+    spread: str = "clients"  #: Of a printed ±: ``runs`` or ``clients``
+    rules: Mapping[str, str] = field(default_factory=dict)  #: By printed method or control, if not that of the run
+    methods: Mapping[str, str] = field(default_factory=dict)  #: By printed method
+    options: Mapping[str, Any] = field(default_factory=dict)  #: Option, or overrides by value, of each setting
+    #: Overrides or another value, by setting and printed value
     translate: Mapping[str, Any] = field(default_factory=dict)
-    adjust: Mapping[str, Any] = field(default_factory=dict)
+    adjust: Mapping[str, Any] = field(default_factory=dict)  #: By method
 
     def table(self, number: int) -> PaperTable:
         """Return a table by its number."""

@@ -34,8 +34,7 @@ _OPERATIONS: dict[type, Any] = {
 }
 
 RESULTS_BYTES = 64 * 1024 * 1024
-FOLDER = Path(str(resources.files("protofed_papers") / "results"))
-"""Results that come with the library."""
+FOLDER = Path(str(resources.files("protofed_papers") / "results"))  #: Results that come with the library
 BY_RULE = ("final", "best", "client_mean", "best_client_mean", "client_std", "converged", "moved")
 """Numbers that depend on how test samples are classified; accuracies in fractions."""
 ACCURACIES = BY_RULE[:5]
@@ -51,38 +50,27 @@ VALUES = (
     "alignment_most",
 )
 """Numbers of a result; those by rule are by its main rule."""
-MOST = 1e15
-"""Largest number that a result can have: of parameters, over all rounds."""
+MOST = 1e15  #: Largest number that a result can have: of parameters, over all rounds
 FACTS = ("key", "scale", "recipe", "method", "seed", "rounds", "images", "split", "rule", "state", "made")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run.
+    """One run."""
 
-    Attributes:
-        key: Of its configuration (:attr:`protofed.experiments.Experiment.key`).
-        images: Training and test samples of all clients.
-        split: Hash of every client's samples per class.
-        rule: Of headline numbers.
-        state: ``done``, or why it failed, such as clients that diverged.
-        made: Versions and hardware.
-        values: Known numbers by name.
-        others: Those of :data:`BY_RULE` by each other rule.
-    """
-
-    key: str
+    key: str  #: Of its configuration (:attr:`protofed.experiments.Experiment.key`)
     scale: str
     recipe: str
     method: str
     seed: int
     rounds: int = 0
-    images: int = 0
-    split: str = ""
-    rule: str = ""
-    state: str = "done"
-    made: str = ""
-    values: Mapping[str, float] = field(default_factory=dict)
+    images: int = 0  #: Training and test samples of all clients
+    split: str = ""  #: Hash of every client's samples per class
+    rule: str = ""  #: Of headline numbers
+    state: str = "done"  #: ``done``, or why it failed, such as clients that diverged
+    made: str = ""  #: Versions and hardware
+    values: Mapping[str, float] = field(default_factory=dict)  #: Known numbers by name
+    #: Those of :data:`BY_RULE` by each other rule
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property

@@ -27,47 +27,33 @@ from protofed_papers.verdicts import NOT_RUN, Judgement
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A request to reproduce papers.
+    """A request to reproduce papers."""
 
-    Attributes:
-        target: ``all``, a paper, or a part of one such as ``protonorm/table1``, ``gfpl/figure3a`` or
-            ``fedproto/claim2``.
-        budget: Seconds after which no further round begins.
-        run: Run the missing, or only show the existing.
-        only: Settings and methods of tables to run; with any, nothing else is run.
-        place: Options that do not change results, such as ``data.data_dir``.
-    """
-
+    #: ``all``, a paper, or a part of one such as ``protonorm/table1``, ``gfpl/figure3a`` or ``fedproto/claim2``
     target: str
     scope: Scope = field(default_factory=Scope)
     out: Path = Path("runs/reproduction")
     jobs: int = 1
-    budget: float | None = None
-    run: bool = True
+    budget: float | None = None  #: Seconds after which no further round begins
+    run: bool = True  #: Run the missing, or only show the existing
+    #: Settings and methods of tables to run; with any, nothing else is run
     only: Only = field(default_factory=dict)
+    #: Options that do not change results, such as ``data.data_dir``
     place: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Reproduced:
-    """The reproduced parts of papers.
+    """The reproduced parts of papers."""
 
-    Attributes:
-        sheets: Of runs.
-        others: Without runs of their own.
-        figures: Files of each, or why there are none.
-        waiting: Runs for which the time was up.
-        failed: Reasons by label.
-        missing: Reasons by data set.
-    """
-
-    sheets: list[Sheet] = field(default_factory=list)
-    others: list[tuple[Paper, PaperTable]] = field(default_factory=list)
+    sheets: list[Sheet] = field(default_factory=list)  #: Of runs
+    others: list[tuple[Paper, PaperTable]] = field(default_factory=list)  #: Without runs of their own
     claims: list[tuple[Paper, Claim, Judgement]] = field(default_factory=list)
+    #: Files of each, or why there are none
     figures: list[tuple[Paper, Figure, list[Path], str]] = field(default_factory=list)
-    waiting: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
+    waiting: int = 0  #: Runs for which the time was up
+    failed: dict[str, str] = field(default_factory=dict)  #: Reasons by label
+    missing: dict[str, str] = field(default_factory=dict)  #: Reasons by data set
     find: Find = field(default=lambda key: None)
 
 

@@ -14,8 +14,7 @@ REPRODUCED, CONTRADICTED, INCONCLUSIVE = "reproduced", "contradicted", "inconclu
 NOT_RUN, UNTESTABLE = "not run", "not testable here"
 WITHIN, OUTSIDE, OPEN = "within", "outside", "open"
 AGREES, HIGHER, LOWER, FAILED, NO_DATA, UNREACHED = "agrees", "higher", "lower", "failed", "no data", "unreached"
-RISK = 0.05
-"""Largest probability with which a claim is contradicted by chance."""
+RISK = 0.05  #: Largest probability with which a claim is contradicted by chance
 
 
 def number_verdict(
@@ -53,18 +52,14 @@ def number_verdict(
 
 @dataclass(frozen=True)
 class Contrast:
-    """One of the comparisons that test a claim: a contrast over all of the claim's cells.
-
-    Attributes:
-        cells: ``a - factor · b - margin`` by seed for every cell, positive on the claimed side; empty if not run.
-        kind: ``order``; ``alike``, for a claim that both are equal; ``every``, for one about every single run.
-        margin: Largest negligible difference; 0 where only the order is claimed.
-    """
+    """One of the comparisons that test a claim: a contrast over all of the claim's cells."""
 
     what: str
+    #: ``a - factor · b - margin`` by seed for every cell, positive on the claimed side; empty if not run
     cells: Sequence[Mapping[int, float]]
+    #: ``order``; ``alike``, for a claim that both are equal; ``every``, for one about every single run
     kind: str = "order"
-    margin: float = POINT
+    margin: float = POINT  #: Largest negligible difference; 0 where only the order is claimed
 
     @cached_property
     def counted(self) -> list[Mapping[int, float]]:

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-NAMED = 4
-"""Most sites that a sentence names."""
-ROWS = 12
-"""Most methods in the short table; the best ones, and the best that sends nothing."""
+NAMED = 4  #: Most sites that a sentence names
+ROWS = 12  #: Most methods in the short table; the best ones, and the best that sends nothing
 
 
 class PairedScores(NamedTuple):
@@ -36,18 +34,14 @@ class PairedScores(NamedTuple):
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A method in a comparison.
-
-    Attributes:
-        exchanges: One of :data:`~protofed.analysis.exchange.EXCHANGES`; ``""`` if not known.
-        accuracy: In percent, of all clients' own test samples after the last round, with its 95 % interval over
-            test samples and seeds.
-    """
+    """A method in a comparison."""
 
     label: str
     runs: list[Run]
     rule: str
-    exchanges: str
+    exchanges: str  #: One of :data:`~protofed.analysis.exchange.EXCHANGES`; ``""`` if not known
+    #: In percent, of all clients' own test samples after the last round, with its 95 % interval over test samples
+    #: and seeds
     accuracy: Interval
 
     @property
@@ -106,17 +100,12 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a comparison.
+    """The answer of a comparison."""
 
-    Attributes:
-        results: The best first.
-        control: The best that sends nothing; None without one.
-        best: The best that exchanges; None without one. Both are chosen by the same test samples, which favours
-            whichever side has more methods.
-    """
-
-    results: list[MethodResult]
-    control: MethodResult | None
+    results: list[MethodResult]  #: The best first
+    control: MethodResult | None  #: The best that sends nothing; None without one
+    #: The best that exchanges; None without one. Both are chosen by the same test samples, which favours whichever
+    #: side has more methods
     best: MethodResult | None
 
     @property

@@ -15,10 +15,8 @@ from protofed.text import number
 
 NAMES = {"method.lambda": "λ", "method.gamma": "γ", "training.lr": "learning rate", "training.epochs": "epochs"}
 """Display names of hyperparameters; of the methods' own, only these are compared."""
-SHOWN = 8
-"""Most options, or architectures of one method, that a line lists."""
-LONGEST = 60
-"""Most characters of a value that a line shows."""
+SHOWN = 8  #: Most options, or architectures of one method, that a line lists
+LONGEST = 60  #: Most characters of a value that a line shows
 
 
 class Remark(NamedTuple):

@@ -20,19 +20,15 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Axes = Mapping[str, Sequence[str]]
-SERIOUS = 3.0
-"""Points of accuracy that an attack may cost before a table emphasises it."""
+SERIOUS = 3.0  #: Points of accuracy that an attack may cost before a table emphasises it
 
 
 @dataclass
 class Figures:
-    """Final accuracies of one cell, one number per seed; losses are against the reference of the same seed.
-
-    Attributes:
-        head: By the clients' own classifiers; empty if the method has no such rule.
-    """
+    """Final accuracies of one cell, one number per seed; losses are against the reference of the same seed."""
 
     main: list[float] = field(default_factory=list)
+    #: By the clients' own classifiers; empty if the method has no such rule
     head: list[float] = field(default_factory=list)
     main_loss: list[float] = field(default_factory=list)
     head_loss: list[float] = field(default_factory=list)

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 from protofed.runs.run import Run, by_label
 from protofed.text import few, percent
 
-NAMED = 12
-"""Most clients of one split, and most methods, that a sentence lists."""
-SPLITS = 3
-"""Most splits whose clients the notice names."""
+NAMED = 12  #: Most clients of one split, and most methods, that a sentence lists
+SPLITS = 3  #: Most splits whose clients the notice names
 
 
 def one_class(runs: Sequence[Run]) -> str:

@@ -12,8 +12,7 @@ from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.experiments.loading import load_data
 from protofed.samples import FederatedData
 
-_LONGEST = 12
-"""Characters of a class name in a table."""
+_LONGEST = 12  #: Characters of a class name in a table
 
 
 def inspect_split(

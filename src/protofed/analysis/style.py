@@ -91,8 +91,7 @@ _SLOTS = [
     for i, colour in enumerate(PALETTE)
 ]
 """Styles in order of preference: all colours, then with other strokes, then with other markers."""
-_SALT = 30146
-"""Gives the methods that are compared most often colours of their own."""
+_SALT = 30146  #: Gives the methods that are compared most often colours of their own
 
 
 def method_styles(labels: Iterable[str]) -> dict[str, LineStyle]:

@@ -27,23 +27,17 @@ class TextCell(NamedTuple):
 
 @dataclass
 class TextTable:
-    """A table.
-
-    Attributes:
-        text_columns: How many leading columns hold words; the others hold numbers.
-        groups: Headings above the columns, each with the number of columns it spans.
-        sections: Headings above rows, by the row they precede.
-        by: What the sections are, for files with a column of them.
-    """
+    """A table."""
 
     head: list[str]
     rows: list[list[TextCell]] = field(default_factory=list)
-    text_columns: int = 1
+    text_columns: int = 1  #: How many leading columns hold words; the others hold numbers
+    #: Headings above the columns, each with the number of columns it spans
     groups: list[tuple[str, int]] = field(default_factory=list)
-    sections: dict[int, str] = field(default_factory=dict)
+    sections: dict[int, str] = field(default_factory=dict)  #: Headings above rows, by the row they precede
     title: str = ""
     caption: str = ""
-    by: str = "section"
+    by: str = "section"  #: What the sections are, for files with a column of them
 
     def add(self, *cells: str | TextCell) -> None:
         """Append a row."""

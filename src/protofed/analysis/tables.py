@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from protofed.experiments.tuning import Trial
 
 
-Groups = Mapping[str, Sequence[Summary]]
-"""Summaries of the runs of each method."""
+Groups = Mapping[str, Sequence[Summary]]  #: Summaries of the runs of each method
 
 
 class _Line(NamedTuple):
@@ -44,8 +43,7 @@ LINES = (
     _Line("unseen", "unseen", always=False),
     _Line("newcomers", "newcomers", always=False),
 )
-TRIALS = 12
-"""Most trials of a search that are shown, the best ones."""
+TRIALS = 12  #: Most trials of a search that are shown, the best ones
 NOTES = {
     "final": "Weighted by test samples; best is chosen on test data, hence optimistic; clients: mean ± spread over "
     "clients in the same round",

@@ -62,8 +62,7 @@ Overrides = Annotated[
     typer.Argument(metavar="[NAME=VALUE]...", help="Options by dotted name, e.g. method.lambda=10 rounds=40."),
 ]
 
-signals: list[int] = []
-"""Signals that asked this command to stop: SIGINT (Ctrl-C) or SIGTERM."""
+signals: list[int] = []  #: Signals that asked this command to stop: SIGINT (Ctrl-C) or SIGTERM
 
 
 def overrides_of(items: list[str], device: str, data_dir: Path | None) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from protofed.errors import ConfigError
 T = TypeVar("T")
 Packed = tuple[dict[str, str], bytes]
 _permitted: ContextVar[Collection[str] | None] = ContextVar("permitted", default=None)
-_OWN = "protofed_user_"
-"""Beginning of the names of modules that are files of users."""
+_OWN = "protofed_user_"  #: Beginning of the names of modules that are files of users
 
 
 @contextmanager

@@ -23,13 +23,11 @@ from numpy.typing import NDArray
 
 DIGITS = 63
 """Binary digits of a uniform number that are drawn at first, beside its sign; and again, as often as needed."""
-EDGE = 2.0**-16
-"""Distance of ``s`` from 0 and 1 below which float64 does not decide."""
+EDGE = 2.0**-16  #: Distance of ``s`` from 0 and 1 below which float64 does not decide
 SLACK = 2.0**-42
 """Bound of the error in float64, ``SLACK·(1 + 1/√(−2 ln s))`` before it is multiplied by σ: more than eight times
 that of rounding and of missing digits, if logarithms and roots are right within 100 units in the last place."""
-AT_ONCE = 2**16
-"""Pairs that are drawn at a time."""
+AT_ONCE = 2**16  #: Pairs that are drawn at a time
 
 
 def draw_rounded_normal(n: int, deviation: float) -> torch.Tensor:

@@ -23,21 +23,15 @@ from protofed.untrusted.decoding import ClassNames, Identifier, Shape, Side, wit
 
 ClientCount = Annotated[int, within(least=0, most=limits.CLIENTS)]
 ClassSize = Annotated[float, within(above=-1, most=float(limits.CLIENTS) * limits.CLAIMED_SAMPLES)]
-MOST_OPTIONS = 64
-"""Maximum number of options of an architecture."""
-MOST_KINDS = 1024
-"""Maximum number of kinds of models that a simulation computes in bfloat16."""
+MOST_OPTIONS = 64  #: Maximum number of options of an architecture
+MOST_KINDS = 1024  #: Maximum number of kinds of models that a simulation computes in bfloat16
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The specification of a client's model.
+    """The specification of a client's model."""
 
-    Attributes:
-        name: :data:`~protofed.untrusted.claims.PRIVATE` for a model that only its node can build.
-    """
-
-    name: ArchitectureName
+    name: ArchitectureName  #: :data:`~protofed.untrusted.claims.PRIVATE` for a model that only its node can build
     options: Annotated[Mapping[Identifier, Any], Meta(max_length=MOST_OPTIONS)]
     d: Side
 
@@ -53,27 +47,20 @@ class Architecture:
 
 @dataclass(frozen=True)
 class FederationSummary:
-    """Facts about the federation that each client needs to begin.
-
-    Attributes:
-        feature_dim: ``d`` of all clients; of the first one if they differ.
-        class_size: Mean training samples per class, over classes that have any.
-        template: Its initial weights open the first round; None for the first client's.
-        bfloat16: Kinds of models computed in bfloat16, in a simulation over a network.
-        place: Of the one client to whom this is told, without architectures; see :func:`architecture_of`.
-    """
+    """Facts about the federation that each client needs to begin."""
 
     classes: ClassNames
     architectures: tuple[Architecture, ...]
-    feature_dim: Side
-    class_size: ClassSize
+    feature_dim: Side  #: ``d`` of all clients; of the first one if they differ
+    class_size: ClassSize  #: Mean training samples per class, over classes that have any
     clients: ClientCount
-    template: Architecture | None = None
+    template: Architecture | None = None  #: Its initial weights open the first round; None for the first client's
+    #: Kinds of models computed in bfloat16, in a simulation over a network
     bfloat16: Annotated[tuple[str, ...], Meta(max_length=MOST_KINDS)] = ()
     input_shape: Shape = ()
     table: Table | None = None
     encoding: Encoding | None = None
-    place: ClientCount = 0
+    place: ClientCount = 0  #: Of the one client to whom this is told, without architectures; see architecture_of
 
     @classmethod
     def of(cls, experiment: Experiment, federated: FederatedData) -> FederationSummary:

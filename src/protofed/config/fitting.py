@@ -14,16 +14,12 @@ _PRIVACY = ("none", "client", "sample")
 
 
 class Exclusion(NamedTuple):
-    """Values of two options that cannot be used together.
-
-    Attributes:
-        fitting: The values of ``option`` that go with everything.
-        excluded: The values of ``other`` with which no further value goes; empty means all but 0, "" and False.
-    """
+    """Values of two options that cannot be used together."""
 
     option: str
-    fitting: tuple[Any, ...]
+    fitting: tuple[Any, ...]  #: The values of ``option`` that go with everything
     other: str
+    #: The values of ``other`` with which no further value goes; empty means all but 0, "" and False
     excluded: tuple[Any, ...]
     reason: str
     remedy: str

@@ -24,10 +24,8 @@ from protofed.untrusted import claims, limits
 
 KINDS = ("methods", "models", "encoders", "codecs", "optimizers", "weights", "stages", "clients", "")
 """Kinds of names in a plan."""
-Permits = Callable[[str, str], bool]
-"""Whether a node's own list of a kind holds a name."""
-LONGEST = 1024
-"""Most values of a list in a plan."""
+Permits = Callable[[str, str], bool]  #: Whether a node's own list of a kind holds a name
+LONGEST = 1024  #: Most values of a list in a plan
 _WORD = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_. -]{0,126}[A-Za-z0-9_])?", re.ASCII)
 _OPTION = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 

@@ -31,8 +31,7 @@ from protofed.untrusted.reading import parse_toml, read_toml, reason
 from protofed.visits.client import LocalPlan, Schedule
 
 Tree = dict[str, Any]
-Recipe = str | Path | Mapping[str, Any]
-"""Name of a built-in recipe, path of a TOML file, or its content."""
+Recipe = str | Path | Mapping[str, Any]  #: Name of a built-in recipe, path of a TOML file, or its content
 
 
 @dataclass(frozen=True)
@@ -237,16 +236,12 @@ SCALARS = {"recipe": "", "seed": 0, "rounds": 10, "stages": ()}
 COMPONENTS = ("method", "partition")
 USUAL = "usual_rounds"
 """Key that marks the rounds of a built-in recipe as a default, which methods that need fewer may lower."""
-_OF_SAMPLES = ("name", "members", "options", "shared")
-"""Keys of a model that depend on the kind of samples."""
+_OF_SAMPLES = ("name", "members", "options", "shared")  #: Keys of a model that depend on the kind of samples
 NO_ENCODER = "none"
 """Name of no encoder: a closed form then has the features of a network, trained elsewhere or not at all."""
-ENCODED_DIM = 128
-"""Numbers per sample of the encoder of closed forms by default."""
-ENCODED_MODEL = "identity"
-"""Architecture by default where an encoder makes vectors of the samples."""
-PARTITION = "dirichlet"
-"""Name of the partition by default."""
+ENCODED_DIM = 128  #: Numbers per sample of the encoder of closed forms by default
+ENCODED_MODEL = "identity"  #: Architecture by default where an encoder makes vectors of the samples
+PARTITION = "dirichlet"  #: Name of the partition by default
 OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
     "partition.name": (PARTITION, None),
     "data.source": (DataOptions().source, ("options",)),

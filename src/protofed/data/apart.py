@@ -193,8 +193,7 @@ def _ask(asked: dict[str, Any], memory: int, seconds: int, receive: _Receive, pa
 
 
 _lock = threading.RLock()
-_running: list[subprocess.Popen[bytes]] = []
-"""The process that reads for this one, begun when it is needed."""
+_running: list[subprocess.Popen[bytes]] = []  #: The process that reads for this one, begun when it is needed
 
 
 def _send(pieces: Sequence[Any]) -> tuple[IO[bytes], bytes]:

@@ -31,19 +31,13 @@ INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 
 @dataclass(frozen=True)
 class ChosenColumns:
-    """The columns of one table that are read.
-
-    Attributes:
-        features: One column of encoded images or lists, or all columns of a table.
-        encoded: ``features`` is one column of encoded images.
-        listed: ``features`` is one column of lists.
-    """
+    """The columns of one table that are read."""
 
     label: str
     id: str
-    features: tuple[str, ...]
-    encoded: bool
-    listed: bool
+    features: tuple[str, ...]  #: One column of encoded images or lists, or all columns of a table
+    encoded: bool  #: ``features`` is one column of encoded images
+    listed: bool  #: ``features`` is one column of lists
     classes: tuple[str, ...] | None
 
     @property
@@ -330,5 +324,4 @@ def _has(names: list[str], name: str, role: str, where: str) -> None:
         raise DataError(f"{where}: {unknown_name(f'{role} column', name, names[:_SHOWN])}")
 
 
-_SHOWN = 40
-"""Maximum number of names listed in an error message."""
+_SHOWN = 40  #: Maximum number of names listed in an error message

@@ -193,8 +193,7 @@ less long many more most much near never new not now of often old on one or our 
 the then there they this time to today too two under until very was we week well were with without year you
 """
 """Words of any text."""
-LONGEST = 24
-"""Words of a note, at most; at least half as many."""
+LONGEST = 24  #: Words of a note, at most; at least half as many
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from protofed.untrusted import claims, limits
 T = TypeVar("T", bound=Hashable)
 Names = tuple[str, ...]
 
-_SHOWN = 5
-"""Findings, or values of one finding, that a message shows."""
+_SHOWN = 5  #: Findings, or values of one finding, that a message shows
 _SEPARATOR = r"""[\s_'"()\[\]:;/\\]+"""
 _HYPHEN = r"[-\u2010-\u2015]"
 _EMPTY = re.compile(
@@ -47,20 +46,14 @@ class Site:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A probable fault in the data of one site.
-
-    Attributes:
-        column: "" for the label, or for the table as a whole.
-        advice: Remedy in words, unless ``renames`` says it or the column is an identifier.
-        renames: Proposed names in place of those that the site has.
-    """
+    """A probable fault in the data of one site."""
 
     site: str
-    column: str
+    column: str  #: "" for the label, or for the table as a whole
     values: Names
     problem: str
-    advice: str = ""
-    renames: Mapping[str, str] = field(default_factory=dict)
+    advice: str = ""  #: Remedy in words, unless ``renames`` says it or the column is an identifier
+    renames: Mapping[str, str] = field(default_factory=dict)  #: Proposed names in place of those that the site has
     identifier: bool = False
 
 

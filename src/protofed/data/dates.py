@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from protofed.errors import DataError
 
-DAY = "day"
-"""Value of ``data.dates`` for the days since :data:`START`; any other names a column of dates."""
+DAY = "day"  #: Value of ``data.dates`` for the days since START; any other names a column of dates
 START = date(2000, 1, 1).toordinal()
 _TIME = r"(?:[ T]+(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,]\d+)?)?(?:Z| ?[+-]\d{2}:?\d{2})?)?"
 _YEAR_FIRST = re.compile(r"(\d{4})([-/.]?)(\d{1,2})\2(\d{1,2})" + _TIME, re.ASCII)

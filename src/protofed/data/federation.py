@@ -26,8 +26,7 @@ from protofed.untrusted.decoding import Settings, decode
 from protofed.untrusted.limits import Budget
 from protofed.untrusted.reading import read_toml, reason
 
-FORMS = (".parquet", *SUFFIXES, ".npz")
-"""Suffixes of files that hold the samples of a site."""
+FORMS = (".parquet", *SUFFIXES, ".npz")  #: Suffixes of files that hold the samples of a site
 
 
 @dataclass(frozen=True)
@@ -78,18 +77,12 @@ def read_federation(data: DataOptions, seed: int) -> tuple[FederatedData, tuple[
 
 @dataclass(frozen=True)
 class RawClient:
-    """One client of a network before its samples are prepared.
-
-    Attributes:
-        columns: None if there is nothing to prepare.
-        named: Labels are class names rather than numbers.
-        declared: Classes are known without the labels, by ``data.classes`` or from the files.
-    """
+    """One client of a network before its samples are prepared."""
 
     federated: FederatedData
-    columns: tuple[RawColumn, ...] | None
-    named: bool
-    declared: bool
+    columns: tuple[RawColumn, ...] | None  #: None if there is nothing to prepare
+    named: bool  #: Labels are class names rather than numbers
+    declared: bool  #: Classes are known without the labels, by ``data.classes`` or from the files
 
 
 def load_client(

@@ -30,8 +30,7 @@ from protofed.storage.files import write_bytes
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-WHERE = "the data frame"
-"""Name of a frame in messages."""
+WHERE = "the data frame"  #: Name of a frame in messages
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,7 @@ def _chunks(payloads: Iterable[Any], most: int) -> Iterator[list[Any]]:
         yield chunk
 
 
-SYSTEM = ("desktop.ini", "thumbs.db")
-"""Names of files that Windows leaves in folders, in lower case."""
+SYSTEM = ("desktop.ini", "thumbs.db")  #: Names of files that Windows leaves in folders, in lower case
 
 
 def hidden(name: str) -> bool:
@@ -175,8 +174,7 @@ def _listing(files: list[Path], where: str, budget: Budget, resize: int) -> List
     return Listing(labels, read, where, converted=converted)
 
 
-ARRAYS = ("x", "y", "ids", "class_names")
-"""Arrays that are read; any others in the file are ignored."""
+ARRAYS = ("x", "y", "ids", "class_names")  #: Arrays that are read; any others in the file are ignored
 
 
 def read_npz(path: Path, budget: Budget) -> Listing:

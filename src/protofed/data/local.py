@@ -90,8 +90,7 @@ class PathOptions(Options):
     )
 
 
-CLIENT_FILES = ("train.csv", "train.parquet", "train.npz")
-"""Files of a client in a federation folder."""
+CLIENT_FILES = ("train.csv", "train.parquet", "train.npz")  #: Files of a client in a federation folder
 
 
 def data_path(data: DataOptions) -> Path:

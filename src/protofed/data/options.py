@@ -227,13 +227,7 @@ def resolve_options(kind: type[T], given: Any, section: str) -> T:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns to read and how to read them, as ``data`` has it; ``""`` and 0 mean "detect".
-
-    Attributes:
-        categories: Categories whatever their type, with names in place of others.
-        labelled: The samples have labels; otherwise columns that are not read may be absent too.
-        anywhere: Columns to drop may be absent, because other sites have them.
-    """
+    """The columns to read and how to read them, as ``data`` has it; ``""`` and 0 mean "detect"."""
 
     image: str = ""
     label: str = ""
@@ -242,9 +236,10 @@ class Columns:
     resize: int = 0
     drop: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
+    #: Categories whatever their type, with names in place of others
     categories: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     missing: bool = False
-    labelled: bool = True
+    labelled: bool = True  #: The samples have labels; otherwise columns that are not read may be absent too
     ranged: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
     form: Form = field(default_factory=Form)
@@ -253,7 +248,7 @@ class Columns:
     unlabelled: bool = False
     rename: Mapping[str, str] = field(default_factory=dict)
     na_values: tuple[str, ...] = ()
-    anywhere: bool = False
+    anywhere: bool = False  #: Columns to drop may be absent, because other sites have them
     encoding: str = ""
 
     @property

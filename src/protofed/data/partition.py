@@ -80,36 +80,25 @@ def limit_training(y: Tensor, data: DataOptions, seed: int, client: str) -> Tens
 
 @dataclass(frozen=True)
 class Request:
-    """The input of a partition.
+    """The input of a partition."""
 
-    Attributes:
-        y: ``(n,)`` int64 labels in ``0..K-1``.
-        num_classes: ``K``.
-        ids: ``(n,)`` int64 natural ids, or None.
-        seed: Of the run; partitions derive their own with the scope ``"partition"``.
-    """
-
-    y: Tensor
-    num_classes: int
-    ids: Tensor | None
+    y: Tensor  #: ``(n,)`` int64 labels in ``0..K-1``
+    num_classes: int  #: ``K``
+    ids: Tensor | None  #: ``(n,)`` int64 natural ids, or None
     clients: int
-    seed: int
+    seed: int  #: Of the run; partitions derive their own with the scope ``"partition"``
     id_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Share:
-    """One client's samples, as positions in the pool (int64).
-
-    Attributes:
-        train: If ``test`` is None, all samples, which are then split by ``data.test_fraction``.
-        domain: Name of a group of clients that ``shift`` treats alike; "" for a client of its own.
-    """
+    """One client's samples, as positions in the pool (int64)."""
 
     name: str
-    train: Tensor
+    train: Tensor  #: If ``test`` is None, all samples, which are then split by ``data.test_fraction``
     test: Tensor | None = None
     validation: Tensor | None = None
+    #: Name of a group of clients that ``shift`` treats alike; "" for a client of its own
     domain: str = field(default="", kw_only=True)
 
     def positions(self) -> list[Tensor]:
@@ -119,14 +108,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Partition:
-    """An entry of ``partitions``.
-
-    Attributes:
-        assign: Returns one share per client, given ``Options``.
-    """
+    """An entry of ``partitions``."""
 
     summary: str
-    assign: Callable[[Request, Any], list[Share]]
+    assign: Callable[[Request, Any], list[Share]]  #: Returns one share per client, given ``Options``
     Options: type = field(default=NoOptions)
 
 

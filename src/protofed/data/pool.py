@@ -18,18 +18,12 @@ from protofed.registry import Registry
 
 @dataclass(frozen=True)
 class Pool:
-    """A whole data set in memory.
+    """A whole data set in memory."""
 
-    Attributes:
-        x: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else float32.
-        y: ``(n,)`` int64 labels in ``0..K-1``.
-        ids: ``(n,)`` int64 natural ids, i.e. the origin of each sample (a writer, a hospital).
-    """
-
-    x: Tensor
-    y: Tensor
+    x: Tensor  #: ``(n, *shape)``; images as uint8 ``(n, C, H, W)``, anything else float32
+    y: Tensor  #: ``(n,)`` int64 labels in ``0..K-1``
     class_names: tuple[str, ...]
-    ids: Tensor | None = None
+    ids: Tensor | None = None  #: ``(n,)`` int64 natural ids, i.e. the origin of each sample (a writer, a hospital)
 
     def listing(self, where: str) -> Listing:
         """Return this pool as a listing named ``where`` in error messages."""
@@ -42,26 +36,18 @@ class Listing:
     """Labels in memory, with features read on demand.
 
     Choosing a subset or a partition needs only the labels, so unused images are never decoded.
-
-    Attributes:
-        labels: ``(n,)`` integers or class names.
-        read: Returns ``(m, *shape)`` features of ``(m,)`` int64 rows, with ``m > 0``.
-        ids: ``(n,)`` natural ids, integers or strings.
-        columns: Those of a table, with raw values (see :mod:`protofed.data.tables`); None if these samples are no
-            table.
-        names: All columns of the table in the file.
-        at: Names the place of a sample for messages.
-        converted: Grey images read so far that were converted to colour because others are in colour.
     """
 
-    labels: np.ndarray
-    read: Callable[[Tensor], Tensor]
+    labels: np.ndarray  #: ``(n,)`` integers or class names
+    read: Callable[[Tensor], Tensor]  #: Returns ``(m, *shape)`` features of ``(m,)`` int64 rows, with ``m > 0``
     where: str
     class_names: tuple[str, ...] | None = None
-    ids: np.ndarray | None = None
+    ids: np.ndarray | None = None  #: ``(n,)`` natural ids, integers or strings
+    #: Those of a table, with raw values (see :mod:`protofed.data.tables`); None if these samples are no table
     columns: tuple[RawColumn, ...] | None = None
-    names: tuple[str, ...] = ()
-    at: Callable[[int], str] | None = None
+    names: tuple[str, ...] = ()  #: All columns of the table in the file
+    at: Callable[[int], str] | None = None  #: Names the place of a sample for messages
+    #: Grey images read so far that were converted to colour because others are in colour
     converted: Sequence[str] = ()
 
     def __len__(self) -> int:
@@ -81,13 +67,10 @@ class Listing:
 
 @dataclass(frozen=True)
 class Dataset:
-    """An entry of ``datasets``.
-
-    Attributes:
-        open: Returns a :class:`Pool` or :class:`Listing`, given ``Options`` and a seed.
-    """
+    """An entry of ``datasets``."""
 
     summary: str
+    #: Returns a :class:`Pool` or :class:`Listing`, given ``Options`` and a seed
     open: Callable[[DataOptions, Any, int], Pool | Listing]
     Options: type = field(default=NoOptions)
 

@@ -21,8 +21,7 @@ from protofed.text import few
 
 log = logging.getLogger(__name__)
 Columns = tuple[RawColumn, ...]
-_SHOWN = 8
-"""Files or clients that a note names."""
+_SHOWN = 8  #: Files or clients that a note names
 
 
 @dataclass(frozen=True)

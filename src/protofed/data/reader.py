@@ -31,25 +31,17 @@ from protofed.untrusted import limits
 from protofed.untrusted.reading import open_ordinary
 
 FRAME = struct.Struct("<cQ")
-_IDLE = 20
-"""Seconds without a request after which the process ends."""
-_PORTION = 64 * limits.MiB
-"""Bytes of a frame of a table, unless a single row has more."""
-_PIECE = 2**20
-"""Bytes of a frame of an array in an archive."""
-_LARGE = 4096
-"""Bytes of an encoded image from which threads gain more than the interpreter lock costs."""
-THREADS = min(8, os.cpu_count() or 1)
-"""Images that are decoded at the same time."""
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-"""Formats that are decoded, whatever the file name."""
-GREY = frozenset({"1", "L", "LA"})
-"""Modes of images without colour."""
+_IDLE = 20  #: Seconds without a request after which the process ends
+_PORTION = 64 * limits.MiB  #: Bytes of a frame of a table, unless a single row has more
+_PIECE = 2**20  #: Bytes of a frame of an array in an archive
+_LARGE = 4096  #: Bytes of an encoded image from which threads gain more than the interpreter lock costs
+THREADS = min(8, os.cpu_count() or 1)  #: Images that are decoded at the same time
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  #: Formats that are decoded, whatever the file name
+GREY = frozenset({"1", "L", "LA"})  #: Modes of images without colour
 _MODE = {1: "L", 3: "RGB"}
 
 
-_Frames = Iterator[tuple[bytes, Any]]
-"""Kinds and contents of frames."""
+_Frames = Iterator[tuple[bytes, Any]]  #: Kinds and contents of frames
 
 
 class UnusableError(ValueError):

@@ -22,10 +22,8 @@ from protofed.options import Options, option
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.text import few
 
-_IMAGES = ("rotation", "blur", "invert")
-"""Options for images alone."""
-_SHOWN = 8
-"""Domains that a note names."""
+_IMAGES = ("rotation", "blur", "invert")  #: Options for images alone
+_SHOWN = 8  #: Domains that a note names
 
 
 @dataclass(frozen=True)
@@ -120,17 +118,12 @@ def shift_domains(
 
 @dataclass(frozen=True)
 class _Scale:
-    """Units of offsets and noise.
+    """Units of offsets and noise."""
 
-    Attributes:
-        unit: ``(C, 1, …)`` or one number: range of brightness of images, else standard deviation of each channel.
-        ends: Sum of the least and the largest brightness of images, like ``unit``.
-        numeric: ``(C,)`` bool, the channels or columns that are numbers.
-    """
-
+    #: ``(C, 1, …)`` or one number: range of brightness of images, else standard deviation of each channel
     unit: Tensor
-    ends: Tensor
-    numeric: Tensor
+    ends: Tensor  #: Sum of the least and the largest brightness of images, like ``unit``
+    numeric: Tensor  #: ``(C,)`` bool, the channels or columns that are numbers
 
     @classmethod
     def of(cls, clients: Sequence[ClientData], columns: Sequence[RawColumn] | None) -> _Scale:

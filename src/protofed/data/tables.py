@@ -27,22 +27,18 @@ from protofed.untrusted.decoding import ClassName, decode, within
 Standardise = Literal["none", "site", "federated", "chosen"]
 Missing = Literal["refuse", "mean", "indicator"]
 Kind = Literal["number", "category", "text", "token", "identifier", "unknown"]
-TEXTS: tuple[Kind, ...] = ("text", "token")
-"""Kinds of the numbers of a text."""
+TEXTS: tuple[Kind, ...] = ("text", "token")  #: Kinds of the numbers of a text
 Ranges = Mapping[str, tuple[float, float]]
 """Least and largest value of columns of numbers by name; ``*`` for all others."""
 
 _Moderate = Annotated[float, within(least=-2 * limits.LARGEST, most=limits.LARGEST)]
-_CONSTANT = 1e-12
-"""Relative standard deviation up to which a column counts as constant (rounding errors)."""
-_SHOWN = 8
-"""Columns that a note names."""
+_CONSTANT = 1e-12  #: Relative standard deviation up to which a column counts as constant (rounding errors)
+_SHOWN = 8  #: Columns that a note names
 _DECIMAL = re.compile(r"[+-]?\d{1,99}(\.\d{0,99})?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
-SPREADSHEETS = (".csv", ".tsv", ".xlsx")
-"""Suffixes of files whose rows people count as a spreadsheet does."""
+SPREADSHEETS = (".csv", ".tsv", ".xlsx")  #: Suffixes of files whose rows people count as a spreadsheet does
 
 
 def number_row(where: str, row: int) -> int:
@@ -57,25 +53,19 @@ def at_row(where: str, column: str, row: int) -> str:
 
 @dataclass(frozen=True)
 class RawColumn:
-    """A column as files hold it.
-
-    Attributes:
-        kind: ``number``; ``category``; ``text`` for one of the numbers of a text, and ``token`` for one of its
-            tokens, which are used as they are; ``identifier`` if its values hardly repeat; ``unknown`` if it has
-            none.
-    """
+    """A column as files hold it."""
 
     name: str
+    #: ``number``; ``category``; ``text`` for one of the numbers of a text, and ``token`` for one of its tokens,
+    #: which are used as they are; ``identifier`` if its values hardly repeat; ``unknown`` if it has none
     kind: Kind = "number"
     categories: tuple[str, ...] = ()
 
 
 UNIT = 4.0
 """Ratio of two medians from which units seem to differ, if the middle halves of the numbers do not overlap."""
-HALF = 0.6745
-"""Half the width of the middle half of a Gaussian, in standard deviations."""
-_FEW, _FAR = 8, 2.5
-"""Of fewer numbers than the first, it takes so many standard deviations."""
+HALF = 0.6745  #: Half the width of the middle half of a Gaussian, in standard deviations
+_FEW, _FAR = 8, 2.5  #: Of fewer numbers than the first, it takes so many standard deviations
 
 
 def another_unit(own: tuple[float, float, float], others: tuple[float, float, float]) -> bool:
@@ -85,36 +75,26 @@ def another_unit(own: tuple[float, float, float], others: tuple[float, float, fl
 
 
 class Moments(NamedTuple):
-    """Sums over the values of one column at one site; no single value.
-
-    Attributes:
-        squares: Sum of squared deviations from the mean.
-    """
+    """Sums over the values of one column at one site; no single value."""
 
     number: int = 0
     mean: float = 0.0
-    squares: float = 0.0
+    squares: float = 0.0  #: Sum of squared deviations from the mean
     missing: bool = False
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for the others.
-
-    Attributes:
-        fill: In place of a missing number; a missing category is none of the categories.
-        indicator: Another input is 1 where the value is missing, and 0 elsewhere.
-        bounded: Clamp the input to [-1, 1]: mean and scale are those of a declared range.
-    """
+    """A column as models take it: ``(value - mean) / scale``, or 1 for the value's category and 0 for others."""
 
     name: ClassName
     kind: Kind = "number"
     mean: _Moderate = 0.0
     scale: Annotated[float, within(above=0, most=limits.LARGEST)] = 1.0
-    fill: _Moderate = 0.0
+    fill: _Moderate = 0.0  #: In place of a missing number; a missing category is none of the categories
     categories: tuple[ClassName, ...] = ()
-    indicator: bool = False
-    bounded: bool = False
+    indicator: bool = False  #: Another input is 1 where the value is missing, and 0 elsewhere
+    bounded: bool = False  #: Clamp the input to [-1, 1]: mean and scale are those of a declared range
 
     def __post_init__(self) -> None:
         _check_categories(self)
@@ -130,15 +110,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Preparation of a table: from raw columns to the inputs of a model.
-
-    Attributes:
-        beside: If both standardisations stand side by side, for a closed form to choose: the columns as the site
-            standardises them, the same as ``columns`` where the site is not known.
-    """
+    """Preparation of a table: from raw columns to the inputs of a model."""
 
     standardise: Standardise
     columns: Annotated[tuple[Column, ...], Meta(min_length=1, max_length=limits.COLUMNS)]
+    #: If both standardisations stand side by side, for a closed form to choose: the columns as the site
+    #: standardises them, the same as ``columns`` where the site is not known
     beside: Annotated[tuple[Column, ...], Meta(max_length=limits.COLUMNS)] = ()
 
     def __post_init__(self) -> None:
@@ -370,17 +347,13 @@ def category(value: object) -> str:
 
 @dataclass(frozen=True)
 class SiteColumn:
-    """A network site's statement about one of its columns: names and sums, never a value of a sample.
-
-    Attributes:
-        missing: Training samples lack values, if that adds an input.
-        number: Values, if sums are asked for; see :class:`Moments`.
-    """
+    """A network site's statement about one of its columns: names and sums, never a value of a sample."""
 
     name: ClassName
     kind: Kind
     categories: tuple[ClassName, ...] = ()
-    missing: bool = False
+    missing: bool = False  #: Training samples lack values, if that adds an input
+    #: Values, if sums are asked for; see Moments
     number: Annotated[int, within(least=0, most=limits.CLAIMED_SAMPLES * limits.INPUT_SIDE)] = 0
     mean: _Moderate = 0.0
     squares: Annotated[float, within(least=0, most=limits.LARGEST**3)] = 0.0

@@ -32,13 +32,10 @@ from protofed.errors import ConfigError, DataError
 from protofed.untrusted import limits
 from protofed.untrusted.reading import read_bytes, reason
 
-WIDTH = 256
-"""Numbers per text."""
+WIDTH = 256  #: Numbers per text
 _FILES = ("weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json")
-HASHES = 2**24
-"""Numbers of tokens are below it, so that float32 holds them exactly."""
-LENGTH = 4096
-"""Most tokens of a text."""
+HASHES = 2**24  #: Numbers of tokens are below it, so that float32 holds them exactly
+LENGTH = 4096  #: Most tokens of a text
 TOKENIZER = "tokenizer.json"
 _PART = re.compile(r"\S{1,4096}")
 _WORD = re.compile(r"\w{1,64}|[^\w\s]")

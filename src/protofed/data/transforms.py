@@ -18,8 +18,7 @@ from protofed.errors import ConfigError
 from protofed.options import Options, plain, remote
 from protofed.samples import Samples
 
-_ROTATED_AT_ONCE = 2**22
-"""Pixels that are rotated together, which bounds the memory for their coordinates."""
+_ROTATED_AT_ONCE = 2**22  #: Pixels that are rotated together, which bounds the memory for their coordinates
 
 
 @dataclass(frozen=True)

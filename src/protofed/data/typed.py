@@ -18,15 +18,11 @@ from protofed.errors import DataError
 from protofed.untrusted import claims, limits
 from protofed.untrusted.limits import Budget
 
-Files = Sequence[tuple[str, int]]
-"""Name and number of rows of each file that a table was read from."""
+Files = Sequence[tuple[str, int]]  #: Name and number of rows of each file that a table was read from
 
-_FEW = 20
-"""Different values that are a few: no more categories than a person would read through."""
-_LEAST = 10
-"""Values below which nothing is taken for an identifier."""
-_REPEATS = 10
-"""Expected repetitions; the probability of none is then below e^-10."""
+_FEW = 20  #: Different values that are a few: no more categories than a person would read through
+_LEAST = 10  #: Values below which nothing is taken for an identifier
+_REPEATS = 10  #: Expected repetitions; the probability of none is then below e^-10
 _THING = "(case|participant|patient|person|proband|record|row|sample|specimen|subject)"
 _COUNTED = rf"({_THING}|account|admission|chart|donor|encounter|insurance|phone|visit)"
 _NAMED = re.compile(

@@ -31,16 +31,11 @@ from protofed.visits.workers import end, process_context, stay_with_parent
 if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
 
-FORMAT = 1
-"""Version of the format of a folder of runs that are found by their configuration."""
-MARK = "runs.json"
-"""File by which such a folder is known."""
-LONG = 50_000
-"""Samples trained on from which processes are started unasked: seconds with the smallest models."""
-PROCESS = 5e8
-"""Least bytes of a process."""
-LISTEN = 0.2
-"""Seconds between looks at what processes report."""
+FORMAT = 1  #: Version of the format of a folder of runs that are found by their configuration
+MARK = "runs.json"  #: File by which such a folder is known
+LONG = 50_000  #: Samples trained on from which processes are started unasked: seconds with the smallest models
+PROCESS = 5e8  #: Least bytes of a process
+LISTEN = 0.2  #: Seconds between looks at what processes report
 
 
 def folder(experiment: Experiment) -> str:
@@ -91,17 +86,13 @@ class BudgetSpentError(Exception):
 
 @dataclass(frozen=True)
 class RunTask:
-    """One run, in plain values that can be sent to another process.
-
-    Attributes:
-        resume: The directory may contain a part of it.
-        measure: Stores metrics, if ``evaluation.metrics`` asks for them; a function of a module.
-    """
+    """One run, in plain values that can be sent to another process."""
 
     tree: Tree
     directory: Path
     label: str
-    resume: bool
+    resume: bool  #: The directory may contain a part of it
+    #: Stores metrics, if ``evaluation.metrics`` asks for them; a function of a module
     measure: Measure | None = None
 
     @property
@@ -168,8 +159,7 @@ def at_once(tasks: int, samples: float = math.inf) -> int:
     return max(1, min(numerics.cores(), tasks, room))
 
 
-Outcome = Any
-"""The end of a job: its result, the error with which it failed, or None if the time was up."""
+Outcome = Any  #: The end of a job: its result, the error with which it failed, or None if the time was up
 
 
 def run_tasks(

@@ -41,8 +41,7 @@ from protofed.wire.codec import get_codec
 
 COPIES = 6
 """Copies of a model while it is trained: first weights, weights, gradients, two of an optimiser, an upload."""
-SMALL = 1024
-"""Number among an architecture's options up to which its size is not looked at."""
+SMALL = 1024  #: Number among an architecture's options up to which its size is not looked at
 
 
 class Builder:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from protofed.models import SplitModel
 
 STEPS = 5
-GAIN = 1.1
-"""Minimum speed-up of a training step for which bfloat16, which costs precision, is used."""
+GAIN = 1.1  #: Minimum speed-up of a training step for which bfloat16, which costs precision, is used
 
 
 def faster_in_bfloat16(roster: Roster) -> list[str]:

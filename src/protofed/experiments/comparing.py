@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 log = logging.getLogger("protofed")
-LIST = "comparison.json"
-"""File that says which folder of a comparison holds which run."""
-RECIPE = "recipe.toml"
-"""File with the recipe of a comparison, with its overrides."""
+LIST = "comparison.json"  #: File that says which folder of a comparison holds which run
+RECIPE = "recipe.toml"  #: File with the recipe of a comparison, with its overrides
 R = TypeVar("R", bound=Run)
 
 
@@ -116,15 +114,12 @@ class Comparison(Generic[R]):
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a comparison, checked as a whole before the first one starts.
-
-    Attributes:
-        keyed: Find runs by their configuration: what is finished is never run again, cells of the same
-            configuration share a run, and failures do not stop the others.
-    """
+    """The runs of a comparison, checked as a whole before the first one starts."""
 
     options: CompareOptions
     experiments: dict[Cell, Experiment]
+    #: Find runs by their configuration: what is finished is never run again, cells of the same configuration share
+    #: a run, and failures do not stop the others
     keyed: bool = False
     tree: Tree = field(default_factory=dict)
 

@@ -26,14 +26,10 @@ from protofed.storage.files import write_bytes
 from protofed.text import duration, size
 from protofed.untrusted.reading import read_bytes
 
-CACHE = "PROTOFED_CACHE"
-"""Environment variable with the folder of the cache; empty for none."""
-BLOCK = 4096
-"""Samples whose features are written together."""
-BLOCK_BYTES = 2**31
-"""Most bytes of a file of the cache."""
-LONG = 5.0
-"""Seconds after which a long computation is announced."""
+CACHE = "PROTOFED_CACHE"  #: Environment variable with the folder of the cache; empty for none
+BLOCK = 4096  #: Samples whose features are written together
+BLOCK_BYTES = 2**31  #: Most bytes of a file of the cache
+LONG = 5.0  #: Seconds after which a long computation is announced
 log = logging.getLogger("protofed")
 
 

@@ -46,8 +46,7 @@ from protofed.untrusted import claims
 from protofed.untrusted.decoding import Shape, Side, decode
 from protofed.untrusted.reading import parse_json
 
-VERSION = 1
-"""Number of the format of ``end.json``."""
+VERSION = 1  #: Number of the format of ``end.json``
 END = "end.json"
 _FROM_SERVER = "protofed.from_server"
 
@@ -70,15 +69,12 @@ def describe_models(
 
 @dataclass(frozen=True)
 class ModelsDescription:
-    """A description from :func:`describe_models`.
-
-    Attributes:
-        told: What the node of a network was told about all clients; else empty.
-    """
+    """A description from :func:`describe_models`."""
 
     eight_bit: bool
     input_shape: tuple[int, ...]
     architectures: dict[str, Architecture]
+    #: What the node of a network was told about all clients; else empty
     told: Mapping[str, Any] = field(default_factory=dict)
     encoding: Encoding | None = None
 

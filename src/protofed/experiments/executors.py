@@ -23,12 +23,9 @@ from protofed.visits.executor import Fused, Sequential
 from protofed.visits.roster import Files, Memory, Roster, Store
 from protofed.visits.workers import Workers, create_folder, process_context
 
-PRELOAD = "protofed.experiments.preload"
-"""Module with the imports of an experiment's processes."""
-LARGE = 2**30
-"""Bytes of clients' models above which they are stored on disk."""
-LONG = 2e11
-"""Multiply-adds above which starting processes pays off: about six seconds of one core."""
+PRELOAD = "protofed.experiments.preload"  #: Module with the imports of an experiment's processes
+LARGE = 2**30  #: Bytes of clients' models above which they are stored on disk
+LONG = 2e11  #: Multiply-adds above which starting processes pays off: about six seconds of one core
 
 
 def get_ready() -> None:

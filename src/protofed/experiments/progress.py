@@ -26,8 +26,7 @@ from protofed.runs.trouble import trouble
 from protofed.text import duration, few, percent, size
 
 FORMATS = ("auto", "text", "json")
-NAMED = 4
-"""Most results that one line names, the latest first."""
+NAMED = 4  #: Most results that one line names, the latest first
 
 
 class Shown(Progress):

@@ -44,8 +44,7 @@ from protofed.untrusted.decoding import decode
 from protofed.untrusted.reading import read_toml, reason
 from protofed.visits.batches import batches
 
-ENDS = ("rounds", "evaluation.patience")
-"""Options that say when a run ends, which may change when it is resumed."""
+ENDS = ("rounds", "evaluation.patience")  #: Options that say when a run ends, which may change when it is resumed
 
 
 class RunDirectory:

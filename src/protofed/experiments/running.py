@@ -29,8 +29,7 @@ from protofed.runs.rules import main_rule
 from protofed.runs.run import Run
 from protofed.runs.summary import Outcome, Summary
 
-NARROW = 128
-"""Features up to which the matrices of a closed form are too small for several threads."""
+NARROW = 128  #: Features up to which the matrices of a closed form are too small for several threads
 Report = Callable[[Sequence[Path], Path], object]
 """Writes a report on the runs below some directories, like :func:`protofed.analysis.write_report`."""
 Measure = Callable[[Run], Metrics]

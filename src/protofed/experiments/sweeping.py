@@ -9,10 +9,8 @@ from protofed.errors import ConfigError
 from protofed.experiments.comparing import Plan
 from protofed.text import number
 
-MANY = 1000
-"""A sweep of more runs than this needs a budget of time."""
-MOST = 1_000_000
-"""Most runs of a sweep."""
+MANY = 1000  #: A sweep of more runs than this needs a budget of time
+MOST = 1_000_000  #: Most runs of a sweep
 
 
 def grid(items: Iterable[str]) -> tuple[Tree, Tree]:

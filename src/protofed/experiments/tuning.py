@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     import optuna
     from pandas import DataFrame
 
-FILE = "tuning.json"
-"""File with the trials of a search."""
-STARTUP = 10
-"""Trials drawn at random before the model of the space decides."""
-SETTLED = 5
-"""Trials that must have ended before one is given up for being below their median."""
+FILE = "tuning.json"  #: File with the trials of a search
+STARTUP = 10  #: Trials drawn at random before the model of the space decides
+SETTLED = 5  #: Trials that must have ended before one is given up for being below their median
 
 
 @dataclass(frozen=True)
@@ -43,22 +40,17 @@ class SearchRange:
     log: bool = False  #: Orders of magnitude are alike
 
 
-Space = dict[str, SearchRange | tuple[Any, ...]]
-"""An interval, or the values of a choice, by dotted name."""
+Space = dict[str, SearchRange | tuple[Any, ...]]  #: An interval, or the values of a choice, by dotted name
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One try.
-
-    Attributes:
-        score: Mean over seeds of the best validation accuracy, in fractions; None if given up or failed.
-        steps: Mean validation accuracy so far, by the number of rounds run with all seeds.
-    """
+    """One try."""
 
     values: dict[str, Any]
+    #: Mean over seeds of the best validation accuracy, in fractions; None if given up or failed
     score: float | None
-    steps: dict[int, float]
+    steps: dict[int, float]  #: Mean validation accuracy so far, by the number of rounds run with all seeds
     ended: Literal["complete", "pruned", "failed"] = "complete"
     reason: str = ""
 

@@ -51,11 +51,11 @@ class Update:
     """One optimiser step on a batch."""
 
     loss: Loss = field(kw_only=False)
-    #: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``).
+    #: Selects parameters by their name in the model (``extractor.…``, ``head.…``, ``extras.…``)
     trainable: Callable[[str], bool] = every_parameter
-    #: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``.
+    #: Overrides of the experiment's optimiser, e.g. ``{"name": "Adam", "lr": 1e-3}``
     optimizer: Mapping[str, Any] = field(default_factory=dict)
-    #: Largest Euclidean norm of the gradient of the client's model, and of each network in its extras.
+    #: Largest Euclidean norm of the gradient of the client's model, and of each network in its extras
     clip: float | None = None
 
     @property
@@ -79,14 +79,14 @@ class Update:
 class Phase:
     """A part of local training: passes over some data, with one or more updates per batch."""
 
-    updates: tuple[Update, ...] = field(kw_only=False)  #: carried out one after the other on every batch
+    updates: tuple[Update, ...] = field(kw_only=False)  #: Carried out one after the other on every batch
     epochs: int | None = None  #: None for the experiment's number of local epochs
-    #: Returns ``(x, y)``, e.g. pseudo-features drawn from received mixtures; None for the client's training data.
+    #: Returns ``(x, y)``, e.g. pseudo-features drawn from received mixtures; None for the client's training data
     source: Callable[[Local], tuple[Tensor, Tensor]] | None = None
-    only: Callable[[Local], bool] | None = None  #: returns whether a client takes part; None for all
-    local_only: bool = False  #: nothing that it trains ever leaves the client or influences what does
+    only: Callable[[Local], bool] | None = None  #: Returns whether a client takes part; None for all
+    local_only: bool = False  #: Nothing that it trains ever leaves the client or influences what does
     #: Called after every epoch with the client, whose state it may change, and the epoch's statistics if they are
-    #: collected ``"during"`` training, otherwise none.
+    #: collected ``"during"`` training, otherwise none
     after: Callable[[Local, Tensors], None] | None = None
 
     def passes(self, epochs: int) -> int:
@@ -99,15 +99,15 @@ class Round:
     """The phases of a round."""
 
     phases: tuple[Phase, ...]
-    communicates: bool = True  #: clients upload, if the method has an upload at all
+    communicates: bool = True  #: Clients upload, if the method has an upload at all
 
 
 class Statistics(NamedTuple):
     """Sums over a client's training samples, which it needs for its upload."""
 
-    #: Returns those of a batch, given the model's ``(B, d)`` features and ``(B, K)`` logits.
+    #: Returns those of a batch, given the model's ``(B, d)`` features and ``(B, K)`` logits
     of: Callable[[Output, Batch], Tensors]
-    #: In an eval-mode pass after training or before it, or from the training steps of the last epoch.
+    #: In an eval-mode pass after training or before it, or from the training steps of the last epoch
     when: Literal["after", "during", "before"] = "after"
 
 

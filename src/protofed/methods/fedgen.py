@@ -61,8 +61,7 @@ CODES = {
     "original": Code("all", 2, 0.98, "models", 1.0, 1e-2, 10.0, 10.0, "available", 256, 50, 3e-4),
     "htfl": Code("head", 1, 1.0, "logits", 0.0, 0.0, 1.0, 0.0, "counts", 512, 100, 0.1),
 }
-FLOOR = 1e-4
-"""Smallest α and β, unless they are 0 from the start."""
+FLOOR = 1e-4  #: Smallest α and β, unless they are 0 from the start
 
 
 @dataclass(frozen=True)

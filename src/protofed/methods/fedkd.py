@@ -33,8 +33,7 @@ from protofed.methods.traits import Protection
 from protofed.options import remote
 from protofed.wire.schema import Field, Payload, Schema
 
-GUARD = 1e-8
-"""Added to the sum of losses that divides the distillation."""
+GUARD = 1e-8  #: Added to the sum of losses that divides the distillation
 
 
 @dataclass(frozen=True)

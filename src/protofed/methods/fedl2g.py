@@ -30,10 +30,8 @@ from protofed.prototypes.means import RunningMean
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
-SERVER_LR = {"logits": 0.1, "features": 100.0}
-"""The authors' learning rates of the server."""
-LONGEST = 100.0
-"""Largest norm of a gradient, at clients and at the server."""
+SERVER_LR = {"logits": 0.1, "features": 100.0}  #: The authors' learning rates of the server
+LONGEST = 100.0  #: Largest norm of a gradient, at clients and at the server
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from protofed.prototypes.etf import spread_directions
 from protofed.prototypes.means import class_means, class_sums
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
-SHORTEST = 1e-6
-"""Length below which a mixture of old and new prototype is taken for a rounding error."""
+SHORTEST = 1e-6  #: Length below which a mixture of old and new prototype is taken for a rounding error
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,10 @@ from protofed.prototypes.means import RunningMean, class_means
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
-DECAY = 0.98
-"""Factor on α, β and the server's learning rate per round."""
-ALPHA_FLOOR, BETA_FLOOR = 1e-4, 0.15
-"""Smallest α and β, unless they are 0 from the start."""
-PUSH_LIMIT = 100.0
-"""Squared distance per entry beyond which the generator is pushed no further."""
-WEIGHT_DECAY = 1e-2
-"""Of the server's Adam."""
+DECAY = 0.98  #: Factor on α, β and the server's learning rate per round
+ALPHA_FLOOR, BETA_FLOOR = 1e-4, 0.15  #: Smallest α and β, unless they are 0 from the start
+PUSH_LIMIT = 100.0  #: Squared distance per entry beyond which the generator is pushed no further
+WEIGHT_DECAY = 1e-2  #: Of the server's Adam
 
 
 @dataclass(frozen=True)

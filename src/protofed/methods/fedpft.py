@@ -34,8 +34,7 @@ from protofed.options import Options, remote
 from protofed.prototypes.mixtures import Covariance, choose, fit_mixtures, shares
 from protofed.wire.schema import Field, Payload, Schema, weight_schema
 
-MOST_SAMPLES = 10_000
-"""Features that are drawn of one class of one client, at most."""
+MOST_SAMPLES = 10_000  #: Features that are drawn of one class of one client, at most
 
 
 @dataclass(frozen=True)

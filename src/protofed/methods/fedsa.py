@@ -28,8 +28,7 @@ from protofed.prototypes.geometry import pairwise_distances
 from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
 
-EPSILON = 1e-5
-"""Added to the variance by the batch normalisation of the first anchors."""
+EPSILON = 1e-5  #: Added to the variance by the batch normalisation of the first anchors
 
 
 @dataclass(frozen=True)

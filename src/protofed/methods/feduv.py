@@ -18,8 +18,7 @@ from protofed.methods.contract import Batch, SplitModel, Tensors, Terms
 from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import remote
 
-LEAST_VARIANCE = 1e-12
-"""Variance below which the standard deviation has no useful gradient."""
+LEAST_VARIANCE = 1e-12  #: Variance below which the standard deviation has no useful gradient
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     x: Tensor  #: ``(B, *shape)`` normalised inputs, or ``(B, d)`` features in a phase that trains on features
     y: Tensor  #: ``(B,)`` int64 labels
     weight: Tensor | None = None  #: ``(B,)`` 1 for a sample and 0 for padding, or None if nothing is padded
-    #: ``(B,)`` factor of each sample's cross-entropy (``training.class_weights``), or None for 1.
+    #: ``(B,)`` factor of each sample's cross-entropy (``training.class_weights``), or None for 1
     importance: Tensor | None = None
 
     def mean(self, per_sample: Tensor) -> Tensor:
@@ -62,31 +62,28 @@ class Build(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """The facts about the learning problem that every party knows.
+    """The facts about the learning problem that every party knows."""
 
-    Attributes:
-        template: Returns a model of the first client's architecture with its initial weights; None if there are no
-            models at all, as in an analysis of finished runs.
-        sizes: Returns the number of parameters of each kind of model; None as ``template``.
-        noise: Noise multiplier of one upload's :attr:`Protection.dp_statistics`; None without such noise.
-        views: Number of equally long features side by side, of tables standardised in different ways; a classifier
-            is of one of them.
-    """
-
-    num_classes: int  #: number of classes ``K``
-    feature_dim: int  #: length of features ``d``
+    num_classes: int  #: Number of classes ``K``
+    feature_dim: int  #: Length of features ``d``
     rounds: int
     seed: int
-    class_size: float  #: expected number of training samples per class over all clients (mean ``N_j``)
-    clients: int = 0  #: number of clients ``M``; 0 if unknown
+    class_size: float  #: Expected number of training samples per class over all clients (mean ``N_j``)
+    clients: int = 0  #: Number of clients ``M``; 0 if unknown
+    #: Returns a model of the first client's architecture with its initial weights; None if there are no models at
+    #: all, as in an analysis of finished runs
     template: Callable[[], SplitModel] | None = None
+    #: Returns the number of parameters of each kind of model; None as ``template``
     sizes: Callable[[], Sequence[int]] | None = None
-    auxiliary: Build | None = None  #: builds an auxiliary network; None if there are no models at all
+    auxiliary: Build | None = None  #: Builds an auxiliary network; None if there are no models at all
     dtype: torch.dtype = torch.float32
-    input_shape: tuple[int, ...] = ()  #: empty if there are no models at all
-    classes: tuple[str, ...] = ()  #: names of the ``K`` classes; empty if they are not known
+    input_shape: tuple[int, ...] = ()  #: Empty if there are no models at all
+    classes: tuple[str, ...] = ()  #: Names of the ``K`` classes; empty if they are not known
+    #: Noise multiplier of one upload's :attr:`Protection.dp_statistics`; None without such noise
     noise: float | None = None
-    summed: bool = False  #: the server sees uploads added up alone (secure aggregation)
+    summed: bool = False  #: The server sees uploads added up alone (secure aggregation)
+    #: Number of equally long features side by side, of tables standardised in different ways; a classifier is of
+    #: one of them
     views: int = 1
 
 
@@ -98,15 +95,15 @@ class Local:
     round: int
     model: SplitModel
     counts: Tensor  #: ``(K,)`` int64 training samples per class (``n_ij``)
-    state: Tensors  #: the method's state on this client; the method may change it
-    received: Tensors  #: the result of :meth:`Method.receive` for the last broadcast
-    #: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels.
+    state: Tensors  #: The method's state on this client; the method may change it
+    received: Tensors  #: The result of :meth:`Method.receive` for the last broadcast
+    #: Returns ``(n, d)`` eval-mode features of the training data and their ``(n,)`` int64 labels
     features: Callable[[], tuple[Tensor, Tensor]]
     seed: int
-    #: Returns the client's training batches, in order and without augmentation.
+    #: Returns the client's training batches, in order and without augmentation
     training: Callable[[], Iterable[Batch]] = tuple
-    validation: Callable[[], Iterable[Batch]] = tuple  #: returns the client's validation batches
-    least_samples: int = 0  #: least number of training samples of a class that is reported
+    validation: Callable[[], Iterable[Batch]] = tuple  #: Returns the client's validation batches
+    least_samples: int = 0  #: Least number of training samples of a class that is reported
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random generator that belongs to this client, round and ``purpose``."""

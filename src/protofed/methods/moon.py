@@ -20,8 +20,7 @@ from protofed.methods.fedavg import FedAvg, FedAvgOptions
 from protofed.options import remote
 from protofed.wire.schema import Payload
 
-LAST = "last."
-"""Prefix of the weights of the client's last model."""
+LAST = "last."  #: Prefix of the weights of the client's last model
 
 
 @dataclass(frozen=True)

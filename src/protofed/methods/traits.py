@@ -25,42 +25,39 @@ class Protection:
 
     #: Why client-level DP cannot be applied, as a clause: what the server takes of uploads besides means in which
     #: all clients may weigh the same, and sums of fields that are sums over samples. ``""`` if it can be applied,
-    #: None if that is not declared.
+    #: None if that is not declared
     dp_obstacle: str | None = None
     #: Factors of the statistics in the one vector that an upload consists of, to which sample-level DP adds noise;
-    #: empty if uploads are something else, or change from round to round.
+    #: empty if uploads are something else, or change from round to round
     dp_statistics: Mapping[str, float] = field(default_factory=dict)
     #: Names in :meth:`Method.client_state` of tensors on which nothing that is sent may depend: they are for
-    #: predictions and for phases that stay on the client.
+    #: predictions and for phases that stay on the client
     local_only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Facts about a method that follow from its options alone.
+    """Facts about a method that follow from its options alone."""
 
-    Attributes:
-        up: Numbers that one client sends in a round that communicates, as papers count them: a formula with its
-            classes ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|`` and head ``|φ|``.
-        rules: Keys of :meth:`Method.scores`. The first gives the headline numbers, unless there is ``global``, the
-            nearest global prototype.
-        alike: What all clients must have alike: the length of features, or the whole architecture.
-        counts: When clients must disclose their numbers of samples, in uploads or before the first round.
-        aggregation: What the server needs: ``sums`` of uploads; every ``single`` upload; or these, to send each
-            client a ``personal`` message.
-        rounds: ``one`` if more would change nothing; ``planned`` if a round depends on how many are planned, so
-            that a run cannot be extended.
-    """
-
-    exchanges: Exchange = "nothing"  #: the kind of messages, in words
+    exchanges: Exchange = "nothing"  #: The kind of messages, in words
+    #: Numbers that one client sends in a round that communicates, as papers count them: a formula with its classes
+    #: ``K_i``, all classes ``K``, ``d``, the model ``|w|``, its extractor ``|θ|`` and head ``|φ|``
     up: str = "0"
-    down: str = "0"  #: as ``up``, for one client's receipts
+    down: str = "0"  #: As ``up``, for one client's receipts
+    #: Keys of :meth:`Method.scores`. The first gives the headline numbers, unless there is ``global``, the nearest
+    #: global prototype
     rules: tuple[Rule, ...] = (HEAD,)
+    #: What all clients must have alike: the length of features, or the whole architecture
     alike: Literal["nothing", "features", "architecture"] = "nothing"
+    #: When clients must disclose their numbers of samples, in uploads or before the first round
     counts: Literal["never", "for robust rules", "always"] = "never"
+    #: What the server needs: ``sums`` of uploads; every ``single`` upload; or these, to send each client a
+    #: ``personal`` message
     aggregation: Literal["sums", "single", "personal"] = "single"
+    #: ``one`` if more would change nothing; ``planned`` if a round depends on how many are planned, so that a run
+    #: cannot be extended
     rounds: Literal["any", "one", "planned"] = "any"
-    protection: Protection = Protection()  #: what protects clients
+    protection: Protection = Protection()  #: What protects clients
 
     @property
     def personal(self) -> bool:

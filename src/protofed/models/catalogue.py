@@ -70,19 +70,13 @@ class TextOptions(Options):
 
 @dataclass(frozen=True)
 class Backbone:
-    """The backbone that an architecture builds.
+    """The backbone that an architecture builds."""
 
-    Attributes:
-        module: ``x -> (B, width)``.
-        map: Own ``(B, width) -> (B, d)``; None to use the map the caller chooses.
-        stem: First convolution, whose number of input channels follows the data.
-        removed: Modules of the published network that the backbone lacks, such as its classifier.
-    """
-
-    module: nn.Module
-    map: nn.Module | None = None
+    module: nn.Module  #: ``x -> (B, width)``
+    map: nn.Module | None = None  #: Own ``(B, width) -> (B, d)``; None to use the map the caller chooses
     head_dropout: float = 0.0
-    stem: str = ""
+    stem: str = ""  #: First convolution, whose number of input channels follows the data
+    #: Modules of the published network that the backbone lacks, such as its classifier
     removed: tuple[str, ...] = ()
     normalisation: Normalisation | None = None
 
@@ -92,18 +86,13 @@ Make = Callable[[tuple[int, ...], int, Any], Backbone]
 
 @dataclass(frozen=True)
 class NamedArchitecture:
-    """A named architecture.
-
-    Attributes:
-        make: ``(input_shape, d, options) -> Backbone``, drawing weights from torch's default generator.
-        images: Accepts only samples ``(C, H, W)``.
-    """
+    """A named architecture."""
 
     name: str
     summary: str
     Options: type
-    make: Make
-    images: bool
+    make: Make  #: ``(input_shape, d, options) -> Backbone``, drawing weights from torch's default generator
+    images: bool  #: Accepts only samples ``(C, H, W)``
 
 
 architectures: Registry[NamedArchitecture] = Registry("architecture")

@@ -17,15 +17,10 @@ MAPS = ("pool", "linear")
 
 
 class Output(NamedTuple):
-    """The output of one forward pass.
+    """The output of one forward pass."""
 
-    Attributes:
-        features: ``(B, d)`` vectors, which prototypes average.
-        logits: ``(B, K)`` unnormalised.
-    """
-
-    features: Tensor
-    logits: Tensor
+    features: Tensor  #: ``(B, d)`` vectors, which prototypes average
+    logits: Tensor  #: ``(B, K)`` unnormalised
 
 
 class SplitModel(nn.Module):

@@ -134,8 +134,7 @@ def noise_keys(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-MOST_PAIRS = 64
-"""Input pixels x output pixels up to which the matrix form of a depthwise convolution is faster."""
+MOST_PAIRS = 64  #: Input pixels x output pixels up to which the matrix form of a depthwise convolution is faster
 
 
 class SmallMapConv2d(nn.Conv2d):
@@ -218,8 +217,7 @@ def _axis(size: int, out: int, kernel: int, stride: int, padding: int, dilation:
     return tap.where((offset % dilation == 0) & (tap >= 0) & (tap < kernel), torch.tensor(-1))
 
 
-GROUPS = 32
-"""Most groups of channels (Wu and He, "Group Normalization", ECCV 2018)."""
+GROUPS = 32  #: Most groups of channels (Wu and He, "Group Normalization", ECCV 2018)
 
 
 def group_norm(model: nn.Module) -> nn.Module:

@@ -14,8 +14,7 @@ from protofed.models.catalogue import Backbone, architecture
 from protofed.models.preparation import show
 from protofed.options import Options, remote
 
-_CELLS = 8
-"""Steps to which ``cnn1d`` pools a series."""
+_CELLS = 8  #: Steps to which ``cnn1d`` pools a series
 
 
 @dataclass(frozen=True)

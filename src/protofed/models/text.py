@@ -19,8 +19,7 @@ from protofed.models.catalogue import Backbone, TextOptions, architecture
 from protofed.models.preparation import show
 from protofed.options import remote
 
-PAIR = 1_000_003
-"""Factor of the first of two tokens in the number of the pair."""
+PAIR = 1_000_003  #: Factor of the first of two tokens in the number of the pair
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ from protofed.models.preparation import show
 from protofed.models.text import Bag, TextBackbone, Texts
 from protofed.options import Options, remote
 
-ROWS = 512
-"""Rows of the table of words, of eight numbers each."""
-CELLS = 16
-"""Places to which maps are pooled: 4×4 of an image, 16 of a series."""
+ROWS = 512  #: Rows of the table of words, of eight numbers each
+CELLS = 16  #: Places to which maps are pooled: 4×4 of an image, 16 of a series
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,11 @@ from torch import Tensor
 from protofed.compute import seeding
 from protofed.prototypes.geometry import exact, unit_vectors, working
 
-CHECK_FROM = 10
-"""First iteration (counted from 0) whose mean force the stop rule considers."""
+CHECK_FROM = 10  #: First iteration (counted from 0) whose mean force the stop rule considers
 
-COINCIDENT = 1e-3
-"""Directions closer than this (radians) count as the same one and are nudged apart."""
+COINCIDENT = 1e-3  #: Directions closer than this (radians) count as the same one and are nudged apart
 
-NUDGE = 1e-2
-"""Approximate angle (radians) by which a direction is moved if it coincides with an earlier one."""
+NUDGE = 1e-2  #: Approximate angle (radians) by which a direction is moved if it coincides with an earlier one
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Alignment:
     iterations: int
     energy: float  #: ``E`` of Eq. 10 after the last update
     mean_forces: list[float]  #: ``mean_j ‖F_j‖`` before each update
-    #: (min, mean, max) over pairs of ``‖ĉ_j − ĉ_k‖`` before each update; empty unless asked for.
+    #: (min, mean, max) over pairs of ``‖ĉ_j − ĉ_k‖`` before each update; empty unless asked for
     distances: list[tuple[float, float, float]] = field(default_factory=list)
 
 

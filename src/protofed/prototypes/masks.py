@@ -22,8 +22,7 @@ MAX_WORK = 4_000_000
 """The search for a larger minimum distance may try ``min(MAX_ATTEMPTS, MAX_WORK // K)`` exchanges: about a second
 at most, but counted, not timed, so that every machine stops at the same one."""
 
-TRIES = 8
-"""Candidates per exchange."""
+TRIES = 8  #: Candidates per exchange
 
 MAX_SEARCHED = 4096
 """Beyond this many classes the K×K overlaps are not searched; the masks stay balanced and random."""

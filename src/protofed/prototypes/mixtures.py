@@ -18,14 +18,11 @@ from torch import Tensor
 
 from protofed.prototypes.geometry import exact, working
 
-CHUNK = 2**24
-"""Classes are fitted together while their padded features stay below this many numbers (128 MiB)."""
+CHUNK = 2**24  #: Classes are fitted together while their padded features stay below this many numbers (128 MiB)
 
-CANDIDATES = 3
-"""Points tried for each further starting mean (greedy k-means++)."""
+CANDIDATES = 3  #: Points tried for each further starting mean (greedy k-means++)
 
-ROWS = 512
-"""Components whose distances to all others :func:`fuse` bounds at once."""
+ROWS = 512  #: Components whose distances to all others :func:`fuse` bounds at once
 
 Covariance = Literal["spherical", "diag"]
 Floats = npt.NDArray[np.float64]

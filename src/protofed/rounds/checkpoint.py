@@ -22,13 +22,11 @@ from protofed.untrusted.decoding import decode, within
 from protofed.untrusted.reading import open_ordinary, reason
 from protofed.visits.roster import Roster, StoreSnapshot
 
-VERSION = 3
-"""Number of the format."""
+VERSION = 3  #: Number of the format
 CLIENTS = "clients.records"
 """File with the snapshots of all clients, as :mod:`protofed.storage.records`; ``state.json`` says where each one
 lies."""
-LARGE = 2**20
-"""Bytes of clients from which on they are written while the next round is trained."""
+LARGE = 2**20  #: Bytes of clients from which on they are written while the next round is trained
 _PREFIX = "round-"
 
 

@@ -25,19 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class ServerState:
-    """Everything that a server needs in order to resume.
-
-    Attributes:
-        generations: Name of the state that each node confirmed last, for clients that rest on nodes.
-        saved: Copy of ``generations`` at the last checkpoint, to which the server may have to return.
-        forgotten: Date on which each client was taken out of the run, by name (``protofed forget``).
-    """
+    """Everything that a server needs in order to resume."""
 
     round: int = 0
     tensors: Tensors = field(default_factory=dict)
     standing: Standing = field(default_factory=Standing)
+    #: Name of the state that each node confirmed last, for clients that rest on nodes
     generations: dict[str, str] = field(default_factory=dict)
+    #: Copy of ``generations`` at the last checkpoint, to which the server may have to return
     saved: dict[str, str] = field(default_factory=dict)
+    #: Date on which each client was taken out of the run, by name (``protofed forget``)
     forgotten: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self, clients: Iterable[str]) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from protofed.errors import CheckpointError
 from protofed.untrusted import limits
 from protofed.untrusted.reading import reason
 
-Signature = tuple[int, int, int]
-"""Identity, size and time of the last change of a file."""
+Signature = tuple[int, int, int]  #: Identity, size and time of the last change of a file
 
 
 class Border:

@@ -25,10 +25,10 @@ class ClientDescription:
 
     name: Line
     architecture: ArchitectureName
-    parameters: Count  #: of its model
+    parameters: Count  #: Of its model
     d: Count
-    train: list[Count]  #: samples of each class
-    test: list[Count]  #: samples of each class
+    train: list[Count]  #: Samples of each class
+    test: list[Count]  #: Samples of each class
     extras: dict[str, Count] = field(default_factory=dict)
     counts: Line = "exact"  #: ``exact``, ``coarse`` or ``none``
 
@@ -45,15 +45,15 @@ class FederationDescription:
 
     class_names: list[str]
     clients: list[ClientDescription]
-    exchanges: str = ""  #: in words
-    notes: list[str] = field(default_factory=list)  #: of the method on its configuration
-    bfloat16: list[str] = field(default_factory=list)  #: models with layers in bfloat16
-    #: Reason for each client of a network that did not take part.
+    exchanges: str = ""  #: In words
+    notes: list[str] = field(default_factory=list)  #: Of the method on its configuration
+    bfloat16: list[str] = field(default_factory=list)  #: Models with layers in bfloat16
+    #: Reason for each client of a network that did not take part
     left_out: dict[str, str] = field(default_factory=dict)
-    network: str = ""  #: of a run whose clients are at the nodes of a network; ``""`` of others
+    network: str = ""  #: Of a run whose clients are at the nodes of a network; ``""`` of others
     rules: dict[str, Rule] = field(default_factory=dict)
-    open_rule: str = ""  #: for clients with samples of one class; ``""`` if the method has none
-    tests: str = ""  #: hash of all clients' test samples; ``""`` where they are not at hand
+    open_rule: str = ""  #: For clients with samples of one class; ``""`` if the method has none
+    tests: str = ""  #: Hash of all clients' test samples; ``""`` where they are not at hand
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], where: str) -> FederationDescription:

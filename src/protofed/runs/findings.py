@@ -12,21 +12,18 @@ from protofed.untrusted.decoding import Count, Number
 
 @dataclass
 class Findings:
-    """Changes to one round's uploads, and uploads that were left out.
+    """Changes to one round's uploads, and uploads that were left out."""
 
-    Attributes:
-        clipped: Number of shortened vectors and smallest factor, by client.
-        capped: Count fields, and sums over samples, that exceeded the client's weight, by client.
-        alone: Classes that a single client reported: nothing can be compared there.
-        out_of_proportion: Clients with a vector many times as long as the median that reached the method.
-    """
-
+    #: Number of shortened vectors and smallest factor, by client
     clipped: dict[str, tuple[int, float]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)  #: reasons by client
+    left_out: dict[str, str] = field(default_factory=dict)  #: Reasons by client
+    #: Count fields, and sums over samples, that exceeded the client's weight, by client
     capped: dict[str, list[str]] = field(default_factory=dict)
+    #: Classes that a single client reported: nothing can be compared there
     alone: list[int] = field(default_factory=list)
+    #: Clients with a vector many times as long as the median that reached the method
     out_of_proportion: list[str] = field(default_factory=list)
-    kept: str = ""  #: why the server kept its old state, if it did
+    kept: str = ""  #: Why the server kept its old state, if it did
 
     def shortened(self, client: str, vectors: int, factor: float) -> None:
         """Add vectors of a client that were shortened."""

@@ -9,8 +9,7 @@ from typing import Any
 NOT_THE_METHODS = ("seed", "execution", "checkpoint", "compare")
 NO_EFFECT = {"data.data_dir", "data.max_gb", "evaluation.metrics"}
 """Options in which runs may differ and still be repetitions of each other."""
-_NAMED = 3
-"""Most differing options of which a label names every value; of more, only what is unusual."""
+_NAMED = 3  #: Most differing options of which a label names every value; of more, only what is unusual
 
 
 def tell_apart(labels: Sequence[str], configurations: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -21,8 +21,7 @@ from protofed.runs.metrics import METRICS
 from protofed.runs.run import Run
 from protofed.untrusted.reading import reason
 
-DEEPEST = 8
-"""Folders further down are not searched."""
+DEEPEST = 8  #: Folders further down are not searched
 
 
 def load_run(path: Path, border: Border | None = None) -> Run:
@@ -105,9 +104,9 @@ def load_runs(paths: Sequence[Path], left_out: list[CheckpointError] | None = No
 class _Search:
     """A search for runs below one folder."""
 
-    border: Border  #: nothing beyond it is read
-    faults: list[CheckpointError] | None  #: errors of damaged runs; None raises them
-    visited: set[Path] = field(default_factory=set)  #: real paths
+    border: Border  #: Nothing beyond it is read
+    faults: list[CheckpointError] | None  #: Errors of damaged runs; None raises them
+    visited: set[Path] = field(default_factory=set)  #: Real paths
 
     def load(self, path: Path) -> Run | None:
         """Return a run; None if it is damaged, and that is noted."""

@@ -24,8 +24,7 @@ else:
     Bits = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
 
 METRICS = "metrics.json"
-VERSION = 1
-"""Number of the format of ``metrics.json``."""
+VERSION = 1  #: Number of the format of ``metrics.json``
 HEADLINES = {"balanced_accuracy": "Balanced accuracy", "macro_f1": "Macro F1", "auroc": "AUROC"}
 """Metrics that tables show, beside the accuracy, and what they are called."""
 
@@ -35,39 +34,35 @@ class ClassMetrics:
     """Metrics of one class against all others, in fractions; None where one is not defined."""
 
     label: Count
-    samples: Count  #: test samples of the class
-    recall: Fraction | None = None  #: share of them that is given the class: the sensitivity
-    specificity: Fraction | None = None  #: share of the other samples that is not given the class
-    precision: Fraction | None = None  #: share of the samples given the class that belong to it
-    f1: Fraction | None = None  #: harmonic mean of precision and recall
-    auroc: Fraction | None = None  #: area under the ROC curve of the class's log-probability
+    samples: Count  #: Test samples of the class
+    recall: Fraction | None = None  #: Share of them that is given the class: the sensitivity
+    specificity: Fraction | None = None  #: Share of the other samples that is not given the class
+    precision: Fraction | None = None  #: Share of the samples given the class that belong to it
+    f1: Fraction | None = None  #: Harmonic mean of precision and recall
+    auroc: Fraction | None = None  #: Area under the ROC curve of the class's log-probability
 
 
 @dataclass(frozen=True)
 class SampleMetrics:
-    """Metrics of some test samples, in fractions; None where one is not defined, with the reason in ``undefined``.
-
-    Attributes:
-        auroc: Mean over the classes that the samples have of one against all others; with two classes, the area of
-            either.
-        confusion: ``(class, class given, number of samples)`` for all pairs that occur. Samples whose scores are
-            not finite are given none, and are missing here.
-        calibration_error: Mean distance between the probability of the class given and the share of samples that
-            belong to it, over ten bins of equally many samples by that probability (Naeini et al. 2015).
-        right: Of a client, the test samples that are given their class: a bit for each in their order, as
-            hexadecimal digits, so that two runs on the same samples can be compared; ``""`` if not kept.
-    """
+    """Metrics of some test samples, in fractions; None where undefined, with the reason in ``undefined``."""
 
     samples: Count
-    accuracy: Fraction | None = None  #: share of the samples given their class
-    balanced_accuracy: Fraction | None = None  #: mean recall over the classes that the samples have
-    macro_f1: Fraction | None = None  #: mean F1 over the classes that the samples have or are given
+    accuracy: Fraction | None = None  #: Share of the samples given their class
+    balanced_accuracy: Fraction | None = None  #: Mean recall over the classes that the samples have
+    macro_f1: Fraction | None = None  #: Mean F1 over the classes that the samples have or are given
+    #: Mean over the classes that the samples have of one against all others; with two classes, the area of either
     auroc: Fraction | None = None
-    classes: tuple[ClassMetrics, ...] = ()  #: those that the samples have or are given
+    classes: tuple[ClassMetrics, ...] = ()  #: Those that the samples have or are given
+    #: ``(class, class given, number of samples)`` for all pairs that occur. Samples whose scores are not finite are
+    #: given none, and are missing here
     confusion: tuple[tuple[Count, Count, Count], ...] = ()
-    undefined: Mapping[str, Reason] | None = None  #: why a metric is None, by name
-    rule: Line = ""  #: of a client that answers by another one than the others; ``""`` for theirs
+    undefined: Mapping[str, Reason] | None = None  #: Why a metric is None, by name
+    rule: Line = ""  #: Of a client that answers by another one than the others; ``""`` for theirs
+    #: Mean distance between the probability of the class given and the share of samples that belong to it, over ten
+    #: bins of equally many samples by that probability (Naeini et al. 2015)
     calibration_error: Fraction | None = None
+    #: Of a client, the test samples that are given their class: a bit for each in their order, as hexadecimal
+    #: digits, so that two runs on the same samples can be compared; ``""`` if not kept
     right: Bits = ""
 
     def hits(self) -> NDArray[np.bool_] | None:
@@ -92,10 +87,10 @@ class SampleMetrics:
 class Metrics:
     """Metrics of the models with which a run ended, on their clients' own test samples."""
 
-    rule: Line  #: of all clients that name no other
-    round: Annotated[int, within(least=0, most=limits.ROUNDS)]  #: the last one
-    overall: SampleMetrics  #: of all clients' test samples together, each classified by its client's model
-    clients: Mapping[str, SampleMetrics]  #: of each client's, by name
+    rule: Line  #: Of all clients that name no other
+    round: Annotated[int, within(least=0, most=limits.ROUNDS)]  #: The last one
+    overall: SampleMetrics  #: Of all clients' test samples together, each classified by its client's model
+    clients: Mapping[str, SampleMetrics]  #: Of each client's, by name
 
     def over_clients(self, name: str) -> tuple[float, float, int] | None:
         """Return mean and (population) deviation of a metric over clients, and their number; None without any."""

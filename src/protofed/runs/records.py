@@ -20,11 +20,9 @@ from protofed.untrusted.decoding import LARGEST, Count, Number, Ordinal, decode
 if TYPE_CHECKING:
     from protofed.visits.contract import Trained
 
-WAYS = ("up", "down")
-"""Directions of traffic: from clients to the server, and back."""
+WAYS = ("up", "down")  #: Directions of traffic: from clients to the server, and back
 
-SECONDS = ("total", "training", "evaluation", "aggregation")
-"""The total time of a round, and its parts."""
+SECONDS = ("total", "training", "evaluation", "aggregation")  #: The total time of a round, and its parts
 
 SCORED = ("accuracy", "validation", "union", "unseen", "newcomers")
 """The data on which a round may have scored clients."""
@@ -62,9 +60,9 @@ _Scored = Annotated[dict[str, Scores], Meta(min_length=1)]
 class Accuracy:
     """Accuracies of one evaluation, per inference rule."""
 
-    weighted: dict[str, float]  #: correct over all samples of all clients
-    clients: dict[str, list[float | None]]  #: in their fixed order; None for a client without samples
-    spreads: dict[str, tuple[float, float]]  #: unweighted mean over clients and (population) standard deviation
+    weighted: dict[str, float]  #: Correct over all samples of all clients
+    clients: dict[str, list[float | None]]  #: In their fixed order; None for a client without samples
+    spreads: dict[str, tuple[float, float]]  #: Unweighted mean over clients and (population) standard deviation
 
     @classmethod
     def of(cls, results: Sequence[tuple[Mapping[str, float], int]], rules: Sequence[str]) -> Accuracy:
@@ -122,44 +120,40 @@ class Attack:
     """Hostile clients of a simulation."""
 
     clients: list[str]
-    honest: Mapping[str, Number | None] = field(default_factory=dict)  #: accuracy of the other clients, by rule
-    #: Success rate of a backdoor, by rule; empty without one.
+    honest: Mapping[str, Number | None] = field(default_factory=dict)  #: Accuracy of the other clients, by rule
+    #: Success rate of a backdoor, by rule; empty without one
     success: Mapping[str, Number | None] = field(default_factory=dict)
 
 
 @dataclass
 class RoundRecord:
-    """One round.
+    """One round."""
 
-    Attributes:
-        losses: Mean per training sample, per term, and their ``total``; None where not finite.
-        not_finite: Terms that were not finite first, by client.
-        bytes: Encoded size of all messages, ``up`` and ``down``.
-        parameters: Numbers sent as the papers count them, ``up`` and ``down``.
-        seconds: Of each of :data:`SECONDS`.
-    """
-
-    round: int  #: from 1
-    participants: list[str]  #: those that trained
-    accuracy: Accuracy | None = None  #: on the test data, if evaluated
-    validation: Accuracy | None = None  #: on the validation data
-    union: Accuracy | None = None  #: of every client on all clients' test samples
-    unseen: Accuracy | None = None  #: on those of them whose classes the client has no training samples of
-    newcomers: Accuracy | None = None  #: of the clients that joined after training, on their own test data
+    round: int  #: From 1
+    participants: list[str]  #: Those that trained
+    accuracy: Accuracy | None = None  #: On the test data, if evaluated
+    validation: Accuracy | None = None  #: On the validation data
+    union: Accuracy | None = None  #: Of every client on all clients' test samples
+    unseen: Accuracy | None = None  #: On those of them whose classes the client has no training samples of
+    newcomers: Accuracy | None = None  #: Of the clients that joined after training, on their own test data
+    #: Mean per training sample, per term, and their ``total``; None where not finite
     losses: dict[str, float | None] = field(default_factory=dict)
-    not_finite: dict[str, list[str]] = field(default_factory=dict)
+    not_finite: dict[str, list[str]] = field(default_factory=dict)  #: Terms that were not finite first, by client
+    #: Encoded size of all messages, ``up`` and ``down``
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    #: Numbers sent as the papers count them, ``up`` and ``down``
     parameters: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    #: Of each of :data:`SECONDS`
     seconds: dict[str, float] = field(
         default_factory=lambda: {"training": 0.0, "aggregation": 0.0, "evaluation": 0.0, "total": 0.0}
     )
-    refused: list[Refusal] = field(default_factory=list)  #: uploads that broke their schema
+    refused: list[Refusal] = field(default_factory=list)  #: Uploads that broke their schema
     missing: list[Absence] = field(default_factory=list)
-    attempts: int = 1  #: number of beginnings, more than one if too few clients had answered
-    robust: Findings = field(default_factory=Findings)  #: changes and omissions of the robust stage
+    attempts: int = 1  #: Number of beginnings, more than one if too few clients had answered
+    robust: Findings = field(default_factory=Findings)  #: Changes and omissions of the robust stage
     attack: Attack | None = None
-    privacy: Spent | None = None  #: cost of differential privacy so far
-    diagnostics: dict[str, Any] = field(default_factory=dict)  #: measurements of the method
+    privacy: Spent | None = None  #: Cost of differential privacy so far
+    diagnostics: dict[str, Any] = field(default_factory=dict)  #: Measurements of the method
 
     @property
     def sent(self) -> int:

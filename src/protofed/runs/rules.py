@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 else:
     Text = line(limits.REASON)
 
-MOST_RULES = 64
-"""Rules of one method."""
+MOST_RULES = 64  #: Rules of one method
 COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "grey", "black")
 
 
@@ -23,14 +22,14 @@ COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "grey", "bl
 class Rule:
     """A way to classify."""
 
-    name: Text  #: key of its scores
-    title: Text  #: heading in reports and figures
-    text: Text = "a rule of the method's own"  #: predicted class of a sample, as a clause
-    short: Text = ""  #: heading of a narrow column; ``""`` for the name
-    colour: Text = ""  #: one of :data:`COLOURS`; ``""`` for any that is free
-    place: Count = 100  #: tables show rules in ascending order of it
+    name: Text  #: Key of its scores
+    title: Text  #: Heading in reports and figures
+    text: Text = "a rule of the method's own"  #: Predicted class of a sample, as a clause
+    short: Text = ""  #: Heading of a narrow column; ``""`` for the name
+    colour: Text = ""  #: One of :data:`COLOURS`; ``""`` for any that is free
+    place: Count = 100  #: Tables show rules in ascending order of it
     #: A client whose samples are all of one class can recognise the others by it: its network has learned of all
-    #: classes from other clients, and the client's own frequencies play no part.
+    #: classes from other clients, and the client's own frequencies play no part
     open: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +128,7 @@ KNOWN_RULES = {
         NEAREST,
     )
 }
-"""Rules by names alone: those of published results, and of runs that do not describe theirs."""
+"""Rules in runs of version 0.2 and before, which do not describe them."""
 
 
 def find_rule(name: str) -> Rule:

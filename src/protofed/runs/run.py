@@ -23,11 +23,11 @@ class Run:
     directory: Path
     config: dict[str, Any]
     federation: FederationDescription
-    rounds: list[RoundRecord]  #: ascending
+    rounds: list[RoundRecord]  #: Ascending
     summary: Summary | None  #: None until the run has finished
-    label: str  #: name of the method in figures and tables; runs of one label differ in their seed
-    values: tuple[str, ...] = ()  #: along the axes of its comparison
-    listed: str = ""  #: method or variant in its comparison; ``""`` outside one
+    label: str  #: Name of the method in figures and tables; runs of one label differ in their seed
+    values: tuple[str, ...] = ()  #: Along the axes of its comparison
+    listed: str = ""  #: Method or variant in its comparison; ``""`` outside one
     measured: Metrics | None = None  #: None unless metrics were computed
 
     @property

@@ -27,21 +27,21 @@ else:
 class Spent:
     """Noisy publications so far, and the ε(δ) that follows from them."""
 
-    mode: Literal["client", "sample"]  #: hidden presence, of a ``client`` or ``sample``
-    epsilon: Epsilon  #: of all rounds so far, the largest of any client; infinite without noise (None in files)
+    mode: Literal["client", "sample"]  #: Hidden presence, of a ``client`` or ``sample``
+    epsilon: Epsilon  #: Of all rounds so far, the largest of any client; infinite without noise (None in files)
     delta: Number
     noise: Number
-    clip: Number  #: largest norm of a contribution
-    rate: Number  #: largest probability with which a contribution was drawn; 1 without amplification
-    releases: Count  #: noisy sums of contributions of clients, or of gradients of samples
+    clip: Number  #: Largest norm of a contribution
+    rate: Number  #: Largest probability with which a contribution was drawn; 1 without amplification
+    releases: Count  #: Noisy sums of contributions of clients, or of gradients of samples
     #: Contributions of the round that were shortened; for reading, not private. With secure aggregation nobody
-    #: learns it, and it is 0.
+    #: learns it, and it is 0
     clipped: Count = 0
-    means: Count = 0  #: further noisy sums of all samples: of class means, and once of numbers of samples
-    means_noise: Number = 0.0  #: their noise multiplier
+    means: Count = 0  #: Further noisy sums of all samples: of class means, and once of numbers of samples
+    means_noise: Number = 0.0  #: Their noise multiplier
     accountant: Literal["pld", "rdp"] = "rdp"
     #: Of neighbouring data, which decides what ε means: in one of them, a record adds zero to every sum
-    #: (:mod:`protofed.stages.privacy.accounting`).
+    #: (:mod:`protofed.stages.privacy.accounting`)
     adjacency: Literal["zero-out"] = "zero-out"
 
     def to_dict(self) -> dict[str, Any]:

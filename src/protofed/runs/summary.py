@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 else:
     from protofed.runs.records import Seconds as Times
 
-TOLERANCE = 0.01
-"""Tolerance below the best mean accuracy that counts as converged: one percentage point."""
+TOLERANCE = 0.01  #: Tolerance below the best mean accuracy that counts as converged: one percentage point
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,13 @@ class Beyond:
     """Accuracy by one inference rule on other samples than the clients' own, in fractions."""
 
     #: Over all clients' answers, in that of the rounds with such scores which is best on the clients' own test
-    #: samples.
+    #: samples
     best: Number
     #: The same of the last round with such scores: of a run that ended before the planned last one, as
-    #: ``evaluation.patience`` lets it, not always the last evaluated.
+    #: ``evaluation.patience`` lets it, not always the last evaluated
     final: Number
-    client_mean: Number  #: unweighted, in that round
-    client_std: Number  #: over clients, in that round
+    client_mean: Number  #: Unweighted, in that round
+    client_std: Number  #: Over clients, in that round
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], part: str, rule: str) -> Beyond | None:
@@ -52,24 +51,24 @@ class RuleOutcome:
     """Accuracy by one inference rule, in fractions; what is None is not known."""
 
     _: KW_ONLY
-    #: With a validation split, on the test data in the round that is best on the validation data.
+    #: With a validation split, on the test data in the round that is best on the validation data
     best_validated: Number | None = None
     best_validated_round: Ordinal | None = None
     #: Of the best round *on the test data*, which is what the papers print and is optimistic; weighted by test
-    #: samples.
+    #: samples
     best: Number
     best_round: Ordinal
-    best_client_mean: Number  #: unweighted mean over clients in that round
-    best_client_std: Number  #: standard deviation over clients (of the population) in that round
-    final: Number  #: of the last evaluated round, weighted by test samples
-    client_mean: Number  #: unweighted mean over clients in the last evaluated round
-    client_std: Number  #: standard deviation over clients in that round
+    best_client_mean: Number  #: Unweighted mean over clients in that round
+    best_client_std: Number  #: Standard deviation over clients (of the population) in that round
+    final: Number  #: Of the last evaluated round, weighted by test samples
+    client_mean: Number  #: Unweighted mean over clients in the last evaluated round
+    client_std: Number  #: Standard deviation over clients in that round
     #: First evaluated round from which on the mean over clients stays within :data:`TOLERANCE` of its best; None if
-    #: the last round is worse than that.
+    #: the last round is worse than that
     rounds_to_convergence: Ordinal | None = None
-    union: Beyond | None = None  #: on all clients' test samples
-    unseen: Beyond | None = None  #: on those of them whose classes a client has no training samples of
-    newcomers: Beyond | None = None  #: of the clients that joined after training, on their own test samples
+    union: Beyond | None = None  #: On all clients' test samples
+    unseen: Beyond | None = None  #: On those of them whose classes a client has no training samples of
+    newcomers: Beyond | None = None  #: Of the clients that joined after training, on their own test samples
 
     @classmethod
     def of(cls, evaluated: Sequence[RoundRecord], rule: str) -> RuleOutcome:
@@ -129,9 +128,9 @@ def _find_convergence(means: Mapping[int, float]) -> int | None:
 class Traffic:
     """Traffic of all parties together, by direction, as in ``summary.json``."""
 
-    parameters_up_per_round: Number  #: mean over the rounds that sent any, counted as papers do
+    parameters_up_per_round: Number  #: Mean over the rounds that sent any, counted as papers do
     parameters_up_over_all_rounds: Number
-    bytes_up_total: Large  #: all encoded messages
+    bytes_up_total: Large  #: All encoded messages
     parameters_down_per_round: Number
     parameters_down_over_all_rounds: Number
     bytes_down_total: Large
@@ -173,9 +172,9 @@ class Outcome:
     """Accuracy, communication and time of a run, computed from its rounds."""
 
     rounds: Count
-    accuracy: dict[str, RuleOutcome]  #: by inference rule, in the method's order; empty before the first evaluation
+    accuracy: dict[str, RuleOutcome]  #: By inference rule, in the method's order; empty before the first evaluation
     communication: Traffic
-    seconds: Times  #: sums over the rounds
+    seconds: Times  #: Sums over the rounds
     refused: Count
 
     @classmethod
@@ -209,14 +208,14 @@ class _About:
     protofed: Line
     recipe: Line
     method: Line
-    exchanges: Line  #: in words
+    exchanges: Line  #: In words
     seed: Large
     clients: Large
     peak_memory_bytes: Large | None = None  #: None if unknown
-    environment: dict[str, Any] = field(default_factory=dict)  #: versions, device and settings that matter
-    label: Line = ""  #: of figures and tables; ``""`` for the method's name
+    environment: dict[str, Any] = field(default_factory=dict)  #: Versions, device and settings that matter
+    label: Line = ""  #: Of figures and tables; ``""`` for the method's name
     main_rule: Line
-    privacy: Spent | None = None  #: cost of differential privacy
+    privacy: Spent | None = None  #: Cost of differential privacy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from protofed.sites.recipe import Notice
     from protofed.sites.results import TryResult
 
-SITES = 12
-"""Most sites that are told apart in a terminal."""
+SITES = 12  #: Most sites that are told apart in a terminal
 Source = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A file or folder per site, or one table with a column of sites.")
 ]

@@ -18,8 +18,7 @@ from protofed.untrusted.reading import parse_toml
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-GUESSED = "frame"
-"""Name of the recipe of a frame."""
+GUESSED = "frame"  #: Name of the recipe of a frame
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -21,33 +21,22 @@ from protofed.untrusted.reading import parse_toml
 
 NATURAL: dict[str, Any] = {"partition.name": "natural", "partition.names": True, "data.clients": 0}
 """Options by which a column names the sites."""
-ENCODING = "cp1252"
-"""Encoding of CSV files of western spreadsheets."""
+ENCODING = "cp1252"  #: Encoding of CSV files of western spreadsheets
 TEXTS = (".csv", ".tsv")
-SITES = 6
-"""Sites among which samples are divided at random."""
-FEWEST = 30
-"""Samples of each of them on average, unless there are two."""
+SITES = 6  #: Sites among which samples are divided at random
+FEWEST = 30  #: Samples of each of them on average, unless there are two
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a folder holds and what should be done about it.
-
-    Attributes:
-        kind: ``table``, ``vector``, ``series`` or ``image``.
-        sites: Name and number of samples of each site.
-        notices: What was found, in the order in which to read it.
-        source: Options by which the data are found, by dotted name.
-        overrides: Options that somebody has set, by dotted name.
-    """
+    """What a folder holds and what should be done about it."""
 
     folder: DataFolder
-    kind: str
-    sites: Mapping[str, int]
-    notices: Sequence[Notice]
-    source: Mapping[str, Any]
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    kind: str  #: ``table``, ``vector``, ``series`` or ``image``
+    sites: Mapping[str, int]  #: Name and number of samples of each site
+    notices: Sequence[Notice]  #: What was found, in the order in which to read it
+    source: Mapping[str, Any]  #: Options by which the data are found, by dotted name
+    overrides: Mapping[str, Any] = field(default_factory=dict)  #: Options that somebody has set, by dotted name
 
     def recipe(self, taken: Sequence[Notice]) -> str:
         """Return a recipe, as TOML, that carries out the proposals of some of the notices.

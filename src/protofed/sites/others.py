@@ -29,12 +29,9 @@ from protofed.sites.tables import (
 )
 from protofed.text import sides
 
-Held = dict[str, Counter[str]]
-"""Number of samples of each class, by site."""
-SIDE = 64
-"""Longest side in pixels to which images are scaled where they differ."""
-LOOKED = 500
-"""Samples of a site, or of one data set, that are read."""
+Held = dict[str, Counter[str]]  #: Number of samples of each class, by site
+SIDE = 64  #: Longest side in pixels to which images are scaled where they differ
+LOOKED = 500  #: Samples of a site, or of one data set, that are read
 
 
 def in_one_column(folder: DataFolder) -> bool:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from protofed.analysis.figures.base import apply_theme, legend_below, panels, percent_axis, write_title
 from protofed.analysis.figures.saving import inline_svg
 from protofed.analysis.figures.sites import MOST, draw_sites
 from protofed.analysis.report.page import PageFigure, environment
-from protofed.analysis.style import BLUE, GREY
 from protofed.analysis.table import TextCell, TextTable
 from protofed.sites.results import Arm, TryResult
 from protofed.storage.files import write_text
 from protofed.text import number
-from protofed.trained.curves import Curves
-from protofed.trained.folds import SHARES
 from protofed.trained.paired import Interval
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-WIDE = 12
-"""Most sites with a column of their own."""
+WIDE = 12  #: Most sites with a column of their own
 
 
 def write_page(trial: TryResult) -> None:
@@ -35,17 +25,11 @@ def write_page(trial: TryResult) -> None:
     told = "Accuracy of each site on its own samples, alone and together, by the same closed form."
     both = {site.name: (site.alone.mean, site.together.mean) for site in trial.sites}
     drawn = draw_sites(both, "alone", "together") if len(both) <= MOST else None
-    lines = {"All sites": trial.curves, **{site.name: site.curves for site in trial.sites}}
-    known = {name: line for name, line in lines.items() if line}
-    rising = "Accuracy on own samples against the share of samples, alone and together, of every site."
-    plots = {
-        "plot": PageFigure(Markup(inline_svg(drawn, "t", told)) if drawn else None, "too many sites"),
-        "curves": PageFigure(Markup(inline_svg(_draw(known), "w", rising)) if known else None, "too many sites"),
-    }
+    plot = PageFigure(Markup(inline_svg(drawn, "t", told)) if drawn else None, "too many sites")
     settled = [f for f in trial.notices if f.proposal and not f.open]
     tables = {"sites": sites_table(trial), "arms": arms_table(trial)}
     template = environment("protofed.sites").get_template("try.html")
-    write_text(trial.page, template.render(trial=trial, settled=settled, **plots, **tables))
+    write_text(trial.page, template.render(trial=trial, settled=settled, plot=plot, **tables))
 
 
 def sites_table(trial: TryResult) -> TextTable:
@@ -110,19 +94,3 @@ def _share(value: float) -> str:
 
 def _gain(gain: Interval) -> TextCell:
     return TextCell(f"{gain.mean:+.1f}", f"{gain.low:+.1f} … {gain.high:+.1f}", strong=bool(gain.sign))
-
-
-@apply_theme
-def _draw(lines: dict[str, Curves]) -> Figure:
-    """Return learning curves by name."""
-    fig, axes = panels(len(lines), 2.9, 2.2)
-    for ax, (name, curves) in zip(axes, lines.items(), strict=True):
-        alone, together = ([100 * value for value in line] for line in curves)
-        ax.plot(SHARES, together, color=BLUE, marker="o", label="with a share of the others’ samples")
-        ax.plot(SHARES, alone, color=GREY, marker="X", linestyle="--", label="alone, with a share of its own")
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(SHARES, ["⅛", "¼", "½", "1"])
-        percent_axis(ax, [*alone, *together], "Accuracy (%)")
-        write_title(ax, name)
-    legend_below(fig, axes)
-    return fig

@@ -16,30 +16,21 @@ from protofed.storage.files import write_text
 from protofed.untrusted import claims
 from protofed.untrusted.reading import parse_toml
 
-SHOWN = 300
-"""Most characters of a text."""
+SHOWN = 300  #: Most characters of a text
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something about the data that a person should know before a run.
+    """Something about the data that a person should know before a run."""
 
-    Attributes:
-        site: Name of the site, or of the file; "" for all sites.
-        column: Name of the column; "" for the whole table, or where there is none.
-        proposal: What to do about it; "" if it is only worth knowing.
-        options: Values by dotted name that carry out the proposal. Lists and tables add to those of other notices.
-        open: Whether no option can mend it: a person has to.
-        asks: Whether a person should look at it first.
-    """
-
-    site: str
-    column: str
+    site: str  #: Name of the site, or of the file; "" for all sites
+    column: str  #: Name of the column; "" for the whole table, or where there is none
     found: str
-    proposal: str = ""
+    proposal: str = ""  #: What to do about it; "" if it is only worth knowing
+    #: Values by dotted name that carry out the proposal. Lists and tables add to those of other notices
     options: Mapping[str, Any] = field(default_factory=dict)
-    open: bool = False
-    asks: bool = False
+    open: bool = False  #: Whether no option can mend it: a person has to
+    asks: bool = False  #: Whether a person should look at it first
 
     def __post_init__(self) -> None:
         """Take out of texts of files what would break a line of a terminal or a recipe."""

@@ -12,28 +12,20 @@ from numpy.typing import NDArray
 
 from protofed.sites.recipe import Notice
 from protofed.text import size
-from protofed.trained.curves import FAR, Curves
-from protofed.trained.folds import SHARES
 from protofed.trained.paired import Interval, Sampled, two_level
 
 Hits = Mapping[str, Sequence[NDArray[np.float64]]]
 """Which samples of each site are classified rightly, ``(n,)`` of 0 and 1, for each draw of folds or each seed."""
-FEW = 30
-"""Judged samples below which a difference of a few points is chance."""
+FEW = 30  #: Judged samples below which a difference of a few points is chance
 NAMED = 4
 UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
 
 class Evidence(NamedTuple):
-    """The samples by which a way of learning is judged.
+    """The samples by which a way of learning is judged."""
 
-    Attributes:
-        folds: Number of folds of each site that are left out in turn; 0 for one split of each seed.
-        same: All seeds have the same test samples.
-    """
-
-    folds: int = 0
-    same: bool = False
+    folds: int = 0  #: Number of folds of each site that are left out in turn; 0 for one split of each seed
+    same: bool = False  #: All seeds have the same test samples
 
     def values(self, held: Mapping[str, Sequence[NDArray[Any]]], site: str = "") -> list[NDArray[Any]]:
         """Return the values of a site, or of all, for each seed; of draws of folds, the mean for each sample."""
@@ -60,24 +52,16 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of learning.
-
-    Attributes:
-        together: Whether it learns from the samples of all sites.
-        federated: Whether nothing but messages leaves a site; otherwise its samples would.
-        classes: Of the samples of ``hits``.
-        base: Right answers of the closed form together for the same samples.
-        trained: Whether it is a network, judged by the split of each seed.
-    """
+    """One way of learning."""
 
     name: str
-    together: bool
-    federated: bool
+    together: bool  #: Whether it learns from the samples of all sites
+    federated: bool  #: Whether nothing but messages leaves a site; otherwise its samples would
     hits: Hits
-    classes: Mapping[str, Sequence[NDArray[np.int64]]]
-    base: Hits
+    classes: Mapping[str, Sequence[NDArray[np.int64]]]  #: Of the samples of ``hits``
+    base: Hits  #: Right answers of the closed form together for the same samples
     evidence: Evidence
-    trained: bool = False
+    trained: bool = False  #: Whether it is a network, judged by the split of each seed
 
     @property
     def title(self) -> str:
@@ -117,42 +101,24 @@ def difference(hits: Hits, others: Hits, evidence: Evidence, site: str = "", lev
 
 @dataclass(frozen=True)
 class SiteAnswer:
-    """What federating gives a site.
-
-    Attributes:
-        judged: Number of samples by which it is judged.
-        classes: Number of those that it has samples of.
-        lacks: Classes that only others have samples of.
-        alone: Accuracy in percent with its own samples.
-        gain: Points that it gains together.
-        unseen: Accuracy in percent on samples of the classes that it lacks; NaN without any.
-        times: Multiple of its samples with which it would be as accurate alone, by its learning curve; infinite if
-            more than :data:`~protofed.trained.curves.FAR`, NaN where no gain is seen or the curve does not tell.
-    """
+    """What federating gives a site."""
 
     name: str
     samples: int
-    judged: int
-    classes: int
-    lacks: tuple[str, ...]
-    alone: Interval
+    judged: int  #: Number of samples by which it is judged
+    classes: int  #: Number of those that it has samples of
+    lacks: tuple[str, ...]  #: Classes that only others have samples of
+    alone: Interval  #: Accuracy in percent with its own samples
     together: Interval
-    gain: Interval
-    unseen: float
-    curves: Curves | None = None
-    times: float = float("nan")
+    gain: Interval  #: Points that it gains together
+    unseen: float  #: Accuracy in percent on samples of the classes that it lacks; NaN without any
 
     @property
     def advice(self) -> str:
         """A recommendation in one sentence."""
         few = ", ".join(self.lacks[:NAMED]) + (", …" if len(self.lacks) > NAMED else "")
         if self.gain.sign > 0:
-            worth = (
-                ""
-                if np.isnan(self.times)
-                else f", for which you would need {format_times(self.times)} samples alone"
-            )
-            return f"Join: {self.gain.mean:+.1f} points on your own classes{worth}."
+            return f"Join: {self.gain.mean:+.1f} points on your own classes."
         if self.gain.sign < 0:
             loss = f"joining costs {-self.gain.mean:.1f} points on your own classes"
             return f"Stay alone, unless you expect other classes: {loss}."
@@ -165,35 +131,20 @@ class SiteAnswer:
 
 @dataclass(frozen=True)
 class TryResult:
-    """What each site reaches alone and together.
+    """What each site reaches alone and together."""
 
-    Attributes:
-        sites: Those that have more than one class, and samples by which they can be judged.
-        left_out: Names of the others.
-        arms: The ways of learning; the first is the closed form together, the second its twin alone.
-        evidence: Of these two.
-        draws: Of folds.
-        unseen: Accuracy in percent on samples of classes that a site lacks, mean over such sites; NaN without any.
-        positive: Number and name of the class whose recall is shown.
-        seeds: Of trained networks.
-        sent: Bytes of class means and second moment that a site sends, mean over sites.
-        curves: Mean over the judged samples of all sites.
-    """
-
-    sites: tuple[SiteAnswer, ...]
-    left_out: tuple[str, ...]
-    arms: tuple[Arm, ...]
-    evidence: Evidence
-    draws: int
+    sites: tuple[SiteAnswer, ...]  #: Those that have more than one class, and samples by which they can be judged
+    left_out: tuple[str, ...]  #: Names of the others
+    arms: tuple[Arm, ...]  #: The ways of learning; the first is the closed form together, the second its twin alone
+    evidence: Evidence  #: Of these two
+    draws: int  #: Of folds
+    #: Accuracy in percent on samples of classes that a site lacks, mean over such sites; NaN without any
     unseen: float
-    positive: tuple[int, str]
-    seeds: tuple[int, ...]
-    sent: float
+    positive: tuple[int, str]  #: Number and name of the class whose recall is shown
+    seeds: tuple[int, ...]  #: Of trained networks
+    sent: float  #: Bytes of class means and second moment that a site sends, mean over sites
     revealed: str
     directory: Path
-    curves: Curves | None = None
-    times: float = float("nan")
-    missed: float = float("nan")
     notices: Sequence[Notice] = field(default=())
 
     @property
@@ -262,17 +213,6 @@ class TryResult:
             f"{told}: one draw of weights, which is not in these intervals." if len(self.seeds) < 2 else f"{told}."
         ]
 
-    @property
-    def prediction(self) -> str:
-        """The learning curve of all sites in one sentence; "" if there is none or no gain is seen."""
-        if np.isnan(self.times):
-            return ""
-        return (
-            f"To be as accurate alone, sites would need {format_times(self.times)} samples, by a power law that "
-            f"misses the accuracy with all samples by {100 * self.missed:+.1f} points if it is fitted to half of "
-            "them."
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; accuracies are in percent, and None where they are not known."""
         rows = [
@@ -291,8 +231,6 @@ class TryResult:
             "unseen": self.unseen,
             "sent": self.sent,
             "revealed": self.revealed,
-            "shares": SHARES,
-            "curves": self.curves,
             "sites": [{**asdict(site), "advice": site.advice} for site in self.sites],
             "arms": rows,
         }
@@ -304,15 +242,8 @@ def _mean(arm: Arm) -> str:
     return f"{arm.accuracy().mean:.1f} %"
 
 
-def format_times(value: float) -> str:
-    """Return a multiple of samples in words."""
-    return f"more than {FAR:.0f} times as many" if np.isinf(value) else f"perhaps {value:.2g} times as many"
-
-
 def _replace_nan(value: Any) -> Any:
     """Return a value with None in place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, Curves):
-        return _replace_nan(value._asdict())
     if isinstance(value, dict):
         return {name: _replace_nan(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -26,8 +26,7 @@ from protofed.errors import DataError
 from protofed.untrusted.limits import Budget
 
 TABLES = (".parquet", *DELIMITED)
-ONE_TABLE = "table"
-"""Name of the only table of a folder, before its sites are known."""
+ONE_TABLE = "table"  #: Name of the only table of a folder, before its sites are known
 NESTED = (
     "of its own, only folders: a file per sample is read of images alone; put samples into one "
     "table with a column of classes, or series into one .npz file (x: samples × channels × length, y: classes)"
@@ -36,15 +35,10 @@ NESTED = (
 
 @dataclass(frozen=True)
 class ColumnScan:
-    """A column of one site as texts.
+    """A column of one site as texts."""
 
-    Attributes:
-        texts: ``n`` values, None where there is none.
-        rows: Row of each value, for messages.
-    """
-
-    texts: Sequence[str | None]
-    rows: Sequence[int]
+    texts: Sequence[str | None]  #: ``n`` values, None where there is none
+    rows: Sequence[int]  #: Row of each value, for messages
 
     @cached_property
     def present(self) -> list[str]:
@@ -97,16 +91,12 @@ class ColumnScan:
 
 @dataclass(frozen=True)
 class SiteTable:
-    """The table of one site, with all its splits.
-
-    Attributes:
-        tested: Rows of a split for testing; None if none is set aside.
-    """
+    """The table of one site, with all its splits."""
 
     site: str
     file: Path
     columns: Mapping[str, ColumnScan]
-    tested: int | None = None
+    tested: int | None = None  #: Rows of a split for testing; None if none is set aside
 
     @property
     def rows(self) -> int:
@@ -116,15 +106,11 @@ class SiteTable:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """What a folder holds.
-
-    Attributes:
-        kind: ``tables``; ``images`` or ``arrays`` in files of their own; ``samples`` in columns of one data set.
-        sites: Path of each site, a file or folder; one, ``ONE_TABLE``, where the sites are in a column.
-    """
+    """What a folder holds."""
 
     path: Path
-    kind: str
+    kind: str  #: ``tables``; ``images`` or ``arrays`` in files of their own; ``samples`` in columns of one data set
+    #: Path of each site, a file or folder; one, ``ONE_TABLE``, where the sites are in a column
     sites: Mapping[str, Path]
     options: Mapping[str, Any]
     unread: tuple[str, ...] = ()

@@ -23,12 +23,9 @@ from protofed.sites.scan import ColumnScan, SiteTable
 from protofed.text import few
 from protofed.untrusted import limits
 
-MANY_CLASSES = 30
-"""Most different values of a column that is taken for the label."""
-FEW_CLASSES = 10
-"""Most different numbers that are taken for classes however few samples there are."""
-FEW_TESTED = 30
-"""Test samples below which a difference of a few points is chance."""
+MANY_CLASSES = 30  #: Most different values of a column that is taken for the label
+FEW_CLASSES = 10  #: Most different numbers that are taken for classes however few samples there are
+FEW_TESTED = 30  #: Test samples below which a difference of a few points is chance
 TEST_FRACTION = 0.25
 OUT = "leave the column out; correct it to use it"
 _LABEL = re.compile(
@@ -45,10 +42,8 @@ _PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 """Texts in place of a value that nobody knows."""
-_WORD = re.compile(r"[+\-±]+|x+|none?|nil|void|empty", re.IGNORECASE)
-"""Those that may be a category."""
-Held = Mapping[str, Mapping[str, int]]
-"""Number of samples of each class or category, by site."""
+_WORD = re.compile(r"[+\-±]+|x+|none?|nil|void|empty", re.IGNORECASE)  #: Those that may be a category
+Held = Mapping[str, Mapping[str, int]]  #: Number of samples of each class or category, by site
 _BIRTH = re.compile(r".*(birth|born|dob|geb).*", re.IGNORECASE)
 
 

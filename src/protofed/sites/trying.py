@@ -28,33 +28,24 @@ from protofed.samples import FederatedData
 from protofed.sites.looking import Survey, inspect_folder
 from protofed.sites.page import write_page
 from protofed.sites.recipe import Notice
-from protofed.sites.results import FEW, Arm, Evidence, Hits, SiteAnswer, TryResult, difference
+from protofed.sites.results import Arm, Evidence, Hits, SiteAnswer, TryResult, difference
 from protofed.storage.files import write_json, write_text
-from protofed.trained.curves import Curves, curves, extrapolation_error, solve_multiple
-from protofed.trained.folds import FOLDS, MANY, SHARES, Judged, SiteSamples, divide_all, judge, judge_anywhere
+from protofed.trained.folds import FOLDS, Judged, SiteSamples, divide_all, judge, judge_anywhere
 from protofed.trained.metrics import Answers, answers
 from protofed.trained.paired import same_tests
 from protofed.untrusted.reading import parse_toml
 
 TOGETHER, ALONE = "fedlda", "local_lda"
-DIM = 512
-"""Most features per sample, unless the recipe says otherwise."""
-NETWORKS = ("beacon", "local")
-"""What is trained, of that which a recipe compares."""
-WIDEST = 512
-"""Most inputs with which gradient boosting is tried."""
-FITS = 500
-"""Most classes times fits for that."""
-HALVES = FOLDS // 2
-"""Folds by which it is judged, each of two of the others."""
+DIM = 512  #: Most features per sample, unless the recipe says otherwise
+NETWORKS = ("beacon", "local")  #: What is trained, of that which a recipe compares
+WIDEST = 512  #: Most inputs with which gradient boosting is tried
+FITS = 500  #: Most classes times fits for that
+HALVES = FOLDS // 2  #: Folds by which it is judged, each of two of the others
 TREES = 50
 """Trees of boosting per class, at twice the usual rate: as accurate as 100 (eight data sets: −0.1 points)."""
-TUNED = 2_000_000
-"""Most numbers of all samples together for which the strength of logistic regression is chosen."""
-FEWEST = 20
-"""Least samples of a class for that; of fewer, folds choose by chance."""
-NEARLY = 3
-"""A mean of so few samples is nearly a sample itself."""
+TUNED = 2_000_000  #: Most numbers of all samples together for which the strength of logistic regression is chosen
+FEWEST = 20  #: Least samples of a class for that; of fewer, folds choose by chance
+NEARLY = 3  #: A mean of so few samples is nearly a sample itself
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 
 
@@ -162,10 +153,6 @@ def run_trial(
     kept = [site.name for site in trial.sites]
     rivals = list(_rivals(numbers[0], len(data.class_names)))
     tasks = [_Task(rival.name, partial(rival.judged, numbers)) for rival in rivals]
-    if len(sites) <= MANY:
-        places = [place for place, site in enumerate(sites) if site.name in kept]
-        options = experiment.method_options
-        tasks.append(_Task("curves", partial(curves, sites, data.num_classes, options, judged, places)))
     first, runs = len(tasks), list(seeds) or [plain.seed]
     if names:
         plan = Plan.of(apply_overrides(tree, {"compare.methods": names, "compare.seeds": runs}))
@@ -179,8 +166,6 @@ def run_trial(
         progress.advanced()
     for place, rival in enumerate(rivals):
         trial = _with(trial, rival, outcomes[place])
-    if len(sites) <= MANY:
-        trial = _extrapolated(trial, outcomes[len(rivals)])
     if names:
         bases = [_on_split(experiment, seed) for seed in runs]
         trained = [(tasks[place].label, outcomes[place]) for place in range(first, len(tasks))]
@@ -258,17 +243,11 @@ Fit = Callable[[NDArray[np.float64], NDArray[np.int64]], Any]
 
 
 class _Checked(NamedTuple):
-    """What is known of the sites before anything is computed.
+    """What is known of the sites before anything is computed."""
 
-    Attributes:
-        kept: Places of those that can be judged.
-        counts: ``(M, K)`` samples of which others learn.
-        positive: Class whose recall is shown.
-    """
-
-    kept: list[int]
-    counts: NDArray[np.int64]
-    positive: int
+    kept: list[int]  #: Places of those that can be judged
+    counts: NDArray[np.int64]  #: ``(M, K)`` samples of which others learn
+    positive: int  #: Class whose recall is shown
 
 
 def _checked(data: FederatedData, sites: Sequence[SiteSamples], positive: str) -> _Checked:
@@ -348,19 +327,6 @@ class _Task(NamedTuple):
     def run(self, progress: Progress | None = None, deadline: float | None = None) -> Any:
         """Compute it."""
         return self.compute()
-
-
-def _extrapolated(trial: TryResult, lines: Sequence[Curves]) -> TryResult:
-    """Return an answer with learning curves, and with what a gain is worth in samples where they tell."""
-    *each, whole = lines
-    answered = []
-    for site, line in zip(trial.sites, each, strict=True):
-        told = site.gain.sign > 0 and site.judged >= FEW
-        answered.append(replace(site, curves=line, times=solve_multiple(line) if told else site.times))
-    gained = solve_multiple(whole) if trial.gain().sign > 0 else trial.times
-    return replace(
-        trial, sites=tuple(answered), curves=whole, times=gained, missed=extrapolation_error(SHARES, whole.alone)
-    )
 
 
 class _Rival(NamedTuple):

@@ -25,8 +25,7 @@ try:
 except ImportError:  # Windows, where processes are not kept out of each other's folders
     fcntl = None  # type: ignore[assignment]
 
-PARTIAL = ".partial"
-"""Suffix of the names of partially written files and folders, which begin with a dot."""
+PARTIAL = ".partial"  #: Suffix of the names of partially written files and folders, which begin with a dot
 
 
 def lock(file: IO[str] | int) -> bool:

@@ -34,10 +34,8 @@ TYPES = {
 }
 """Types of tensors by their names in safetensors files."""
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
-_MOST = 1024
-"""Number of layouts that are remembered."""
-_ALIGNED = 8
-"""Headers take a multiple of as many bytes, as the format asks."""
+_MOST = 1024  #: Number of layouts that are remembered
+_ALIGNED = 8  #: Headers take a multiple of as many bytes, as the format asks
 
 
 class _Entry(NamedTuple):

@@ -25,16 +25,12 @@ except ImportError:  # Windows: folders are removed only if the process ends nor
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "protofed-"
-MARK = ".scratch"
-"""An empty file that distinguishes our folders from others with a similar name."""
-SEMAPHORES = Path("/dev/shm")
-"""Folder in which Linux lists named semaphores, as ``sem.NAME``."""
+MARK = ".scratch"  #: An empty file that distinguishes our folders from others with a similar name
+SEMAPHORES = Path("/dev/shm")  #: Folder in which Linux lists named semaphores, as ``sem.NAME``
 
-LONGEST = 80
-"""Maximum bytes of a folder's path for sockets; systems allow 104 or 108 including the socket's name."""
+LONGEST = 80  #: Maximum bytes of a folder's path for sockets; systems allow 104 or 108 including the socket's name
 
-_short: list[int] = []
-"""File descriptors that hold the locks on folders for sockets."""
+_short: list[int] = []  #: File descriptors that hold the locks on folders for sockets
 _mine: tuple[int, Path, int] | None = None
 """The id of the process that created the folder, the folder, and the file descriptor that holds its lock."""
 

@@ -19,21 +19,16 @@ from protofed.errors import CheckpointError, PayloadError, writing
 from protofed.storage.files import check_format, open_tensors
 from protofed.untrusted import claims
 
-VERSION = 1
-"""Format version; 2 had the state of optimisers."""
-KEY = "protofed.snapshot"
-"""Name in the header of a file or a record, under which the format version stands."""
+VERSION = 1  #: Format version; 2 had the state of optimisers
+KEY = "protofed.snapshot"  #: Name in the header of a file or a record, under which the format version stands
 
 
 class Snapshot(NamedTuple):
-    """Everything about a client that persists between visits.
-
-    Attributes:
-        received: Result of the method's ``receive`` for the last broadcast; empty before the first one.
-    """
+    """Everything about a client that persists between visits."""
 
     model: dict[str, Tensor]
     state: dict[str, Tensor]
+    #: Result of the method's ``receive`` for the last broadcast; empty before the first one
     received: dict[str, Tensor]
 
 

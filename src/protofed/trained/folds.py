@@ -25,33 +25,20 @@ from protofed.prototypes.inference import most_likely
 from protofed.samples import ClientData, FederatedData
 
 FOLDS = 10
-DRAWS = 3
-"""Draws of folds, so that their luck does not count."""
-MANY = 24
-"""Sites beyond which there is one draw, and no learning curves."""
-SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Shares of a site's samples, and of the others', of which curves are computed."""
-Hits = NDArray[np.float64]
-"""``(draws, n)`` of 0 and 1: which of a site's judged samples are classified rightly."""
+DRAWS = 3  #: Draws of folds, so that their luck does not count
+MANY = 24  #: Sites beyond which there is one draw
+Hits = NDArray[np.float64]  #: ``(draws, n)`` of 0 and 1: which of a site's judged samples are classified rightly
 
 
 class SiteSamples(NamedTuple):
-    """The samples of a site.
-
-    Attributes:
-        x: ``(n, …)``.
-        y: ``(n,)`` int64.
-        folds: ``(draws, n)`` int64 in which fold a sample is judged; -1 for those that never are.
-        shared: ``(n,)`` bool, those of which the others learn.
-        views: Number of equally long features side by side.
-    """
+    """The samples of a site."""
 
     name: str
-    x: Tensor
-    y: Tensor
-    folds: Tensor
-    shared: Tensor
-    views: int = 1
+    x: Tensor  #: ``(n, …)``
+    y: Tensor  #: ``(n,)`` int64
+    folds: Tensor  #: ``(draws, n)`` int64 in which fold a sample is judged; -1 for those that never are
+    shared: Tensor  #: ``(n,)`` bool, those of which the others learn
+    views: int = 1  #: Number of equally long features side by side
 
     @property
     def judged(self) -> Tensor:
@@ -103,28 +90,18 @@ def divide_all(data: FederatedData, seed: int, *, given: bool) -> list[SiteSampl
 
 
 class Judged(NamedTuple):
-    """The right answers of closed forms, by site.
+    """The right answers of closed forms, by site."""
 
-    Attributes:
-        alone: Of the site's own samples.
-        together: Of its mixture.
-    """
-
-    alone: list[Hits]
-    together: list[Hits]
+    alone: list[Hits]  #: Of the site's own samples
+    together: list[Hits]  #: Of its mixture
 
 
-def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions, share: float = 1.0) -> Judged:
-    """Return the right answers of the closed forms for samples that they have not seen.
-
-    Args:
-        sites: With fixed features.
-        share: Of a site's samples with which it answers alone; and of the others' together.
-    """
+def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions) -> Judged:
+    """Return the right answers of the closed forms, on fixed features, for samples that they have not seen."""
     sites = [site.flat() for site in sites]
     d, views = sites[0].x.shape[1], sites[0].views
     none = Sums.none(classes, d, second=True)
-    sums = [_sums(site, site.shared & (_order(site) < share), classes) for site in sites]
+    sums = [_sums(site, site.shared, classes) for site in sites]
     total = reduce(Sums.plus, sums, none)
     scatters = [part.scatter for part in sums]
     scatter = reduce(torch.add, scatters, none.moment)
@@ -134,12 +111,10 @@ def judge(sites: Sequence[SiteSamples], classes: int, options: FedLDAOptions, sh
         place, _, _, out = part
         site = sites[place]
         rest = ~out if bool(site.shared.all()) else site.shared
-        few = rest & (_order(site) < share)
         own = _sums(site, rest, classes)
-        less = own if share == 1 else _sums(site, few, classes)
         others, around = total.plus(sums[place], -1.0), scatter - scatters[place]
-        pairs = (few, Pools.alone(less, views)), (rest, Pools(own, others, around, views))
-        return [_answers(pools, site.x[rows], site.y[rows], site.x[out], options) for rows, pools in pairs]
+        pairs = Pools.alone(own, views), Pools(own, others, around, views)
+        return [_answers(pools, site.x[rest], site.y[rest], site.x[out], options) for pools in pairs]
 
     found = Judged(*([np.zeros((len(site.folds), len(site.y))) for site in sites] for _ in Judged._fields))
     with ThreadPoolExecutor(numerics.cores(), initializer=_single) as pool:
@@ -177,12 +152,6 @@ def _single() -> None:
 
 def _of_judged(sites: Sequence[SiteSamples], found: Sequence[Hits]) -> list[Hits]:
     return [right[:, site.judged.numpy()] for site, right in zip(sites, found, strict=True)]
-
-
-def _order(site: SiteSamples) -> Tensor:
-    """Return a place in ``[0, 1)`` for each sample, by which the shares of a curve are nested, ``(n,)``."""
-    n = len(site.y)
-    return torch.from_numpy(np.random.default_rng(n).permutation(n)) / max(n, 1)
 
 
 def _sums(site: SiteSamples, rows: Tensor, classes: int) -> Sums:

@@ -42,30 +42,23 @@ from protofed.storage.files import open_tensors, read_json, read_tensors
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-UNKNOWN = "unknown"
-"""Class of samples that are less typical than the level asked for."""
-BATCH = 256
-"""Samples that are classified together."""
+UNKNOWN = "unknown"  #: Class of samples that are less typical than the level asked for.
+BATCH = 256  #: Samples that are classified together.
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The classes of some samples, by one inference rule.
+    """The classes of some samples, by one inference rule."""
 
-    Attributes:
-        labels: ``(n,)`` int64; -1 where the model's output is not finite.
-        probabilities: ``(n, K)`` float64: the softmax of the rule's scores, which are logits for classifiers and
-            −‖f(x) − C_j‖² for prototypes.
-        typical: ``(n,)`` p-values of samples being of classes that the client knows; None if none are known.
-        level: Those less typical are of an unknown class.
-    """
-
-    labels: NDArray[np.int64]
+    labels: NDArray[np.int64]  #: ``(n,)`` int64; -1 where the model's output is not finite
+    #: ``(n, K)`` float64: the softmax of the rule's scores, which are logits for classifiers and −‖f(x) − C_j‖² for
+    #: prototypes
     probabilities: NDArray[np.float64]
     class_names: tuple[str, ...]
     rule: str
+    #: ``(n,)`` p-values of samples being of classes that the client knows; None if none are known
     typical: NDArray[np.float64] | None = None
-    level: float = 0.0
+    level: float = 0.0  #: Those less typical are of an unknown class
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -141,26 +134,19 @@ class _Kept(nn.Module):
 
 @dataclass(frozen=True)
 class TrainedClient:
-    """A client at the end of a run, ready to classify.
-
-    Attributes:
-        classifier: With the preprocessing, in eval mode.
-        main_rule: Of the run's headline numbers.
-        validated: The rule that was right most often on its validation samples when it was last scored; ``""``
-            without such samples.
-        only_class: Class of all its training samples; ``""`` if they are of several classes.
-        resize: Side in pixels of the run's images; 0 if not scaled.
-    """
+    """A client at the end of a run, ready to classify."""
 
     name: str
-    classifier: Classifier
+    classifier: Classifier  #: With the preprocessing, in eval mode
     method: Method
     received: Tensors
     state: Tensors
-    main_rule: str
+    main_rule: str  #: Of the run's headline numbers
+    #: The rule that was right most often on its validation samples when it was last scored; ``""`` without such
+    #: samples
     validated: str = ""
-    only_class: str = ""
-    resize: int = 0
+    only_class: str = ""  #: Class of all its training samples; ``""`` if they are of several classes
+    resize: int = 0  #: Side in pixels of the run's images; 0 if not scaled
     table: Table | None = None
     data: DataOptions = field(default_factory=DataOptions)
 

@@ -12,10 +12,8 @@ from protofed.untrusted import limits
 
 COUNTS = ("exact", "coarse", "none")
 """Disclosures of sample counts: exactly, as the next power of two, or only the classes."""
-EVEN = "even"
-"""Disclosure of a client whose samples are protected: their number, dealt evenly among all classes."""
-PRIVATE = "private"
-"""Name in a description for a model that only the node can build."""
+EVEN = "even"  #: Disclosure of a client whose samples are protected: their number, dealt evenly among all classes
+PRIVATE = "private"  #: Name in a description for a model that only the node can build
 
 _ARCHITECTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _CODE = re.compile(r"(.*\.py|[^\W\d][\w.]*):[^\W\d][\w.]*", re.DOTALL)

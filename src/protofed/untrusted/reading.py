@@ -18,8 +18,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from protofed.untrusted import limits
 
-_LARGE = re.compile(rb"[eE]\+?[0-9]{3}")
-"""An exponent with which a number may be too large."""
+_LARGE = re.compile(rb"[eE]\+?[0-9]{3}")  #: An exponent with which a number may be too large
 
 
 def open_ordinary(path: Path, most: int | None = None) -> BinaryIO:

@@ -58,7 +58,7 @@ class LocalPlan:
     batch_size: int = 32  # ``B``; the last batch of an epoch may be smaller
     optimizer: str = "SGD"  # a class in ``torch.optim``; every round builds a new instance
     settings: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.01})  # keyword arguments, including ``lr``
-    #: Largest Euclidean norm of a gradient; see :class:`~protofed.methods.contract.Update`.
+    #: Largest Euclidean norm of a gradient; see :class:`~protofed.methods.contract.Update`
     clip: float | None = None
     schedule: Schedule = Schedule()  # of the learning rates of local training, also of a method's own
     factor: float = 1.0  # of the learning rates in the present round

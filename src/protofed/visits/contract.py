@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from protofed.visits.roster import Roster
 
-Messages = Mapping[str, bytes | None]
-"""Encoded broadcast of each client."""
+Messages = Mapping[str, bytes | None]  #: Encoded broadcast of each client
 
-Scores = tuple[Mapping[str, float], int]
-"""Correct answers by rule, and the number of samples."""
+Scores = tuple[Mapping[str, float], int]  #: Correct answers by rule, and the number of samples
 
-On = Literal["own", "union", "balanced", "shifted"]
-"""Whose test samples clients are scored on."""
+On = Literal["own", "union", "balanced", "shifted"]  #: Whose test samples clients are scored on
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Evaluated:
     seconds: float
     validation: Scores = field(default_factory=lambda: ({}, 0))  # ``(correct, samples)`` of the validation split
     union: Scores = field(default_factory=lambda: ({}, 0))  # of the test samples of all clients together, if scored
-    #: The part of ``union`` whose classes the client has no training samples of.
+    #: The part of ``union`` whose classes the client has no training samples of
     unseen: Scores = field(default_factory=lambda: ({}, 0))
 
 

@@ -21,8 +21,7 @@ from protofed.visits.visit import Steps
 NORMALISED_AT_ONCE = 2**24
 """Size in numbers up to which training data are normalised once per phase instead of batch by batch."""
 
-EPSILON = 1e-6
-"""Added to a norm before dividing by it, as ``torch.nn.utils.clip_grad_norm_`` does."""
+EPSILON = 1e-6  #: Added to a norm before dividing by it, as ``torch.nn.utils.clip_grad_norm_`` does
 
 
 class PlainSteps(Steps):

@@ -29,8 +29,7 @@ AT_ONCE = 2**22
 """Numbers of single samples' gradients that are held at a time: 16 MiB stay in a processor's cache."""
 SURE = 2.0
 """A class counts as present if its noisy number of samples exceeds so many standard deviations of the noise."""
-FINE = 20
-"""Binary digits of the grid on which a node adds noise, below its standard deviation."""
+FINE = 20  #: Binary digits of the grid on which a node adds noise, below its standard deviation
 SHORT = 1 - 2.0**-32
 """Share of a norm to which a node shortens vectors, so that rounding in float64 never leaves one too long."""
 RELEASE = "release."

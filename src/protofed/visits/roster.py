@@ -31,12 +31,10 @@ from protofed.storage.snapshots import Snapshot, flatten, join_snapshot
 from protofed.untrusted.reading import reason
 from protofed.visits.client import Member
 
-PAGE = 4096
-"""Bytes of a page; no two records share one."""
+PAGE = 4096  #: Bytes of a page; no two records share one
 WORTH_SHARING = 2**16
 """Bytes of what a client received from which on clients in memory share it: below, copying takes less time."""
-AT_ONCE = 2**26
-"""Bytes of a checkpoint that may wait in memory to be written."""
+AT_ONCE = 2**26  #: Bytes of a checkpoint that may wait in memory to be written
 
 
 class Store(Protocol):

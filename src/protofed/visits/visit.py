@@ -36,8 +36,7 @@ from protofed.visits.rare import without_rare
 from protofed.visits.roster import Roster, versions
 from protofed.wire.codec import Codec, cast
 
-Augment = Callable[[Samples, torch.Generator], Samples]
-"""Returns as many samples with the same labels."""
+Augment = Callable[[Samples, torch.Generator], Samples]  #: Returns as many samples with the same labels
 
 
 class Steps(Protocol):
@@ -105,7 +104,7 @@ class LocalTrainer:
     method: Method
     codec: Codec
     seed: int
-    #: Transforms training samples for the steps of a round; statistics and predictions never see the results.
+    #: Transforms training samples for the steps of a round; statistics and predictions never see the results
     augment: Augment | None = None
     on: On = "own"  # test samples to score on, besides clients' own
     on_every: int = 1  # rounds of such scores: multiples of it, and the ``last``

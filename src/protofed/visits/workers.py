@@ -30,8 +30,7 @@ from protofed.visits.contract import Evaluated, Executor, Messages, Trained
 from protofed.visits.packing import PackedData
 from protofed.visits.roster import Address, Files, Place, Roster
 
-Build = Callable[[FederatedData, Files], Executor]
-"""Builds the executor of a process from the data and the store."""
+Build = Callable[[FederatedData, Files], Executor]  #: Builds the executor of a process from the data and the store
 
 RETRIES = 3
 AHEAD = 16

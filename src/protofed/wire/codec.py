@@ -27,8 +27,7 @@ from protofed.wire.validate import check_structure, check_values
 
 MAGIC = b"PF"
 VERSION = 1
-COMPRESSED = 0x80
-"""Flag in the codec's byte, set if the fields are compressed."""
+COMPRESSED = 0x80  #: Flag in the codec's byte, set if the fields are compressed
 
 codecs: Registry[type[Codec]] = Registry("codec")
 

@@ -17,32 +17,29 @@ Kind = Literal["real", "label", "count"]
 class Field:
     """One named tensor.
 
-    Attributes:
-        kind: ``real``: finite floating-point numbers (the codec chooses their width); ``label``: int64 classes in
-            ``[0, K)``, two bytes each on the wire; ``count``: int64 in ``[0, 2**32)``, four bytes each.
-        parameter: The papers count it as a communicated parameter (they do not count labels and counts).
-        limit: Largest allowed magnitude, so that one diverged client cannot overflow the numbers of all others.
-        sums: Each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so that
-            rows of different clients are comparable only after division by ``n_ij``. The first dimension is that
-            of the labels, or ``K``.
-        by_class: Each of K rows without labels describes the sender's samples of a class, as ``sums`` do.
-        weight: For real numbers in an upload, the count by which the server weights them in its mean over clients;
-            ``""`` for the plain mean, and for the plain sum of a field of sums over samples.
-        described: For counts in an upload: they are numbers of the sender's training samples, which the server
-            caps at the numbers the client described before training.
-
     A field with bounds of its own is ``exact``.
     """
 
-    shape: tuple[int | str, ...]  #: numbers or symbols, e.g. ``("k", "d")``
+    shape: tuple[int | str, ...]  #: Numbers or symbols, e.g. ``("k", "d")``
+    #: ``real``: finite floating-point numbers (the codec chooses their width); ``label``: int64 classes in ``[0,
+    #: K)``, two bytes each on the wire; ``count``: int64 in ``[0, 2**32)``, four bytes each
     kind: Kind = "real"
-    parameter: bool = True
-    unique: bool = True  #: for labels: each class occurs at most once, in ascending order
-    minimum: float | None = None  #: smallest allowed value
+    parameter: bool = True  #: The papers count it as a communicated parameter (they do not count labels and counts)
+    unique: bool = True  #: For labels: each class occurs at most once, in ascending order
+    minimum: float | None = None  #: Smallest allowed value
+    #: Largest allowed magnitude, so that one diverged client cannot overflow the numbers of all others
     limit: float = 1e9
+    #: Each class's row is a sum over the sender's samples of that class (``n_ij`` times a mean), so that rows of
+    #: different clients are comparable only after division by ``n_ij``. The first dimension is that of the labels,
+    #: or ``K``
     sums: bool = False
+    #: Each of K rows without labels describes the sender's samples of a class, as ``sums`` do
     by_class: bool = False
+    #: For real numbers in an upload, the count by which the server weights them in its mean over clients; ``""``
+    #: for the plain mean, and for the plain sum of a field of sums over samples
     weight: str = ""
+    #: For counts in an upload: they are numbers of the sender's training samples, which the server caps at the
+    #: numbers the client described before training
     described: bool = True
 
     @property
@@ -61,8 +58,8 @@ class Schema:
 
     fields: Mapping[str, Field]
     num_classes: int  #: ``K``, which bounds labels
-    sizes: Mapping[str, int] = field(default_factory=dict)  #: of symbols known to both sides, e.g. ``{"d": 512}``
-    #: Largest value of each symbol that varies between messages, e.g. ``{"k": 10}``.
+    sizes: Mapping[str, int] = field(default_factory=dict)  #: Of symbols known to both sides, e.g. ``{"d": 512}``
+    #: Largest value of each symbol that varies between messages, e.g. ``{"k": 10}``
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def parameters(self, payload: Payload) -> int:

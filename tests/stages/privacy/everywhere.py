@@ -10,8 +10,7 @@ from protofed.rounds.loop import Federation
 from protofed.runs.records import RoundRecord
 from support import build
 
-OPTIONS: dict[str, dict[str, Any]] = {"tinyproto": {"method__mu": 0.2}}
-"""What methods need to be private."""
+OPTIONS: dict[str, dict[str, Any]] = {"tinyproto": {"method__mu": 0.2}}  #: What methods need to be private
 
 
 def everywhere(method: str, **chosen: Any) -> Iterator[tuple[Federation, list[RoundRecord]]]:

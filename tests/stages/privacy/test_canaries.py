@@ -34,8 +34,7 @@ from support import ordinary as ordinary_clients
 
 Rows = Sequence[Sequence[object]]
 EPSILON, DELTA = 1.0, 1e-5
-N = 300
-"""Samples of a client beside the canary."""
+N = 300  #: Samples of a client beside the canary
 WIDE = 1e6
 LR = 0.1
 
@@ -85,29 +84,18 @@ def coloured() -> list[list[object]]:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that depends on samples.
+    """A step that depends on samples."""
 
-    Attributes:
-        canary: The sample.
-        covered: Options that cover the step.
-        open: Options with which it would depend on the sample.
-        off: What has to be replaced for it to be taken, by name: the checks, or the noise.
-        rows: The other samples.
-        write: Writes a client's file.
-        together: Whether the canaries of many clients can be tried in one run.
-        message: How the open step is refused; "" if it is made private instead.
-        more: Options in any case.
-    """
-
-    canary: tuple[object, ...]
-    covered: dict[str, Any]
-    open: dict[str, Any]
+    canary: tuple[object, ...]  #: The sample
+    covered: dict[str, Any]  #: Options that cover the step
+    open: dict[str, Any]  #: Options with which it would depend on the sample
+    #: What has to be replaced for it to be taken, by name: the checks, or the noise
     off: dict[str, Any] = field(default_factory=lambda: {"protofed.experiments.builder.check_steps": nothing})
-    rows: Callable[[], list[list[object]]] = ordinary
-    write: Callable[[Path, str, Rows], None] = table
-    together: bool = True
-    message: str = ""
-    more: dict[str, Any] = field(default_factory=dict)
+    rows: Callable[[], list[list[object]]] = ordinary  #: The other samples
+    write: Callable[[Path, str, Rows], None] = table  #: Writes a client's file
+    together: bool = True  #: Whether the canaries of many clients can be tried in one run
+    message: str = ""  #: How the open step is refused; "" if it is made private instead
+    more: dict[str, Any] = field(default_factory=dict)  #: Options in any case
 
 
 def nothing(*_: object) -> None:

@@ -15,8 +15,7 @@ from protofed.runs.labels import flat
 from protofed.untrusted import claims, limits
 from protofed.untrusted.decoding import Line, decode, within
 
-SENT = "sent"
-"""Name of the note that counts the bytes of a client's uploads in a run."""
+SENT = "sent"  #: Name of the note that counts the bytes of a client's uploads in a run
 LISTS = ("methods", "models", "encoders", "codecs")
 """Kinds of names of which all are refused but those that are listed."""
 Names = Annotated[tuple[Line, ...], Meta(max_length=1000)]
@@ -27,25 +26,18 @@ class Allowed:
     """What runs may do at a node; everything that is not named here is refused.
 
     Code is allowed by its name, ``package.module:attribute`` or ``file.py:attribute``, in the list of its kind.
-
-    Attributes:
-        methods: By name.
-        models: Architectures by name; a node's own, which its ``client.toml`` names, needs no permission.
-        encoders: By name.
-        codecs: By name.
-        stages: Code of stages, which clients are trained with.
-        rounds: Largest number planned; None for any.
-        bytes: Largest sum of a client's uploads in a run, before masks of secure aggregation; None for any.
-        options: Values allowed of further options, by dotted name.
     """
 
-    methods: Names
-    models: Names = ()
-    encoders: Names = ()
-    codecs: Names = ("float32",)
-    stages: Names = ()
+    methods: Names  #: By name
+    models: Names = ()  #: Architectures by name; a node's own, which its ``client.toml`` names, needs no permission
+    encoders: Names = ()  #: By name
+    codecs: Names = ("float32",)  #: By name
+    stages: Names = ()  #: Code of stages, which clients are trained with
+    #: Largest number planned; None for any
     rounds: Annotated[int, within(least=1, most=limits.ROUNDS)] | None = None
+    #: Largest sum of a client's uploads in a run, before masks of secure aggregation; None for any
     bytes: Annotated[int, within(least=1, most=2**53)] | None = None
+    #: Values allowed of further options, by dotted name
     options: dict[str, list[Any]] = field(default_factory=dict)
 
     @classmethod

@@ -31,8 +31,7 @@ from protofed_flower.keys import CURVES, Signed, node_certificate, public_line, 
 from protofed_flower.roster import read_dated, sign_roster
 
 CERTIFICATE, KEY, ROSTER, SERVER, REVOKED = "ca.crt", "ca.key", "roster.json", "server.pem", "revoked.json"
-SITES = "sites"
-"""Folder of the sites' public files, whose names are any."""
+SITES = "sites"  #: Folder of the sites' public files, whose names are any
 
 
 class SiteRequest(NamedTuple):

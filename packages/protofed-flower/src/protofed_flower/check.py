@@ -45,8 +45,7 @@ from protofed_flower.sources import Folder, Source, check_counts, plan_text, sou
 from protofed_flower.state import INDEX
 
 T = TypeVar("T")
-CLOCK = 300.0
-"""Seconds by which Flower lets the clocks of a node and the SuperLink differ, with authentication."""
+CLOCK = 300.0  #: Seconds by which Flower lets the clocks of a node and the SuperLink differ, with authentication
 FILES = ("client_dir", "state_dir", "key", "roster", "authority")
 """Fields of a request that a node's own settings also state."""
 

@@ -43,8 +43,7 @@ with pause_collection():  # each message is answered by a new process
     from protofed_flower.state import RUNS
 
 log = logging.getLogger("protofed")
-app = ClientApp()
-"""The ClientApp for any method, in simulations and deployments."""
+app = ClientApp()  #: The ClientApp for any method, in simulations and deployments
 
 
 @app.query()

@@ -21,8 +21,7 @@ from protofed_flower.messages import Description, Job, RunName, ValidDescription
 from protofed_flower.nodes import QUERY, Nodes, reason_of
 from protofed_flower.summary import client_summaries, describe_federation
 
-PATIENCE = 300.0
-"""Seconds to wait for a node to build its model."""
+PATIENCE = 300.0  #: Seconds to wait for a node to build its model
 REQUEST_BITS = 24
 """A server numbers its requests from the time of its start (seconds since the epoch) times two to this power."""
 log = logging.getLogger("protofed")
@@ -30,23 +29,16 @@ log = logging.getLogger("protofed")
 
 @dataclass(frozen=True)
 class Gathering:
-    """Conditions for the clients before the first round.
+    """Conditions for the clients before the first round."""
 
-    Attributes:
-        clients: 0 for as many as a round needs and any others that have arrived by then.
-        classes: In order; empty to take them from the clients.
-        roster: File with the clients' public keys (see :func:`~protofed_flower.identity.read_roster`); "" to
-            bind each name to the first key that uses it.
-        certificates: Files of which the log warns when they end soon.
-        simulated: All nodes belong to the run.
-    """
-
-    clients: int = 0
+    clients: int = 0  #: 0 for as many as a round needs and any others that have arrived by then
     wait_s: float = 600.0
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  #: In order; empty to take them from the clients
+    #: File with the clients' public keys (see :func:`~protofed_flower.identity.read_roster`); "" to bind each name
+    #: to the first key that uses it
     roster: str = ""
-    certificates: tuple[str, ...] = ()
-    simulated: bool = False
+    certificates: tuple[str, ...] = ()  #: Files of which the log warns when they end soon
+    simulated: bool = False  #: All nodes belong to the run
 
     def listed(self) -> KnownClients:
         """Read the roster; without one, nobody is listed."""
@@ -81,21 +73,16 @@ class Anew(TypedDict):
 
 @dataclass
 class Party:
-    """The clients of a run.
-
-    Attributes:
-        sizes: Of models that the server does not build, by client.
-        left_out: Reason by node or client.
-        anew: Client and round of each fresh start after a node had lost the state.
-    """
+    """The clients of a run."""
 
     run: RunName
     clients: list[ValidDescription]
     classes: ClassNames
-    sizes: dict[str, Any] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)  #: Of models that the server does not build, by client
+    left_out: dict[str, str] = field(default_factory=dict)  #: Reason by node or client
     keys: dict[str, str] = field(default_factory=dict)
     order: Annotated[int, within(least=0, most=limits.ORDER >> REQUEST_BITS)] = 0
+    #: Client and round of each fresh start after a node had lost the state
     anew: list[Anew] = field(default_factory=list)
 
     def to_tree(self) -> dict[str, Any]:

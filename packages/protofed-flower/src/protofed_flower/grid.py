@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EVALUATE", "QUERY", "RECORD", "TRAIN", "GridExecutor", "Nodes"]
 
-UNDER_WAY = 2**28
-"""Maximum bytes of clients' models in transit at a time, in a simulation."""
-MESSAGES = 16, 64
-"""Least and most messages in transit at a time, in a simulation, whatever they hold."""
+UNDER_WAY = 2**28  #: Maximum bytes of clients' models in transit at a time, in a simulation
+MESSAGES = 16, 64  #: Least and most messages in transit at a time, in a simulation, whatever they hold
 VISITS = 8
 """Maximum visits in one message; each message costs the engine about as much as a visit of a small client."""
 T = TypeVar("T", Trained, Evaluated)

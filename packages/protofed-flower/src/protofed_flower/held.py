@@ -28,8 +28,7 @@ from protofed_flower.state import reveal, revealed
 if TYPE_CHECKING:
     from protofed_flower.protocol import Stage
 
-SETTINGS = ("roster", "authority", "key")
-"""Files that a node needs for secure aggregation, in ``--node-config``."""
+SETTINGS = ("roster", "authority", "key")  #: Files that a node needs for secure aggregation, in ``--node-config``
 
 
 def check_agreement(config: Mapping[str, Any], name: str, secure: bool) -> None:

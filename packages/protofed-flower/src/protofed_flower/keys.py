@@ -25,10 +25,8 @@ from protofed_flower.trust import CLOCKS_DIFFER
 
 HOSTS = ("127.0.0.1", "localhost")
 SERVER_NAME = "protofed SuperLink"
-CURVE = ec.SECP384R1
-"""Flower accepts NIST's curves and generates its own keys on this one."""
-CURVES = ("secp256r1", "secp384r1", "secp521r1")
-"""NIST's curves: P-256, P-384, P-521."""
+CURVE = ec.SECP384R1  #: Flower accepts NIST's curves and generates its own keys on this one
+CURVES = ("secp256r1", "secp384r1", "secp521r1")  #: NIST's curves: P-256, P-384, P-521
 _DNS = re.compile(r"(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z]([A-Za-z0-9-]*[A-Za-z0-9])?")
 
 

@@ -20,8 +20,7 @@ from protofed_flower import trust
 from protofed_flower.authority import CERTIFICATE, SERVER
 from protofed_flower.keys import subject_name
 
-LOOPBACK = "127.0.0.1"
-"""By which the SuperLink's own processes reach it."""
+LOOPBACK = "127.0.0.1"  #: By which the SuperLink's own processes reach it
 
 
 def create_kit(folder: Path, site: str | None, superlink: str, out: Path) -> None:

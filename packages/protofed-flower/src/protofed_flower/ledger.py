@@ -31,46 +31,31 @@ from protofed.untrusted.reading import lines, open_ordinary, parse_json, reason
 from protofed_flower.folder import make_private
 
 NAME = "ledger.jsonl"
-RECEIVED = "received.jsonl"
-"""File of the run directory in which the server records what it received."""
+RECEIVED = "received.jsonl"  #: File of the run directory in which the server records what it received
 NODES = "nodes.json"
 """File of the run directory that records the clients, so that a restarted server knows those that are absent."""
-LINE = 100_000
-"""Most bytes of a line."""
-BEGINNING = "0" * 64
-"""In place of the hash of a line before the first."""
-UNSIGNED = ("ledger", "version")
-"""Values of an answer that are not of its content."""
+LINE = 100_000  #: Most bytes of a line
+BEGINNING = "0" * 64  #: In place of the hash of a line before the first
+UNSIGNED = ("ledger", "version")  #: Values of an answer that are not of its content
 Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Words: Any = line(10_000)
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One message that left.
+    """One message that left."""
 
-    Attributes:
-        time: UTC, to the second, in ISO 8601.
-        run: "" for a message that belongs to none yet.
-        round: 0 before the first.
-        kind: ``description``, ``sizes``, ``upload``, ``scores``, ``secure``, ``state`` or ``error``.
-        content: In words.
-        bytes: Of the content, as MessagePack.
-        sha256: Of the content, likewise.
-        epsilon: Spent by the client in this run, with this message, at the run's δ; None if it adds no noise.
-        previous: Hash of the line before.
-    """
-
-    time: Line
+    time: Line  #: UTC, to the second, in ISO 8601
     client: Line
-    run: Line
-    round: Round
-    kind: Line
-    content: Words
-    bytes: Count
-    sha256: Hash
+    run: Line  #: "" for a message that belongs to none yet
+    round: Round  #: 0 before the first
+    kind: Line  #: ``description``, ``sizes``, ``upload``, ``scores``, ``secure``, ``state`` or ``error``
+    content: Words  #: In words
+    bytes: Count  #: Of the content, as MessagePack
+    sha256: Hash  #: Of the content, likewise
+    #: Spent by the client in this run, with this message, at the run's δ; None if it adds no noise
     epsilon: Annotated[float, within(least=0)] | None
-    previous: Hash
+    previous: Hash  #: Hash of the line before
 
 
 def canonical(values: Mapping[str, Any]) -> bytes:

@@ -35,11 +35,9 @@ from protofed.untrusted.decoding import (
     within,
 )
 
-Values = dict[str, Any]
-"""Contents of Flower's ``ConfigRecord``: text, numbers, bytes."""
+Values = dict[str, Any]  #: Contents of Flower's ``ConfigRecord``: text, numbers, bytes
 RunName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,60}\Z")]
-SHARES = 100
-"""Denominator of the scores of a client that withholds its counts: these are percentages."""
+SHARES = 100  #: Denominator of the scores of a client that withholds its counts: these are percentages
 GENERATION = re.compile(r"[0-9]{6,9}-[0-9a-f]{16}")
 """Names of generations, as :class:`~protofed_flower.state.ClientFolder` gives them."""
 
@@ -62,36 +60,28 @@ else:
 
 @dataclass(frozen=True)
 class Description:
-    """A node's description of one of its clients before the first round.
+    """A node's description of one of its clients before the first round."""
 
-    Attributes:
-        name: Unique in the federation.
-        named: The data name their classes; otherwise they number them.
-        train: Training samples per class, rounded as ``counts`` specifies.
-        test: Test samples per class, rounded likewise.
-        settings: Its ``client.toml``, without the name of a model of its own.
-        place: Position in the order of clients; equal ones are ordered by name.
-        counts: ``exact``; ``coarse`` for numbers rounded up to a power of two; ``none`` for 1 in place of any
-            number above 0; or ``even`` for the number of training samples dealt evenly among the classes.
-        table: Columns of its samples, with sums over them if ``data.standardise`` asks for these; ``input_shape``
-            is then that of a raw sample. None if its samples are neither a table nor standardised.
-        encoder: Hash of the encoder with its weights; ``input_shape`` is that of a sample before it. "" for none.
-        reading: Hash of how it makes inputs of columns; "" if it has none.
-    """
-
-    name: ClientName
+    name: ClientName  #: Unique in the federation
     classes: ClassNames
-    named: bool
-    train: tuple[SampleCount, ...]
-    test: tuple[SampleCount, ...]
+    named: bool  #: The data name their classes; otherwise they number them
+    train: tuple[SampleCount, ...]  #: Training samples per class, rounded as ``counts`` specifies
+    test: tuple[SampleCount, ...]  #: Test samples per class, rounded likewise
     validation: SampleCount
     input_shape: Shape
+    #: Its ``client.toml``, without the name of a model of its own
     settings: OwnSettings = field(default_factory=dict)
+    #: Position in the order of clients; equal ones are ordered by name
     place: Annotated[int, within(least=0, most=limits.CLIENTS)] = 0
+    #: ``exact``; ``coarse`` for numbers rounded up to a power of two; ``none`` for 1 in place of any number above
+    #: 0; or ``even`` for the number of training samples dealt evenly among the classes
     counts: Told = "exact"
+    #: Columns of its samples, with sums over them if ``data.standardise`` asks for these; ``input_shape`` is then
+    #: that of a raw sample. None if its samples are neither a table nor standardised
     table: Annotated[tuple[SiteColumn, ...], Meta(max_length=limits.COLUMNS)] | None = None
+    #: Hash of the encoder with its weights; ``input_shape`` is that of a sample before it. "" for none
     encoder: EncoderKey = ""
-    reading: EncoderKey = ""
+    reading: EncoderKey = ""  #: Hash of how it makes inputs of columns; "" if it has none
 
 
 @dataclass(frozen=True)
@@ -116,17 +106,13 @@ class Expected:
 
 @dataclass(frozen=True)
 class Scored:
-    """Numbers of samples by which a client's losses and scores count in averages.
-
-    Attributes:
-        shares: Scores are shares out of :data:`SHARES` instead of numbers of samples.
-        stated: Test and validation samples out of which it is scored, if it says that it has more.
-    """
+    """Numbers of samples by which a client's losses and scores count in averages."""
 
     train: int
     test: int
     validation: int
-    shares: bool = False
+    shares: bool = False  #: Scores are shares out of :data:`SHARES` instead of numbers of samples
+    #: Test and validation samples out of which it is scored, if it says that it has more
     stated: tuple[int, int] | None = None
 
     def out_of(self) -> tuple[int, int]:
@@ -151,49 +137,33 @@ class _Sent:
 
 @dataclass(frozen=True)
 class Job(_Sent):
-    """A visit that the server requests.
+    """A visit that the server requests."""
 
-    Attributes:
-        run: Survives restarts of the server.
-        config: As JSON.
-        summary: Of :func:`~protofed_flower.summary.client_summaries`, as JSON.
-        deliver: Deliver the broadcast before an evaluation.
-        trains: Train the client, in a message that asks for scores.
-        order: Increases throughout a run, also across restarts of the server.
-        after: Generation from which, or from a descendant of which, the visit must start; "" for the client as it
-            was before the run.
-        saved: Generation in the server's last checkpoint.
-        state: Of :func:`protofed.storage.snapshots.pack`, if the client travels with its visits; None if its node
-            keeps it.
-    """
-
-    run: RunName
+    run: RunName  #: Survives restarts of the server
     client: ClientName
     round: Round
-    config: str
-    summary: str
+    config: str  #: As JSON
+    summary: str  #: Of :func:`~protofed_flower.summary.client_summaries`, as JSON
     message: bytes | None = None
-    deliver: bool = True
-    trains: bool = False
+    deliver: bool = True  #: Deliver the broadcast before an evaluation
+    trains: bool = False  #: Train the client, in a message that asks for scores
+    #: Increases throughout a run, also across restarts of the server
     order: Annotated[int, within(least=0, most=limits.ORDER)] = 0
+    #: Generation from which, or from a descendant of which, the visit must start; "" for the client as it was
+    #: before the run
     after: GenerationName = ""
-    saved: GenerationName = ""
+    saved: GenerationName = ""  #: Generation in the server's last checkpoint
+    #: Of :func:`protofed.storage.snapshots.pack`, if the client travels with its visits; None if its node keeps it
     state: bytes | None = None
 
 
 @dataclass(frozen=True)
 class VisitOutcome(_Sent):
-    """The client's stored state after a visit.
+    """The client's stored state after a visit."""
 
-    Attributes:
-        generation: The generation that the node has stored; "" if the client did not change.
-        anew: The node had lost the client's state and its operator allowed a fresh start.
-        state: Of :func:`protofed.storage.snapshots.pack`, if the client travels and has changed; without an
-            unchanged model.
-    """
-
-    generation: GenerationName = ""
-    anew: bool = False
+    generation: GenerationName = ""  #: The generation that the node has stored; "" if the client did not change
+    anew: bool = False  #: The node had lost the client's state and its operator allowed a fresh start
+    #: Of :func:`protofed.storage.snapshots.pack`, if the client travels and has changed; without an unchanged model
     state: bytes | None = None
 
 

@@ -51,36 +51,27 @@ from protofed_flower.visits import Carried, ClientStorage, Kept
 
 log = logging.getLogger(__name__)
 BFLOAT16 = "bfloat16"
-TOLD = "told"
-"""Name of the note that a client has been sent a broadcast in this run."""
+TOLD = "told"  #: Name of the note that a client has been sent a broadcast in this run
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the federation.
-
-    Attributes:
-        state: One subfolder per client and in it one per run; None in a simulation, whose clients travel with
-            their visits.
-        fresh: A client whose state is lost starts afresh instead of being refused.
-        weights: Folder of initial weights, taken by name whatever their path in the recipe; "" in a simulation,
-            which takes that path.
-        runs: Runs of which it keeps a client.
-        policy: Required of a run.
-        settings: All settings of the node, by name.
-        known: Experiments of plans that were checked, by their text.
-        entered: What the ledger says of the answer besides its values: ``shapes`` of arrays, ``epsilon``.
-    """
+    """One node of the federation."""
 
     source: Source
+    #: One subfolder per client and in it one per run; None in a simulation, whose clients travel with their visits
     state: Path | None
     device: str = "auto"
-    fresh: bool = False
+    fresh: bool = False  #: A client whose state is lost starts afresh instead of being refused
+    #: Folder of initial weights, taken by name whatever their path in the recipe; "" in a simulation, which takes
+    #: that path
     weights: str = ""
-    runs: int = RUNS
-    policy: Policy = ANY
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    runs: int = RUNS  #: Runs of which it keeps a client
+    policy: Policy = ANY  #: Required of a run
+    settings: Mapping[str, Any] = field(default_factory=dict)  #: All settings of the node, by name
+    #: What the ledger says of the answer besides its values: ``shapes`` of arrays, ``epsilon``
     entered: dict[str, Any] = field(default_factory=dict)
+    #: Experiments of plans that were checked, by their text
     known: dict[str, Experiment] = field(default_factory=dict)
 
     def describe(self, config: str, expected: Expected = NOTHING_EXPECTED) -> list[Description]:

@@ -31,50 +31,32 @@ from protofed_flower.refusals import sentence_of
 RECORD = "protofed"
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 SECURE = "query.secure"
-POLL = 0.01, 0.3
-"""Shortest and longest seconds between two polls for replies; the pause grows while none arrive."""
-RETRY = 30.0
-"""Seconds until a node is asked again after an unusable answer, while too few clients are connected."""
-PAUSE = 3.0
-"""Seconds without a new client that end the wait for more."""
-UNREADABLE = 700
-"""Error code for an answer that Flower could not parse."""
-CLOCK = 600.0
-"""Seconds by which a node's clock may differ, the time of the answer included."""
+POLL = 0.01, 0.3  #: Shortest and longest seconds between two polls for replies; the pause grows while none arrive
+RETRY = 30.0  #: Seconds until a node is asked again after an unusable answer, while too few clients are connected
+PAUSE = 3.0  #: Seconds without a new client that end the wait for more
+UNREADABLE = 700  #: Error code for an answer that Flower could not parse
+CLOCK = 600.0  #: Seconds by which a node's clock may differ, the time of the answer included
 log = logging.getLogger("protofed")
 T = TypeVar("T")
 
 
 @dataclass
 class Nodes:
-    """The connected nodes and their clients.
-
-    Attributes:
-        config: What nodes are sent of the experiment.
-        expected: The names that are expected in their data.
-        bindings: The key of each client's name.
-        node_of: Of each connected client.
-        descriptions: In order of arrival.
-        left_out: Reasons by node or client.
-        asked: Connected nodes that need not be asked for their clients.
-        waiting: Of each open question, by Flower's message number.
-        receipts: Record of all answers; None for none.
-        members: Clients of the run; None before it has begun.
-        excluded: Called with each node or client that is left out, and the reason; None until the run has begun.
-    """
+    """The connected nodes and their clients."""
 
     grid: Grid
-    config: str
-    expected: str = "{}"
-    bindings: Bindings = field(default_factory=Bindings)
-    node_of: dict[str, int] = field(default_factory=dict)
-    descriptions: dict[str, Description] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    config: str  #: What nodes are sent of the experiment
+    expected: str = "{}"  #: The names that are expected in their data
+    bindings: Bindings = field(default_factory=Bindings)  #: The key of each client's name
+    node_of: dict[str, int] = field(default_factory=dict)  #: Of each connected client
+    descriptions: dict[str, Description] = field(default_factory=dict)  #: In order of arrival
+    left_out: dict[str, str] = field(default_factory=dict)  #: Reasons by node or client
     failed: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
-    waiting: dict[str, int] = field(default_factory=dict)
-    members: Collection[str] | None = None
-    receipts: Receipts | None = None
+    asked: set[int] = field(default_factory=set)  #: Connected nodes that need not be asked for their clients
+    waiting: dict[str, int] = field(default_factory=dict)  #: Of each open question, by Flower's message number
+    members: Collection[str] | None = None  #: Clients of the run; None before it has begun
+    receipts: Receipts | None = None  #: Record of all answers; None for none
+    #: Called with each node or client that is left out, and the reason; None until the run has begun
     excluded: Callable[[str, str], None] | None = None
 
     def refresh(self) -> None:

@@ -18,8 +18,7 @@ from protofed.models import SplitModel
 from protofed.untrusted import claims
 
 log = logging.getLogger(__name__)
-PINS = "pins"
-"""Name of the note in which a client's folder keeps them."""
+PINS = "pins"  #: Name of the note in which a client's folder keeps them
 SERVERS_OWN = ("rounds", "participation", "evaluation", "robust", "attack", "compare")
 """Options that only the server reads, or that it may change when it goes on with a run."""
 PLAN = ("rounds", "participation")
@@ -33,16 +32,11 @@ SHOWN = (
     "privacy.epsilon",
 )
 """The message to a node's operator about a new run."""
-ALIKE = 0.9
-"""Cosine, of either sign, from which rows of a layer count as parallel."""
-RESEMBLING = 0.5
-"""Cosine, of either sign, from which a row resembles the initial one."""
-COMMON = 0.25
-"""Share of parallel rows with about the same threshold up to which these are slices."""
-EXACT = 1e-3
-"""Difference up to which thresholds are the same in any case, in units of the inputs."""
-LEAST = 4
-"""Least number of units and of inputs of a layer whose rows are compared."""
+ALIKE = 0.9  #: Cosine, of either sign, from which rows of a layer count as parallel
+RESEMBLING = 0.5  #: Cosine, of either sign, from which a row resembles the initial one
+COMMON = 0.25  #: Share of parallel rows with about the same threshold up to which these are slices
+EXACT = 1e-3  #: Difference up to which thresholds are the same in any case, in units of the inputs
+LEAST = 4  #: Least number of units and of inputs of a layer whose rows are compared
 
 
 def pins(experiment: Experiment, summary: FederationSummary) -> list[str]:

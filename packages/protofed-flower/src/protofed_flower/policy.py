@@ -142,5 +142,4 @@ class _Asked(Struct):
     delta: Annotated[float, within(above=0, most=0.5)] = Policy.delta
 
 
-ANY = Policy()
-"""The policy of a node that requires nothing."""
+ANY = Policy()  #: The policy of a node that requires nothing

@@ -53,18 +53,14 @@ SENT: dict[Stage, str] = {
 }
 """A client's progress after each stage."""
 STAGES = tuple(SENT)
-Values = dict[str, Any]
-"""Contents of a message: text, numbers, bytes, and lists of these."""
+Values = dict[str, Any]  #: Contents of a message: text, numbers, bytes, and lists of these
 Ask = Callable[[Stage, Mapping[str, Values]], Iterable[tuple[str, "Values | str"]]]
 """Sends each client its request of a stage; yields names with answers, or with the reason why there is none."""
 T = TypeVar("T")
 
-SEED = 32
-"""Bytes of a mask seed."""
-SCALAR = 48
-"""Bytes of a private key of the curve P-384."""
-DIGEST = 32
-"""Bytes of a commitment."""
+SEED = 32  #: Bytes of a mask seed
+SCALAR = 48  #: Bytes of a private key of the curve P-384
+DIGEST = 32  #: Bytes of a commitment
 SESSION = 16
 NAME_LENGTH = 256
 LARGEST_KEY = 1024

@@ -292,8 +292,7 @@ def clip_by_default(tree: dict[str, Any]) -> dict[str, Any]:
     return {**tree, "robust": {**robust, "rule": "clip"}}
 
 
-app = ServerApp()
-"""The ServerApp of a deployment; ``app.toml`` lists the options of its run config."""
+app = ServerApp()  #: The ServerApp of a deployment; ``app.toml`` lists the options of its run config
 
 
 @app.main()

@@ -23,8 +23,7 @@ OTHERS = (
     "privacy",
     "names",
 )
-SPENT = ("epsilon", "delta")
-"""Settings that may also stand among what is allowed."""
+SPENT = ("epsilon", "delta")  #: Settings that may also stand among what is allowed
 
 
 def node_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,22 +54,15 @@ training samples, whatever prototypes a method sends."""
 
 @dataclass(frozen=True)
 class Folder:
-    """One client, in a folder with ``train``, ``test`` and optionally ``validation`` and ``client.toml``.
-
-    Attributes:
-        withhold: Disclosure of its numbers of samples; "" for the setting in ``client.toml``.
-        least: Least samples of a class that it reports; None for the setting in ``client.toml``, or
-            :data:`LEAST_SAMPLES`.
-        names: Names of classes, columns and categories may leave the node.
-        reading: The ``data`` section of ``node.toml``, how its samples are read, as JSON.
-    """
+    """One client, in a folder with ``train``, ``test`` and optionally ``validation`` and ``client.toml``."""
 
     path: Path
     name: str
-    withhold: str = ""
+    withhold: str = ""  #: Disclosure of its numbers of samples; "" for the setting in ``client.toml``
+    #: Least samples of a class that it reports; None for the setting in ``client.toml``, or :data:`LEAST_SAMPLES`
     least: int | None = None
-    names: bool = False
-    reading: str = "{}"
+    names: bool = False  #: Names of classes, columns and categories may leave the node
+    reading: str = "{}"  #: The ``data`` section of ``node.toml``, how its samples are read, as JSON
 
     @property
     def data(self) -> DataOptions:
@@ -246,8 +239,7 @@ class SimulatedShare:
         return experiment
 
 
-Source = Folder | SimulatedShare
-"""The clients of one node; equal sources have equal hashes."""
+Source = Folder | SimulatedShare  #: The clients of one node; equal sources have equal hashes
 
 
 def source_of(node: Mapping[str, bool | float | int | str]) -> Source:

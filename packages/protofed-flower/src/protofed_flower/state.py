@@ -38,19 +38,15 @@ from protofed.untrusted.reading import read_bytes, reason
 from protofed_flower.folder import make_private
 from protofed_flower.messages import GenerationName
 
-VERSION = 3
-"""Format version of the index."""
+VERSION = 3  #: Format version of the index
 INDEX = "state.json"
 LOCK, TURN = ".lock", ".turn"
-REVEALED = "revealed.json"
-"""The last round of each run in which the client helped to read a sum with its upload."""
-LOOK = 0.1
-"""Seconds between two attempts to take a client's lock."""
+REVEALED = "revealed.json"  #: The last round of each run in which the client helped to read a sum with its upload
+LOOK = 0.1  #: Seconds between two attempts to take a client's lock
 GENERATIONS = "generations"
 """Folder of the generations, each a folder with the files that a run directory has of a client, and the answer."""
 MODEL, REST, REPLY = "model.safetensors", "state.safetensors", "reply"
-RUNS = 32
-"""Runs of which a node keeps a client, unless its operator chooses another number."""
+RUNS = 32  #: Runs of which a node keeps a client, unless its operator chooses another number
 
 
 def _losses(value: object) -> str:

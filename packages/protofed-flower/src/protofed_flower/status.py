@@ -14,8 +14,7 @@ from protofed.errors import CheckpointError, ConfigError
 from protofed.text import duration, size
 from protofed_flower.ledger import NAME, RECEIVED, LedgerEntry, read_ledger, read_receipts
 
-QUIET = 600.0
-"""Seconds without a message, and without ten rounds' time, from which on something is wrong."""
+QUIET = 600.0  #: Seconds without a message, and without ten rounds' time, from which on something is wrong
 STOPPED = "stopped: no process runs it; see the SuperLink's log, then go on with resume=…"
 
 

@@ -45,15 +45,11 @@ def read_summary(text: str) -> FederationSummary:
 
 @dataclass(frozen=True)
 class DescribedSamples(Samples):
-    """Samples of which the server knows only the numbers.
+    """Samples of which the server knows only the numbers."""
 
-    Attributes:
-        held: ``(K,)`` int64 per class, rounded as ``disclosure`` specifies.
-        disclosure: ``exact``; ``coarse`` for numbers rounded up to a power of two; ``none`` for 1 in place of any
-            number above 0; or ``even`` if only their sum is true.
-    """
-
-    held: Tensor
+    held: Tensor  #: ``(K,)`` int64 per class, rounded as ``disclosure`` specifies
+    #: ``exact``; ``coarse`` for numbers rounded up to a power of two; ``none`` for 1 in place of any number above
+    #: 0; or ``even`` if only their sum is true
     disclosure: str = "exact"
 
     @classmethod

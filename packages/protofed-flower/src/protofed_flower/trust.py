@@ -25,12 +25,10 @@ from protofed.untrusted.reading import read_bytes
 from protofed_flower.folder import check_private
 
 log = logging.getLogger("protofed")
-TIMEOUT = 5.0
-"""Seconds to wait for the SuperLink."""
+TIMEOUT = 5.0  #: Seconds to wait for the SuperLink
 CLOCKS_DIFFER = timedelta(hours=1)
 """Time by which certificates and rosters are backdated, for machines whose clocks are slow."""
-SOON = timedelta(days=30)
-"""Time before the end of a certificate or roster in which it is warned of."""
+SOON = timedelta(days=30)  #: Time before the end of a certificate or roster in which it is warned of
 NEW_KEY = "`ssh-keygen -t ecdsa -b 384 -N '' -f FILE`"
 
 

@@ -125,5 +125,4 @@ class Kept:
         return VisitOutcome(new.name, self.anew)
 
 
-ClientStorage = Carried | Kept
-"""The storage from which a visit loads a client and to which it returns it."""
+ClientStorage = Carried | Kept  #: The storage from which a visit loads a client and to which it returns it

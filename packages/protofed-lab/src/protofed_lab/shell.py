@@ -39,8 +39,7 @@ STATIC = Path(__file__).parent / "static"
 ON_DARK = ("#3A9BDC", "#F0792A", "#1FBF94", "#E29CC0", "#F0B429", "#7FCBF5", "#A0A0A0", "#F4F6F8")
 """The palette's colours on a dark ground, one for one; charts exchange them with the theme."""
 DEFAULT_PORT = 8520
-TRIED = 20
-"""Ports tried from the default one on, where the user names none."""
+TRIED = 20  #: Ports tried from the default one on, where the user names none
 
 console = Console()
 errors = Console(stderr=True)

@@ -26,8 +26,7 @@ Draw = Callable[..., "Figure"]
 
 figures: Registry[Draw] = Registry("figure")
 
-WIDTH, HEIGHT = 5.6, 3.5
-"""Inches: a report's column on a desk, the whole screen on a phone."""
+WIDTH, HEIGHT = 5.6, 3.5  #: Inches: a report's column on a desk, the whole screen on a phone
 
 
 def figure(name: str) -> Callable[[Draw], Draw]:

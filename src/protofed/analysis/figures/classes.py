@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 # Wine and olive (Tol's muted scheme) make ten: as many colours as the usual data sets have classes.
 CLASS_COLOURS = (*PALETTE, "#882255", "#999933")
 
-LEGEND_LIMIT = 30
-"""No reader can tell more classes apart: the legend leaves them out."""
+LEGEND_LIMIT = 30  #: No reader can tell more classes apart: the legend leaves them out
 
 
 def class_styles(K: int) -> list[LineStyle]:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WRITTEN = 20
-"""Classes up to which the numbers stand in the cells."""
+WRITTEN = 20  #: Classes up to which the numbers stand in the cells
 
 
 @figure("confusion")

@@ -10,8 +10,7 @@ from protofed.runs.run import Run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Curve = Mapping[int, float]
-"""Round → value."""
+Curve = Mapping[int, float]  #: Round → value
 
 
 def scalars(diagnostics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

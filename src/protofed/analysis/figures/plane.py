@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-FAR = 3.0
-"""Prototypes so many times further out than the features are pointed at instead of shown."""
+FAR = 3.0  #: Prototypes so many times further out than the features are pointed at instead of shown
 
 
 @figure("plane")

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SPAN = 30
-"""Values further apart than this factor go on a logarithmic axis."""
+SPAN = 30  #: Values further apart than this factor go on a logarithmic axis
 
 BEST: dict[str, Any] = {"linestyle": (0, (1.2, 1.4)), "linewidth": 1.2, "mfc": "white", "mew": 1.1, "ms": 4.5}
 """Note on the difference between the best round and the last one."""

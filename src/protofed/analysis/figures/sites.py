@@ -20,8 +20,7 @@ from protofed.runs.run import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST = 60
-"""Most sites that are drawn."""
+MOST = 60  #: Most sites that are drawn
 
 
 @figure("sites")

@@ -17,8 +17,7 @@ from protofed.runs.run import Run, rule_of, select_finished
 from protofed.runs.summary import TOLERANCE
 from protofed.text import duration, mean_std, number, percent, plural, size
 
-MANY = 500
-"""Most clients whose choices are read."""
+MANY = 500  #: Most clients whose choices are read
 tolerance = f"{100 * TOLERANCE:g} percentage point"
 
 

@@ -42,8 +42,7 @@ class OutcomeColumn(NamedTuple):
 
 
 CONVERGED = "rounds_to_convergence"
-WITH_ROUND = ("best", "best_validated")
-"""Attributes of accuracies that come with their round."""
+WITH_ROUND = ("best", "best_validated")  #: Attributes of accuracies that come with their round
 
 
 def outcome_columns(runs: Sequence[Run]) -> list[OutcomeColumn]:
@@ -202,8 +201,7 @@ def without_effect(runs: Sequence[Run]) -> TextTable | None:
     return _count_events(["Reason", "Seed"], 1, rounds)
 
 
-STEPS = 20
-"""Rounds, besides the first and the last, that the table of the cost of privacy has at most."""
+STEPS = 20  #: Rounds, besides the first and the last, that the table of the cost of privacy has at most
 
 
 def privacy(run: Run) -> TextTable | None:

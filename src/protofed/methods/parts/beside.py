@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-LEAST = 1e-4
-"""Least cosine of which a root is taken: that of 0 has no slope."""
+LEAST = 1e-4  #: Least cosine of which a root is taken: that of 0 has no slope
 
 
 class MeansBeside(Base):

@@ -30,27 +30,18 @@ Shrinkage = float | Literal["oas"]
 SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
 SHRINKAGES: tuple[Shrinkage, ...] = ("oas", 0.03, 0.1)
 """Values of ``s`` among which a client chooses; the first stands where nobody does."""
-KAPPAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
-"""Values of κ among which a client chooses."""
-SHARES = (1.0, 0.1)
-"""Values of c among which a client chooses; without others' class means also 0."""
+KAPPAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.0)  #: Values of κ among which a client chooses
+SHARES = (1.0, 0.1)  #: Values of c among which a client chooses; without others' class means also 0
 TEMPERATURES = (0.25, 0.03)
 """Factors of log-posteriors with their doubles and quadruples, the best of which counts: classifiers of few samples
 are overconfident."""
-LEAST = -20.0
-"""Least log-likelihood of a sample."""
-STEPS = 128
-"""Quantiles of a client's own distances that are kept."""
-PREFERENCE = 2.0
-"""Nats by which any other mixture must be more likely than that of all samples together."""
-TIE = 0.01
-"""Nats by which the best may be better than the one chosen, the first of nearly equal ones."""
-NAMED = 5
-"""Most clients without a choice whose names are given."""
-VOTERS = 500
-"""Most samples of a client that are left out."""
-MOST = 2**20
-"""Most scores that are computed together."""
+LEAST = -20.0  #: Least log-likelihood of a sample
+STEPS = 128  #: Quantiles of a client's own distances that are kept
+PREFERENCE = 2.0  #: Nats by which any other mixture must be more likely than that of all samples together
+TIE = 0.01  #: Nats by which the best may be better than the one chosen, the first of nearly equal ones
+NAMED = 5  #: Most clients without a choice whose names are given
+VOTERS = 500  #: Most samples of a client that are left out
+MOST = 2**20  #: Most scores that are computed together
 
 
 class Mix(NamedTuple):

@@ -31,11 +31,9 @@ from protofed.wire.schema import Field, Payload
 PREFIX = "generator."
 LATENT = 32
 """Length z of the generator's noise ε, uniform in [0, 1) as in all code; the papers print Gaussian noise."""
-BATCH = 32
-"""Generated features per server step."""
+BATCH = 32  #: Generated features per server step
 EPSILON = 1e-5
-MOMENTUM = 0.1
-"""Of BatchNorm, as in torch."""
+MOMENTUM = 0.1  #: Of BatchNorm, as in torch
 LabelPrior = Literal["available", "counts", "uniform"]
 """Labels to generate: equally often those of classes held, as often as they are held, or equally often all K."""
 

@@ -31,12 +31,10 @@ from protofed.prototypes.table import Prototypes
 from protofed.wire.schema import Field, Payload, Schema
 from protofed.wire.validate import check_structure, check_values
 
-LARGEST = 1e15
-"""Largest magnitude of a feature; fields with bounds of their own are not rounded by lossy codecs."""
+LARGEST = 1e15  #: Largest magnitude of a feature; fields with bounds of their own are not rounded by lossy codecs
 ROUNDED = 1e-4
 """Share of the trace of a client's second moment by which rounding may have made an eigenvalue negative."""
-SURE = 2.0
-"""A class is present if its noisy number of samples exceeds so many standard deviations of the noise."""
+SURE = 2.0  #: A class is present if its noisy number of samples exceeds so many standard deviations of the noise
 RELEASE = {"counts": 0.5, "sums": 1.0, "moment": 1.0}
 """Factors of the statistics where noise is added to all of them: sums and moment can use more precision."""
 RIDGE = 1e-12

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 else:
     Base = Generic
 
-RHO = 1.0
-"""ρ of the log-prior where a method has no such option."""
+RHO = 1.0  #: ρ of the log-prior where a method has no such option
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,8 @@ from protofed.prototypes.mixtures import Mixture, choose, fit_mixtures, fuse, ga
 from protofed.wire.schema import Field, Payload, Schema
 
 VARIANCE_FLOOR = 1e-6
-LEAST_STD = 0.5 * VARIANCE_FLOOR**0.5
-"""On the wire; half of what clients fit, for rounding on the way."""
-MOST_COMPONENTS = 2**20
-"""In a message, however many clients there are."""
+LEAST_STD = 0.5 * VARIANCE_FLOOR**0.5  #: On the wire; half of what clients fit, for rounding on the way
+MOST_COMPONENTS = 2**20  #: In a message, however many clients there are
 
 
 def schema(num_classes: int, d: int, most: int, **more: Field) -> Schema:

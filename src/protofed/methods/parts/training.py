@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from protofed.methods.contract import Batch, Tensors
 from protofed.wire.schema import Field
 
-HTFL_CLIP = 10.0
-"""Largest norm of each network's gradient in HtFLlib and PFLlib."""
+HTFL_CLIP = 10.0  #: Largest norm of each network's gradient in HtFLlib and PFLlib
 
 
 def sound(tensors: Tensors) -> bool:

@@ -12,8 +12,7 @@ from protofed.errors import ConfigError, unknown_name
 from protofed.methods.contract import SplitModel, Task, Tensors, every_parameter
 from protofed.wire.schema import Field, Payload, Schema
 
-Select = Callable[[str], bool]
-"""Chooses weights by their names in the model."""
+Select = Callable[[str], bool]  #: Chooses weights by their names in the model
 
 
 def first_model(task: Task) -> SplitModel:

@@ -79,8 +79,7 @@ def frozen(
     return Frozen(name, backbone.module, input_shape, prepare(given, made.size, 3, name))
 
 
-VERSION = 2
-"""Version of the features, which invalidates the cache of others."""
+VERSION = 2  #: Version of the features, which invalidates the cache of others
 
 
 class Encoder(nn.Module):

@@ -14,13 +14,10 @@ from protofed.untrusted import limits
 
 Kind = Literal["images", "series", "vectors", "texts"]
 """Kinds of samples: ``(C, H, W)``, ``(C, T)``, ``(F,)``, and ``(F,)`` with tokens."""
-Places = Sequence[tuple[int, int]]
-"""First input and number of inputs of each text of a sample."""
-KINDS: dict[int, Kind] = {1: "vectors", 2: "series", 3: "images"}
-"""Kind of samples by their number of dimensions."""
+Places = Sequence[tuple[int, int]]  #: First input and number of inputs of each text of a sample
+KINDS: dict[int, Kind] = {1: "vectors", 2: "series", 3: "images"}  #: Kind of samples by their number of dimensions
 
-LEAST, MOST = 8, 1024
-"""Least and most rows and columns of an image."""
+LEAST, MOST = 8, 1024  #: Least and most rows and columns of an image
 
 
 @dataclass(frozen=True)
@@ -80,16 +77,13 @@ Make = Callable[[tuple[int, ...], Any, int], Any]
 
 @dataclass(frozen=True)
 class NamedEncoder:
-    """A named encoder.
-
-    Attributes:
-        make: Of ``(input_shape, options, seed)``; returns a module ``(n, *input_shape) -> (n, width)`` with fixed
-            numbers, its ``width``, and ``at_once``, the samples best computed together; pixels are in [0, 1].
-    """
+    """A named encoder."""
 
     name: str
     summary: str
     Options: type
+    #: Of ``(input_shape, options, seed)``; returns a module ``(n, *input_shape) -> (n, width)`` with fixed numbers,
+    #: its ``width``, and ``at_once``, the samples best computed together; pixels are in [0, 1]
     make: Make
     kinds: tuple[Kind, ...]
 

@@ -18,14 +18,11 @@ from protofed.models.preparation import show
 from protofed.models.text import Texts, with_pairs
 from protofed.options import NoOptions, remote
 
-SIDE = 6
-"""Rows and columns of a filter."""
+SIDE = 6  #: Rows and columns of a filter
 FLAT = 10 / 255**2
 """Added to the variance of a patch, so that noise in one without contrast is not raised (Coates and Ng, 2011)."""
-THRESHOLD = 0.25
-"""What a filter's response must exceed to count, to either side."""
-LENGTHS = (7, 9, 11)
-"""Lengths of the kernels of series (Dempster, Petitjean and Webb, 2020)."""
+THRESHOLD = 0.25  #: What a filter's response must exceed to count, to either side
+LENGTHS = (7, 9, 11)  #: Lengths of the kernels of series (Dempster, Petitjean and Webb, 2020)
 FACTOR = 0x9E3779B97F4A7C15 - 2**64
 """2⁶⁴ divided by the golden ratio, for multiplicative hashing (Knuth, 1973, 6.4)."""
 

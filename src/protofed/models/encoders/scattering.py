@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from protofed.models.encoders.contract import ScatteringOptions, encoder
 
-J, L = 2, 8
-"""Number of scales and of angles."""
-PATHS = 1 + J * L + L * L
-"""Maps of orders 0, 1 and 2: in order 2, only the second scale follows the first."""
+J, L = 2, 8  #: Number of scales and of angles
+PATHS = 1 + J * L + L * L  #: Maps of orders 0, 1 and 2: in order 2, only the second scale follows the first
 
 
 @encoder(

@@ -24,8 +24,7 @@ from protofed.visits.visit import LocalTrainer
 from protofed.wire.codec import cast
 from protofed.wire.schema import Payload, Schema
 
-FINITE = 6e4
-"""Largest magnitude used when a codec cannot encode an attack's values; every codec can represent it."""
+FINITE = 6e4  #: Largest magnitude used when a codec cannot encode an attack's values; every codec can represent it
 
 
 class Attackers(Stage):

@@ -21,8 +21,7 @@ from protofed.visits.batches import add_up, batches
 from protofed.visits.client import Member
 from protofed.wire.schema import Payload
 
-PATCH = 0.25
-"""Side of the patch as a fraction of the image's side (or fraction of a vector's leading features)."""
+PATCH = 0.25  #: Side of the patch as a fraction of the image's side (or fraction of a vector's leading features)
 STEPS, LEARNING_RATE, SAMPLES = 30, 0.1, 64
 
 

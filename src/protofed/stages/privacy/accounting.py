@@ -20,17 +20,13 @@ from protofed.errors import ConfigError
 
 Accountant = Literal["pld", "rdp"]
 """Privacy loss distributions (Doroshenko et al. 2022), which are tight; or Rényi differential privacy."""
-LARGEST = 1e6
-"""Largest noise multiplier that is tried."""
-PRECISION = 1e-3
-"""Relative precision of the noise found for a budget."""
+LARGEST = 1e6  #: Largest noise multiplier that is tried
+PRECISION = 1e-3  #: Relative precision of the noise found for a budget
 ORDERS = (1.5, 2.5, 3.5, *range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 """Orders of the Rényi divergence that are tried; those between whole numbers take a hundred times as long."""
 
-RESOLUTION = 1e-3
-"""Largest step of discretised privacy losses, as a share of ε."""
-FINEST = 1e-6
-"""Least step of discretised privacy losses."""
+RESOLUTION = 1e-3  #: Largest step of discretised privacy losses, as a share of ε
+FINEST = 1e-6  #: Least step of discretised privacy losses
 LEAST_NOISE, MOST_SIGNAL = 0.3, 400.0
 """Least noise multiplier, and largest ``Σ (q/z)²``, for which the distribution of the privacy loss is computed:
 beyond, ε says little, and the distribution is wide."""
@@ -41,7 +37,7 @@ class Release(NamedTuple):
 
     noise: float  # noise multiplier ``z``: standard deviation of the noise over the largest norm of one vector
     #: Probability ``q`` with which each vector is drawn into the sum, independently (Poisson sampling); 1 if the
-    #: sum is not of a secret random choice.
+    #: sum is not of a secret random choice
     rate: float = 1.0
     times: int = 1
 

@@ -35,8 +35,7 @@ from protofed.wire.schema import Payload, Schema
 
 SURE = 2.0
 """A class counts as reported if its noisy number of reporters exceeds so many standard deviations of the noise."""
-EVERYONE = "all clients"
-"""Sender of the upload that stands for all."""
+EVERYONE = "all clients"  #: Sender of the upload that stands for all
 
 
 class VectorLayout:

@@ -13,8 +13,7 @@ from protofed.errors import FederationError, writing
 from protofed.rounds.stage import Stage
 from protofed.stages.privacy.options import PrivacyOptions
 
-RELEASES = "releases"
-"""Name of the file in a run directory."""
+RELEASES = "releases"  #: Name of the file in a run directory
 
 
 class Ledger:

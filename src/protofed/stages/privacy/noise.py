@@ -16,17 +16,13 @@ from protofed.compute.seeding import generator
 from protofed.errors import PayloadError
 from protofed.visits.private import Noise
 
-Vector = NDArray[np.uint64]
-"""Whole numbers modulo 2^64; a negative one stands for its complement."""
-BITS = 63
-"""Binary digits of a sum, without the sign."""
-Source = Callable[[int], Noise]
-"""Returns the noise of a round."""
+Vector = NDArray[np.uint64]  #: Whole numbers modulo 2^64; a negative one stands for its complement
+BITS = 63  #: Binary digits of a sum, without the sign
+Source = Callable[[int], Noise]  #: Returns the noise of a round
 FINEST, COARSEST = 2.0**12, 2.0**48
 """Least and greatest standard deviation of a client's share of the noise, in steps of the fixed point: finer noise
 would be changed by rounding, and the sum of coarser noise might overflow."""
-FORM = "<dqq"
-"""Form in which a client's noise rests between the stages of a round."""
+FORM = "<dqq"  #: Form in which a client's noise rests between the stages of a round
 
 
 def from_seed(seed: int, *scope: str | int) -> Source:

@@ -16,8 +16,7 @@ from protofed.stages.robust.pooling import hostile, pool, without_outliers
 from protofed.stages.robust.sums import bound_sums
 from protofed.stages.robust.vectors import Counts, cap_counts, collect, limit_counts, parts_of
 
-SUSPECT = 20.0
-"""Multiple of the median length above which a vector is reported as out of proportion."""
+SUSPECT = 20.0  #: Multiple of the median length above which a vector is reported as out of proportion
 
 
 class Guard(Stage):

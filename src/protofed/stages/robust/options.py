@@ -10,8 +10,7 @@ from protofed.untrusted import claims
 from protofed.untrusted.decoding import SampleCount, decode
 
 Rule = Literal["none", "clip", "median", "trimmed", "geometric_median", "multi_krum"]
-POOLING = ("median", "trimmed", "geometric_median")
-"""Rules that replace the vectors of all clients by one."""
+POOLING = ("median", "trimmed", "geometric_median")  #: Rules that replace the vectors of all clients by one
 
 
 @dataclass(frozen=True)

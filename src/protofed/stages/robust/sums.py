@@ -26,8 +26,7 @@ from protofed.stages.robust.options import RobustOptions
 from protofed.stages.robust.rules import median
 from protofed.stages.robust.vectors import LEAST
 
-CENTRE = 1.5
-"""Variance of the distance between a mean and the median of few, in units of the mean's own."""
+CENTRE = 1.5  #: Variance of the distance between a mean and the median of few, in units of the mean's own
 
 
 class Received(NamedTuple):

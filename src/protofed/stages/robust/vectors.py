@@ -15,8 +15,7 @@ from protofed.methods.contract import Upload
 from protofed.stages.robust.options import RobustOptions
 from protofed.wire.schema import Field, Payload, Schema
 
-LEAST = 3
-"""Minimum number of clients, or of vectors, for which a median is meaningful."""
+LEAST = 3  #: Minimum number of clients, or of vectors, for which a median is meaningful
 Layout = Literal["rows", "table", "tensor", "varying"]
 
 
@@ -27,7 +26,7 @@ class Part:
     name: str
     field: Field
     #: ``rows``: one row per label sent; ``table``: one row for each of the ``K`` classes; ``tensor``: the same
-    #: shape for every client; ``varying``: a shape chosen by the sender.
+    #: shape for every client; ``varying``: a shape chosen by the sender
     layout: Layout
     labels: str = ""  # name of the field with the labels of the rows, for ``rows``
     distinct: bool = True  # whether a client sends at most one row per class
@@ -85,8 +84,7 @@ class Vectors:
         return replace(self, values=values)
 
 
-Counts = Mapping[str, Tensor]
-"""``(K,)`` int64 samples per class that each client described."""
+Counts = Mapping[str, Tensor]  #: ``(K,)`` int64 samples per class that each client described
 
 
 def rows_of(part: Part, upload: Upload, counts: Counts) -> tuple[Tensor, Tensor, Tensor, Tensor]:

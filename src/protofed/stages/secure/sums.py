@@ -158,8 +158,7 @@ def require_enough(present: int, threshold: int, what: str, why: Mapping[str, st
 
 _SESSION, _KEY, _COMMITMENT = 16, 215, 32
 """Bytes of the number of a round, of a public key of P-384 as PEM, and of a commitment."""
-_SHARES = (52, 68)
-"""Bytes of a share of a mask seed, and of a private key."""
+_SHARES = (52, 68)  #: Bytes of a share of a mask seed, and of a private key
 
 
 def traffic(clients: Sequence[str], length: int) -> tuple[int, int]:

@@ -28,8 +28,7 @@ SERVER = "The server"
 INFORMED = "A server that knows the sender's model"
 MEMBER = "Any client, from the next broadcast"
 OUTSIDER = "Whoever is given the server's state"
-HALVES = 12
-"""Halves of the clients whose aggregates are compared."""
+HALVES = 12  #: Halves of the clients whose aggregates are compared
 
 
 # The network in an upload.

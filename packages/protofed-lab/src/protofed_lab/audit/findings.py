@@ -61,18 +61,14 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class Audit:
-    """All findings on one run.
-
-    Attributes:
-        sent: Fields of an upload, in words.
-        spent: Cost of differential privacy over the run, without the attacked round; None without noise.
-    """
+    """All findings on one run."""
 
     method: str
     round: int
     clients: int
-    sent: str
+    sent: str  #: Fields of an upload, in words
     protections: tuple[str, ...]
+    #: Cost of differential privacy over the run, without the attacked round; None without noise
     spent: Spent | None
     findings: tuple[Finding, ...]
     pictures: tuple[Reconstruction, ...] = field(default=())

@@ -26,8 +26,7 @@ from protofed_lab.audit.seen import told
 SERVER = "A server that crafts the weights it sends"
 CLOSE = 0.01
 """Distance of a reading from a training sample, relative to the sample's length, up to which it is verbatim."""
-FAR = 100.0
-"""The biases that fix the deviation, relative to what the other units add up to."""
+FAR = 100.0  #: The biases that fix the deviation, relative to what the other units add up to
 _PASSED = (nn.Flatten, nn.Identity, KeyedDropout)
 STEPS = {True: 1e-2, False: 1e-4}
 """Change of the first layer relative to its weights: in one step, and in several, where it must stay as crafted."""

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-STEPS = 25
-"""Newton steps of a logistic regression."""
+STEPS = 25  #: Newton steps of a logistic regression
 
 
 def auc(positive: Tensor, negative: Tensor) -> float:

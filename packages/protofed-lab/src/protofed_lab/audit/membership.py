@@ -24,13 +24,10 @@ from protofed_lab.audit.seen import Rows, Seen, Sender
 
 SIZES = ((1, 3), (4, 10), (11, 30), (31, math.inf))
 """Ranges of the number of samples of a class by which results are told."""
-FEW = 30
-"""Number of samples on either side below which a range is said to be small."""
+FEW = 30  #: Number of samples on either side below which a range is said to be small
 FOLDS = 5
-PUBLIC = 2000
-"""Most public samples from which the distribution of features is estimated."""
-SHRINKAGE = 0.03
-"""Share of a multiple of the identity in the covariance of features."""
+PUBLIC = 2000  #: Most public samples from which the distribution of features is estimated
+SHRINKAGE = 0.03  #: Share of a multiple of the identity in the covariance of features
 SLACK = 0.02
 """Variance of a prototype, relative to that of a mean, that rounding and augmentation add to what is sent."""
 

@@ -22,10 +22,8 @@ QUESTION = "What do a class's samples look like?"
 MEASURE = "SSIM with the nearest training sample"
 STEPS = 100
 RATE = 0.03
-CLIENTS, EACH = 3, 3
-"""Clients that are attacked, those with the most samples; and classes of each, the largest."""
-SMOOTH = 0.05
-"""Weight of the total variation."""
+CLIENTS, EACH = 3, 3  #: Clients that are attacked, those with the most samples; and classes of each, the largest
+SMOOTH = 0.05  #: Weight of the total variation
 
 
 def reconstruct(

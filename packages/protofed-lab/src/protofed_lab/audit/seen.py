@@ -21,8 +21,7 @@ from protofed.methods import Method, Payload, Tensors, Upload
 from protofed.models import SplitModel
 from protofed.stages.robust.vectors import parts_of
 
-SILENCE = 1000
-"""Rounds in which nobody has to send anything before an audit gives up."""
+SILENCE = 1000  #: Rounds in which nobody has to send anything before an audit gives up
 
 
 @dataclass(frozen=True)
@@ -36,49 +35,36 @@ class Rows:
 
 @dataclass(frozen=True)
 class Sender:
-    """A client whose upload is attacked, with the truth by which attacks are judged.
-
-    Attributes:
-        model: As it was when it sent the upload.
-        others: Samples that it was not trained on.
-        upload: The upload. With secure aggregation the server sees nothing of it but the following, from the sum.
-        payload: The part that is seen.
-        weights: By name in the network they belong to.
-        counts: Sent numbers of samples, ``(K,)`` per class, and of all classes; None where not sent.
-        opening: Weights sent at the start of the round, by name; may be empty.
-    """
+    """A client whose upload is attacked, with the truth by which attacks are judged."""
 
     name: str
-    model: SplitModel
+    model: SplitModel  #: As it was when it sent the upload
     kind: str
     train: Samples
-    others: Samples
+    others: Samples  #: Samples that it was not trained on
+    #: The upload. With secure aggregation the server sees nothing of it but the following, from the sum
     upload: Upload
-    payload: Payload
-    weights: Tensors
+    payload: Payload  #: The part that is seen
+    weights: Tensors  #: By name in the network they belong to
     rows: tuple[Rows, ...]
+    #: Sent numbers of samples, ``(K,)`` per class, and of all classes; None where not sent
     counts: tuple[Tensor | None, int | None]
-    opening: Tensors
+    opening: Tensors  #: Weights sent at the start of the round, by name; may be empty
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One round of a federation as its server sees it.
-
-    Attributes:
-        server: State before the round.
-        summed: The server is sent the clients' mean or sum alone.
-        outside: The same round for those who are given the server's state, if noise hides single uploads from them
-            and not from the server; otherwise None.
-    """
+    """One round of a federation as its server sees it."""
 
     method: Method
     round: int
-    server: Tensors
+    server: Tensors  #: State before the round
     senders: tuple[Sender, ...]
     num_classes: int
     federation: Federation
-    summed: bool = False
+    summed: bool = False  #: The server is sent the clients' mean or sum alone
+    #: The same round for those who are given the server's state, if noise hides single uploads from them and not
+    #: from the server; otherwise None
     outside: Seen | None = None
 
 

@@ -14,10 +14,8 @@ from protofed_lab.audit.measures import auc, auc_error
 from protofed_lab.audit.membership import outputs
 from protofed_lab.audit.seen import Seen
 
-CLOSE = 0.01
-"""Distance from a sample's features, as a share of their length, at which they count as read."""
-LOST = 1e-6
-"""Share of the largest eigenvalue of a second moment below which rounding hides a direction."""
+CLOSE = 0.01  #: Distance from a sample's features, as a share of their length, at which they count as read
+LOST = 1e-6  #: Share of the largest eigenvalue of a second moment below which rounding hides a direction
 
 
 def sums(seen: Seen) -> list[Finding]:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FILE = resources.files(__package__) / "digits.npz"
-SIDE = 28
-"""Pixels."""
+SIDE = 28  #: Pixels
 
 
 @cache

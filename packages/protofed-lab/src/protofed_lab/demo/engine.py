@@ -29,10 +29,8 @@ from protofed_lab.demo import digits
 from protofed_lab.demo.setup import LETTERS, ROUNDS, SIDES, Chosen, Setup
 from protofed_lab.demo.words import KNOBS
 
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-"""Of the digits."""
-SHOWN = 320
-"""Dots on one side: all test images of all clients, or an even choice of them."""
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")  #: Of the digits
+SHOWN = 320  #: Dots on one side: all test images of all clients, or an even choice of them
 MIXED = "demo4"
 ENCODER = EncoderOptions(name="auto", dim=64)
 """Features for methods that train nothing: more would mean better answers, and far longer messages."""
@@ -52,38 +50,23 @@ groups.register(MIXED)(
 
 @dataclass(frozen=True)
 class View:
-    """The visible state of one federation after a round.
+    """The visible state of one federation after a round."""
 
-    Attributes:
-        accuracy: On all clients' test images by :attr:`LiveFederation.rule`, in [0, 1].
-        head: By the classifier head.
-        clients: Accuracy of each.
-        bytes: Sent so far, up and down.
-        seconds: Including features of an encoder.
-        ended: Last round, if more would change nothing.
-        separation: Distance of the two closest global prototypes, in mean distances of a test feature from its
-            class's global prototype; None with fewer than two.
-        unseen: Accuracy on digits that a client has no training images of; None if each has all.
-        dots: ``(n, 2)`` test features in the plane, in the order of :meth:`FederationPair.dots`.
-        predicted: ``(n,)`` classes, -1 where the model's output is not finite.
-        own: ``(clients, K, 2)`` local prototypes, NaN where there is none.
-        shared: ``(m, 2)`` global prototypes.
-        labels: ``(m,)`` their classes.
-    """
-
-    accuracy: float
-    head: float
-    clients: list[float | None]
-    bytes: int
-    seconds: float
-    ended: int | None
+    accuracy: float  #: On all clients' test images by :attr:`LiveFederation.rule`, in [0, 1]
+    head: float  #: By the classifier head
+    clients: list[float | None]  #: Accuracy of each
+    bytes: int  #: Sent so far, up and down
+    seconds: float  #: Including features of an encoder
+    ended: int | None  #: Last round, if more would change nothing
+    #: Distance of the two closest global prototypes, in mean distances of a test feature from its class's global
+    #: prototype; None with fewer than two
     separation: float | None
-    unseen: float | None
-    dots: NDArray[np.float64]
-    predicted: NDArray[np.int64]
-    own: NDArray[np.float64]
-    shared: NDArray[np.float64]
-    labels: NDArray[np.int64]
+    unseen: float | None  #: Accuracy on digits that a client has no training images of; None if each has all
+    dots: NDArray[np.float64]  #: ``(n, 2)`` test features in the plane, in the order of :meth:`FederationPair.dots`
+    predicted: NDArray[np.int64]  #: ``(n,)`` classes, -1 where the model's output is not finite
+    own: NDArray[np.float64]  #: ``(clients, K, 2)`` local prototypes, NaN where there is none
+    shared: NDArray[np.float64]  #: ``(m, 2)`` global prototypes
+    labels: NDArray[np.int64]  #: ``(m,)`` their classes
 
 
 class FederationPair:

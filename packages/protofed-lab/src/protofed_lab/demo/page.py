@@ -22,8 +22,7 @@ from protofed_lab.demo.setup import SIDES, Chosen, Setup, Side, usual
 from protofed_lab.demo.words import answered, in_rounds, title, why_low
 from protofed_lab.demo.worker import Message, Worker
 
-MAX_DEMOS = 8
-"""Pages that may learn at a time."""
+MAX_DEMOS = 8  #: Pages that may learn at a time
 SHEET_COLUMNS = 20
 
 

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 Side = Literal["left", "right"]
 SIDES: tuple[Side, Side] = ("left", "right")
-ROUNDS = 300
-"""Rounds after which a demonstration stops by itself."""
+ROUNDS = 300  #: Rounds after which a demonstration stops by itself
 LETTERS = "ABCDEFGHIJ"
 MAX_CLIENTS = len(LETTERS)
 
@@ -28,25 +27,21 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Setup:
-    """A demonstration; the default is the one of the document this page comes from.
-
-    Attributes:
-        skew: ``paired``: half of the clients have three quarters of the one half of the classes, and the rest of
-            the other; ``apart``: half of the clients have the one half of the classes, and the rest the other;
-            ``dirichlet``: shares drawn from Dir(alpha).
-        models: ``same``: every client 784→64→16→d; ``mixed``: four architectures in turn.
-        seed: Of initial weights, shares and order of samples.
-    """
+    """A demonstration; the default is the one of the document this page comes from."""
 
     left: Chosen = field(default_factory=lambda: usual("fedproto"))
     right: Chosen = field(default_factory=lambda: usual("fedtgp"))
     digits: tuple[int, ...] = (0, 1, 2, 3)
     clients: int = 2
+    #: ``paired``: half of the clients have three quarters of the one half of the classes, and the rest of the
+    #: other; ``apart``: half of the clients have the one half of the classes, and the rest the other;
+    #: ``dirichlet``: shares drawn from Dir(alpha)
     skew: Literal["paired", "apart", "dirichlet"] = "paired"
     alpha: float = 0.3
     d: int = 2
+    #: ``same``: every client 784→64→16→d; ``mixed``: four architectures in turn
     models: Literal["same", "mixed"] = "same"
-    seed: int = 0
+    seed: int = 0  #: Of initial weights, shares and order of samples
 
     def chosen(self, side: Side) -> Chosen:
         """Return the method on ``side``, with its options."""

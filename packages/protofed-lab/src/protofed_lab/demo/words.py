@@ -90,12 +90,9 @@ DOCUMENT = (
 )
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-EARLY = 40
-"""Rounds in which a low accuracy says nothing yet."""
-LOW = 0.6
-"""Accuracy, as a share of the way from guessing to none wrong, below which a side does badly."""
-FEW = 60
-"""Training images with which a client does badly even with all digits."""
+EARLY = 40  #: Rounds in which a low accuracy says nothing yet
+LOW = 0.6  #: Accuracy, as a share of the way from guessing to none wrong, below which a side does badly
+FEW = 60  #: Training images with which a client does badly even with all digits
 
 
 @dataclass(frozen=True)

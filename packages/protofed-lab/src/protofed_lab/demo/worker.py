@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from protofed_lab.demo.engine import View
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-GRID = 32_000
-"""Points travel as whole numbers, the outermost of them as this one."""
-NOTHING = -32_768
-"""In place of a coordinate that is not there."""
+GRID = 32_000  #: Points travel as whole numbers, the outermost of them as this one
+NOTHING = -32_768  #: In place of a coordinate that is not there
 Message = tuple[str, dict[str, Any]]
 
 

@@ -18,12 +18,9 @@ from protofed.runs.loading import DEEPEST, load_run
 from protofed.runs.metrics import METRICS
 from protofed.runs.run import Run
 
-READING_SHARE = 0.1
-"""Share of the time that reading may take: large trees and long runs are looked at less often."""
-READING_S = 0.4
-"""Seconds after which pages show the runs that have been read, while the others are still to come."""
-BEGINNING_S = 60.0
-"""Seconds that a directory without all of its files is given before they count as missing."""
+READING_SHARE = 0.1  #: Share of the time that reading may take: large trees and long runs are looked at less often
+READING_S = 0.4  #: Seconds after which pages show the runs that have been read, while the others are still to come
+BEGINNING_S = 60.0  #: Seconds that a directory without all of its files is given before they count as missing
 QUIET_S = 60.0
 """A run that writes nothing for so long, and for ten rounds' time, is called quiet: it may have been stopped."""
 

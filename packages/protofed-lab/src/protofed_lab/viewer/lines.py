@@ -11,8 +11,7 @@ from pathlib import Path, PurePath
 from protofed.analysis.style import MARKERS, PALETTE, LineStyle, method_styles
 from protofed.runs.run import Run, by_label, rule_of, select_finished
 
-Point = list[float]
-"""``[x, y]``, or ``[x, y, spread]`` for a mean over several runs."""
+Point = list[float]  #: ``[x, y]``, or ``[x, y, spread]`` for a mean over several runs
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,7 @@ class Line:
     level: float | None = None
 
 
-Lines = dict[str, Line]
-"""Id → line; an id stays the same as long as the line is about the same thing."""
+Lines = dict[str, Line]  #: Id → line; an id stays the same as long as the line is about the same thing
 
 
 def looks(runs: Iterable[Run]) -> dict[Path, Look]:

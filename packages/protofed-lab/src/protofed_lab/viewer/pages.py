@@ -21,10 +21,8 @@ from protofed_lab import shell
 from protofed_lab.viewer import lines, rows
 from protofed_lab.viewer.library import Library, SeenRun, State
 
-INTERVAL_S = 0.5
-"""Pages look for news so often."""
-REPORT_S = 15
-"""Seconds between two reports of a run that goes on."""
+INTERVAL_S = 0.5  #: Pages look for news so often
+REPORT_S = 15  #: Seconds between two reports of a run that goes on
 MAIN_RULE = {"": "each method's main rule"}
 COUNTED = (State.RUNNING, State.QUIET, State.STARTING, State.WAITING, State.FINISHED, State.DAMAGED)
 NO_RUNS = "No run here yet. One that begins below this folder will appear by itself."

@@ -46,8 +46,7 @@ RUN_COLUMNS = [
     column("time", "Time", "Of all rounds so far"),
 ]
 
-SELDOM = ("validated", "union", "unseen", "newcomers")
-"""Columns that most runs cannot fill."""
+SELDOM = ("validated", "union", "unseen", "newcomers")  #: Columns that most runs cannot fill
 
 STATE_ORDER = (State.DAMAGED, State.RUNNING, State.QUIET, State.STARTING, State.WAITING, State.FINISHED)
 
