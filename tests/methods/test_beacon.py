@@ -1,4 +1,4 @@
-"""Beacon: against a naive reference, its limit cases, its network, and what it has to refuse."""
+"""Beacon: against a naive reference, its network, and what it has to refuse."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 import naive
 import naive_beacon
 from naive import build, same_nets
-from protofed.compute.seeding import generator
 from protofed.errors import ModelError
 from protofed.experiments.assemble import assemble
 from protofed.methods import Batch
@@ -147,29 +145,6 @@ def pictures(*clients: ClientData) -> FederatedData:
 
 
 PRECISE = {"wire__codec": "float64", "execution__precision": "fp64", "seed": naive.SEED}
-
-
-def test_with_one_client_it_is_the_tiny_network_trained_alone():
-    """One client holds everything: rounds of plain steps of the network on the balanced loss, and nothing else."""
-    data = pictures(images("all", [0, 1, 2, 3] * 3 + [0, 0]))
-    federation, _ = assemble(experiment("beacon", model__options={"hidden": [4]}, **PRECISE), data)
-    samples = data.clients[0].train
-    x, y = samples.x.double() / 127.5 - 1, samples.y
-    prior = torch.tensor([6.0, 4, 4, 4], dtype=torch.float64).div(18).log()
-    net = tiny((1, 8, 8), K).double()
-    for parameter, first in zip(net.parameters(), federation.server.values(), strict=True):
-        parameter.data.copy_(first)
-    for number, _ in enumerate(federation.run(), start=1):
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        for epoch in range(2):
-            scope = (number, "all", 0, epoch)
-            order = torch.randperm(len(y), generator=generator(naive.SEED, "shuffle", *scope))
-            for rows in order.split(naive.BATCH):
-                optimizer.zero_grad()
-                F.cross_entropy(net(x[rows]).logits + prior, y[rows]).backward()
-                optimizer.step()
-        for parameter, found in zip(net.parameters(), federation.server.values(), strict=True):
-            torch.testing.assert_close(found, parameter.detach(), rtol=1e-9, atol=1e-11)
 
 
 @given(

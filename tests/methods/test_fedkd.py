@@ -168,17 +168,6 @@ def test_two_rounds(options):
     assert {(2, True), (2, False)} <= ranks or compress == "parameters"
 
 
-def test_full_rank_equals_no_compression():
-    full = build("fedkd", method__energy_start=1.0, method__energy_end=1.0, rounds=3)
-    plain = build("fedkd", method__compress="none", rounds=3)
-    list(full.run())
-    list(plain.run())
-    for name in (n for n in plain.server if n.startswith("mentee.")):
-        same(full.server[name], plain.server[name])
-    for name in plain.names:
-        same_nets(naive.own_net(full, name), naive.own_net(plain, name))
-
-
 def test_what_is_compressed_decides_who_is_sent_what():
     official, htfl = (build("fedkd", method__compress=c).method for c in ("updates", "parameters"))
     assert (official.declared.personal, htfl.declared.personal) == (True, False)

@@ -104,20 +104,6 @@ def test_two_rounds(weighting, clip, softmax):
             assert record.accuracy.clients[rule] == found, rule
 
 
-def test_a_projector_that_passes_the_own_features_on_is_local():
-    """``P = [0 I]``: the head reads ``f_i(x)`` alone."""
-    federation, alone = build("fedmrl", **SMALL), build("local")
-    x = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for name in federation.names:
-        c = visited(federation)[name]
-        projector = c.model.extras["projector"]
-        with torch.no_grad():
-            projector.weight.copy_(torch.cat([torch.zeros(5, D1), torch.eye(5)], 1))
-            projector.bias.zero_()
-            found = federation.method.scores(c.model, Batch(x, torch.zeros(20, dtype=torch.int64)), {}, c.state)
-        torch.testing.assert_close(found["head"], visited(alone)[name].model(x).logits)
-
-
 def test_any_models_and_a_shared_one_of_ones_choice():
     """Every client's projector leads to the length of its own features."""
     data = federated(client("ann", [0, 1, 2]), client("bob", [1, 3, 3], d=9), client("cid", [1] * 5, model="mlp"))

@@ -88,19 +88,6 @@ def pairs(samples):
     return list(zip(samples.x, samples.y, strict=True))
 
 
-def test_alone_with_full_weights_it_is_local_training_and_fedavg_of_the_meme():
-    """α = β = 1 is cross-entropy for each: nothing is distilled (1 − α of the loss would be)."""
-    mutual = build("fml", method__alpha=1.0, method__beta=1.0)
-    alone, averaged = build("local"), build("fedavg", method__weighting="uniform")
-    averaged.state.tensors = {n: t.clone() for n, t in mutual.server.items()}
-    for federation in (mutual, alone, averaged):
-        list(federation.run())
-    assert all(torch.equal(t, averaged.server[n]) for n, t in mutual.server.items())
-    for name in mutual.names:
-        for found, expected in zip(naive.own_net(mutual, name), naive.own_net(alone, name), strict=True):
-            assert torch.equal(found, expected)
-
-
 def test_what_is_not_detached_trains_both():
     """Without cross-entropy of its own, a network still moves its teacher if nothing is held fixed."""
     for preset, moves in (("official", False), ("htfl", True)):

@@ -1,4 +1,4 @@
-"""Methods that share weights: limit cases, degenerate clients, and what is refused before training starts."""
+"""Methods that share weights: degenerate clients, and what is refused before training starts."""
 
 from __future__ import annotations
 
@@ -15,52 +15,6 @@ from protofed.methods.feduv import uniformity, variance_hinge
 from support import K, client, degenerate, experiment, federated, few, ordinary, visited
 
 BATCH_NORM = {"model__name": "support:WithBatchNorm", "model__options": {}}
-HARD = {"training__momentum": 0.5, "training__epochs": 2, "participation__fraction": 0.7, "rounds": 4}
-
-
-def outcome(method: str, **overrides):
-    federation, _ = assemble(experiment(method, **overrides), ordinary())
-    records = [record.to_dict() for record in federation.run()]
-    return federation, records
-
-
-def assert_same_weights(found, expected) -> None:
-    """Compare bit for bit the weights that the first of two servers has."""
-    for name, weight in found.server.items():
-        assert torch.equal(weight, expected.server[name]), name
-
-
-@few("overrides", [{}, HARD, {**HARD, **BATCH_NORM}], 1, ids=["plain", "hard", "batch-norm"])
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("fedprox", {"method__mu": 0.0}),
-        ("moon", {"method__mu": 0.0}),
-        ("feduv", {"method__variance": 0.0, "method__uniformity": 0.0}),
-    ],
-)
-def test_without_its_terms_it_is_fedavg(method, options, overrides):
-    expected, found = outcome("fedavg", **overrides), outcome(method, **options, **overrides)
-    assert_same_weights(found[0], expected[0])
-    for a, b in zip(expected[1], found[1], strict=True):
-        assert a["losses"]["cross_entropy"] == b["losses"]["cross_entropy"]
-        assert all(a[part] == b[part] for part in ("accuracy", "bytes", "parameters", "participants"))
-
-
-@few("overrides", [{}, HARD, {**HARD, **BATCH_NORM}], 1, ids=["plain", "hard", "batch-norm"])
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("lg_fedavg", {"method__shared": ["extractor", "head"]}), ("fedper", {"method__personal": []})],
-)
-def test_with_everything_shared_it_is_fedavg(method, options, overrides):
-    expected, found = outcome("fedavg", **overrides), outcome(method, **options, **overrides)
-    assert expected[0].server.keys() == found[0].server.keys()
-    assert_same_weights(found[0], expected[0])
-    for a, b in zip(expected[1], found[1], strict=True):
-        assert a["accuracy"]["global_model"] == b["accuracy"]["head"]
-        assert (a["losses"], a["bytes"]) == (b["losses"], b["bytes"])
-
-
 # FeSEM
 
 

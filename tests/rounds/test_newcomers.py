@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from protofed.experiments.assemble import assemble
 from protofed.methods import methods
 from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.participation import Participation
-from protofed.runs.records import RoundRecord
-from protofed.runs.summary import Outcome
 from protofed.storage.snapshots import flatten
 from support import client, experiment, federated, few, ordinary, same, told
 
@@ -106,16 +103,6 @@ def test_those_without_training_samples_are_no_newcomers():
     assert federation.participation.newcomers == {"cid"}
     first = next(federation.run())
     assert [s is None for s in first.accuracy.clients["head"]] == [False, False, True, False]
-
-
-def test_records_and_summaries_keep_their_scores():
-    records = list(build("beacon").run())
-    again = [RoundRecord.from_dict(json.loads(json.dumps(r.to_dict())), "line 1") for r in records]
-    assert again == records
-    outcome = Outcome.of(records)
-    head = outcome.accuracy["head"].newcomers
-    assert head.final == records[-1].newcomers.weighted["head"]
-    assert Outcome.of(records[:2]).accuracy["head"].newcomers is None
 
 
 def test_a_robust_rule_must_suit_those_who_train_together():
