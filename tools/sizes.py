@@ -19,12 +19,12 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 46_027,
-    "all sources": 65_465,
-    "tests": 48_415,
+    "src": 46_007,
+    "all sources": 65_445,
+    "tests": 48_377,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 3_935,
+    "behind the round loop": 3_934,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
     "methods/contract.py": 283,
