@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 46_007,
-    "all sources": 65_445,
-    "tests": 48_377,
+    "src": 45_978,
+    "all sources": 65_416,
+    "tests": 48_321,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 3_934,

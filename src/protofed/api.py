@@ -16,7 +16,7 @@ from protofed.errors import CheckpointError, ConfigError, unknown_name
 from protofed.experiments.batch import MARK
 from protofed.experiments.comparing import Comparison, Plan, read_recipe
 from protofed.experiments.rundir import directory_for, place_for
-from protofed.experiments.running import Progress, Several, run_experiment
+from protofed.experiments.running import Progress, run_experiment
 from protofed.experiments.sweeping import MANY, grid, sweep_plan
 from protofed.experiments.tuning import Tuned, check_options, space_of
 from protofed.experiments.tuning import tune as search
@@ -282,7 +282,8 @@ def _receivers(progress: Progress | None, track: str | Progress | Sequence[str |
         return progress or Progress()
     from protofed.experiments.tracking import trackers
 
-    return Several([progress or Progress(), *trackers([track] if isinstance(track, str | Progress) else track)])
+    named = [track] if isinstance(track, str | Progress) else track
+    return Progress.share(progress or Progress(), *trackers(named))
 
 
 def figure(name: str, runs: Shown | Sequence[Shown], **options: Any) -> Figure:

@@ -132,7 +132,7 @@ def test_a_budget_that_is_spent_begins_nothing(given, tmp_path):
 
 @pytest.mark.parametrize("text", ["0", "0h", "0h0m"])
 def test_no_budget_at_all_is_refused(text):
-    with pytest.raises(ConfigError, match="nothing can run in no time"):
+    with pytest.raises(ConfigError, match="must be a time such as 2h"):
         batch.seconds(text)
 
 

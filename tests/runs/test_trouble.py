@@ -12,7 +12,7 @@ import protofed
 from protofed.cli import main as cli
 from protofed.errors import CheckpointError
 from protofed.experiments.progress import JsonProgress, LineProgress
-from protofed.experiments.running import Several
+from protofed.experiments.running import Progress
 from protofed.runs.findings import Findings
 from protofed.runs.loading import load_run
 from protofed.runs.records import Absence, Attack, Refusal, RoundRecord
@@ -292,7 +292,7 @@ def test_sums_that_overflow_say_what_to_change(tmp_path, monkeypatch, capsys):
 
 def test_lines_and_json_for_files(tmp_path):
     lines, objects = io.StringIO(), io.StringIO()
-    receivers = Several([LineProgress(lines), JsonProgress(objects)])
+    receivers = Progress.share(LineProgress(lines), JsonProgress(objects))
     run = protofed.run(
         "quickstart", {**SMALL_RUN, "method.name": "fedproto"}, out=tmp_path / "r", progress=receivers
     )

@@ -99,12 +99,12 @@ def seeds_of(text: str) -> list[int]:
 def report_progress(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
     """Yield a receiver of progress reports; if a run is stopped, say how to continue it."""
     from protofed.experiments.progress import KeptRuns, progress_bar
-    from protofed.experiments.running import Several
+    from protofed.experiments.running import Progress
 
     kept = KeptRuns()
     try:
         with progress_bar(console, quiet=quiet, log_format=log_format) as shown:
-            yield Several([kept, shown])
+            yield Progress.share(kept, shown)
     except BaseException:
         # A signal inside a C library may surface as one of the library's own exceptions.
         if not signals:

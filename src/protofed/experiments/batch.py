@@ -21,7 +21,7 @@ from protofed.data.options import memory_gb
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.experiments.executors import PRELOAD
 from protofed.experiments.memory import tree_bytes
-from protofed.experiments.running import Measure, Progress, Several, run_experiment
+from protofed.experiments.running import Measure, Progress, run_experiment
 from protofed.runs.records import RoundRecord
 from protofed.runs.run import Run
 from protofed.storage.files import check_format, is_occupied, read_json, write_json
@@ -74,13 +74,9 @@ def seconds(text: str) -> float | None:
     if not text:
         return None
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|s)", text)
-    if not parts or re.sub(r"\d+(?:\.\d+)?\s*(?:d|h|min|m|s)", "", text).strip():
-        if text.strip().isdigit() and not int(text):
-            raise ConfigError("--budget 0: nothing can run in no time; name a time such as 2h or 30m")
-        raise ConfigError(f"--budget {text!r} must be a time such as 2h, 1h30m or 90s")
     total = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if not total:
-        raise ConfigError(f"--budget {text}: nothing can run in no time; name a time such as 2h or 30m")
+    if not total or re.sub(r"\d+(?:\.\d+)?\s*(?:d|h|min|m|s)", "", text).strip():
+        raise ConfigError(f"--budget {text!r} must be a time such as 2h, 1h30m or 90s")
     return total
 
 
@@ -122,12 +118,11 @@ class RunTask:
             return None
 
 
-class _Watch(Several):
+class _Watch(Progress):
     """Passes reports on, and ends a run after the round in which the time is up."""
 
     def __init__(self, to: Progress, deadline: float | None) -> None:
-        super().__init__([to])
-        self.deadline, self.rounds = deadline, 0
+        self.receivers, self.deadline, self.rounds = [to], deadline, 0
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Pass the report on."""

@@ -37,53 +37,40 @@ Measure = Callable[[Run], Metrics]
 
 
 class Progress:
-    """Receiver of progress reports; this base class ignores them."""
+    """Receiver of progress reports; this base class passes them on to others, if there are any."""
+
+    receivers: Sequence[Progress] = ()
+
+    @classmethod
+    def share(cls, *receivers: Progress) -> Progress:
+        """Return one that passes reports on to several others."""
+        found = cls()
+        found.receivers = receivers
+        return found
 
     def planned(self, runs: int, jobs: int = 1) -> None:
         """Report that several runs follow, of which ``jobs`` are carried out at a time."""
+        self._pass_on("planned", runs, jobs)
 
     def advanced(self) -> None:
         """Report the end of one of the runs that were planned."""
+        self._pass_on("advanced")
 
     def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
         """Report the start of a run, or its resumption."""
+        self._pass_on("started", label, rounds, done, directory)
 
     def round(self, label: str, record: RoundRecord) -> None:
         """Report the end of a round."""
+        self._pass_on("round", label, record)
 
     def finished(self, label: str, run: Run) -> None:
         """Report the end of a run."""
-
-
-class Several(Progress):
-    """Receiver that passes reports on to several others."""
-
-    def __init__(self, receivers: Sequence[Progress]) -> None:
-        self.receivers = receivers
+        self._pass_on("finished", label, run)
 
     def _pass_on(self, report: str, *about: object) -> None:
         for receiver in self.receivers:
             getattr(receiver, report)(*about)
-
-    def planned(self, runs: int, jobs: int = 1) -> None:
-        """Pass the number of runs on."""
-        self._pass_on("planned", runs, jobs)
-
-    def advanced(self) -> None:
-        """Pass on that a run needs nothing more."""
-        self._pass_on("advanced")
-
-    def started(self, label: str, rounds: int, done: int, directory: Path) -> None:
-        """Pass the start of a run on."""
-        self._pass_on("started", label, rounds, done, directory)
-
-    def round(self, label: str, record: RoundRecord) -> None:
-        """Pass the end of a round on."""
-        self._pass_on("round", label, record)
-
-    def finished(self, label: str, run: Run) -> None:
-        """Pass the end of a run on."""
-        self._pass_on("finished", label, run)
 
 
 def run_experiment(

@@ -87,11 +87,7 @@ class Arm:
 
 
 def difference(hits: Hits, others: Hits, evidence: Evidence, site: str = "", level: float = 0.95) -> Interval:
-    """Return how many points more often samples are right, paired by sample, with an interval.
-
-    Args:
-        site: A site whose samples count; "" for those of all.
-    """
+    """Return how many points more often samples of a site, or of all, are right, paired, with an interval."""
     pairs = zip(evidence.values(hits, site), evidence.values(others, site), strict=True)
     parts = [own - theirs for own, theirs in pairs if len(own)]
     found = [Sampled.difference(len(d), float(d.sum()), float((d * d).sum())) for d in parts]
