@@ -19,12 +19,12 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_853,
-    "all sources": 65_290,
-    "tests": 47_996,
+    "src": 45_821,
+    "all sources": 65_258,
+    "tests": 47_958,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 3_924,
+    "behind the round loop": 3_923,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
     "methods/contract.py": 283,

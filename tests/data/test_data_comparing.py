@@ -137,16 +137,6 @@ def test_stored_names_of_classes_are_renamed_too(tmp_path, command):
     assert out.count("malignant") == 1
 
 
-def test_numbers_beside_names_are_refused_with_a_proposal(tmp_path, command):
-    write(tmp_path / "data", ann=("01", "fm", "csv"), bob=(("no", "yes"), "fm", "csv"))
-    code, _, told = command("inspect", "data.drop=patient_id")
-    assert code == 2
-    assert 'use one kind, or set data.labels={0 = "…", 1 = "…"}' in told
-    code, out, told = command("inspect", "data.drop=patient_id", 'data.labels={0 = "no", 1 = "yes"}')
-    assert code == 0, told
-    assert "yes" in out
-
-
 # Names, as a plain function over what sites state.
 
 

@@ -94,18 +94,6 @@ def test_a_column_of_text_is_beside_the_numbers(tmp_path):
     torch.testing.assert_close(data.table.restore(data.table.apply(raw)), raw, atol=1e-4, rtol=1e-6)
 
 
-def test_text_alone_is_a_sample_and_parquet_gives_the_same(tmp_path):
-    csv = fed(write_notes(tmp_path), drop=("age",))
-    assert csv.input_shape == (256,)
-    for path in tmp_path.rglob("*.csv"):
-        rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
-        table = pa.table({"note": [r[1] for r in rows], "label": [r[2] for r in rows]})
-        pq.write_table(table, path.with_suffix(".parquet"))
-        path.unlink()
-    for one, other in zip(fed(tmp_path).clients, csv.clients, strict=True):
-        assert torch.equal(one.train.x, other.train.x)
-
-
 def test_texts_may_look_like_numbers_and_have_several_lines(tmp_path):
     site(write_notes(tmp_path), *['30,"12",bone', '40,"first line\nsecond, line",skin'])
     x = fed(tmp_path).clients[0].train.x
@@ -195,11 +183,3 @@ def test_other_tables_are_refused_by_name(monkeypatch):
     (finding,) = compare(sites, DataOptions(text=("note",)))
     assert finding.site == "c"
     assert "install the version of wordllama that the others have" in describe([finding])
-
-
-def test_without_the_package(monkeypatch):
-    text._static.cache_clear()
-    monkeypatch.setattr(text, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'protofed\[text\]'"):
-        embed_texts(["a"])
-    text._static.cache_clear()

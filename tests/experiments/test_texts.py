@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 
 import numpy as np
 import pandas as pd
@@ -52,13 +51,6 @@ def test_run_and_predict(options, typed, tmp_path, monkeypatch, capsys):
     found = [row["class"] for row in csv.DictReader(io.StringIO(told))]
     assert np.mean(frame["label"] == found) == pytest.approx(run.rounds[-1].accuracy.clients["head"][0])
     assert run.predict("site0", frame, rule="head").classes == found
-
-
-@pytest.mark.slow
-def test_a_trial(typed, tmp_path):
-    status, _, errors = typed("try", "encoder.name=identity", "--methods", "")
-    assert status == 0, errors
-    assert len(json.loads((tmp_path / "out" / "try.json").read_text())["sites"]) == 3
 
 
 def test_predictions_of_what_is_not_right(typed, tmp_path, monkeypatch):

@@ -95,7 +95,7 @@ def test_ends_of_the_range():
 def test_a_source_of_noise_for_losses():
     model = build("mlp", input_shape=(6,), num_classes=3, d=4)
     model.add_noise("noise")
-    assert list(model.noise_keys()) == ["extras.noise.key"]
+    assert list(noise_keys(model)) == ["extras.noise.key"]
     assert not model.state_dict().keys() & {"extras.noise.key"}
     source, like = model.extras["noise"], torch.zeros((), dtype=torch.float64)
     source.key.fill_(7)

@@ -103,7 +103,6 @@ def turns(experiment: Experiment) -> list[Architecture]:
 
 
 def _all_shared(experiment: Experiment) -> bool:
-    """Return whether all clients have the architecture ``model.shared``."""
     return bool(one_architecture(experiment) and experiment.model.shared)
 
 

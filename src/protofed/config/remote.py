@@ -99,7 +99,6 @@ def code_of(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _sections() -> dict[str, type[Options]]:
-    """Return the sections with options that a server may set."""
     return {n: kind for n, kind in SECTIONS.items() if any(map(settable, option_fields(kind).values()))}
 
 

@@ -586,7 +586,6 @@ def _method(tree: Mapping[str, Any], chosen: str | None) -> tuple[str, Any]:
 
 @cache
 def _gone() -> Tree:
-    """Return the options that earlier versions had, by section or method."""
     return read_toml(Path(__file__).with_name("gone.toml"))
 
 

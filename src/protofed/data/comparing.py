@@ -299,7 +299,6 @@ def _option(column: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Return a name as a key of TOML."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quote(name)
 
 

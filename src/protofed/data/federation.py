@@ -156,7 +156,6 @@ def _site_paths(root: Path) -> dict[str, Path]:
 
 
 def _options(data: DataOptions) -> PathOptions:
-    """Return the options of ``data.source=path``; the defaults for another source."""
     return resolve_options(PathOptions, data.options if data.source == "path" else None, "data.options")
 
 

@@ -76,7 +76,6 @@ def raw_parts(
 
 
 def _check_named(data: DataOptions, columns: Columns, where: str) -> None:
-    """Refuse options of columns that do not exist."""
     for option in ("categories", "ranges"):
         for name in sorted(getattr(data, option).keys() - {"*", *(column.name for column in columns)}):
             raise ConfigError(f"data.{option}.{name}: {where} has no such column among its features")

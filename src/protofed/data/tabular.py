@@ -115,7 +115,6 @@ def _texts(path: Path, missing: Sequence[str], budget: Budget, encoding: str) ->
 
 
 def _without(missing: Sequence[str], table: Any) -> Any:
-    """Return a table of texts with null in place of some."""
     import pyarrow as pa
 
     return pa.table([_trim(column, missing) for column in table.columns], names=table.column_names)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.errors import ConfigError, DataError, unknown_name
-from protofed.models.layers import KeyedUniform, noise_keys
+from protofed.models.layers import KeyedUniform
 from protofed.models.preparation import Preparation, show
 
 MAPS = ("pool", "linear")
@@ -76,10 +76,6 @@ class SplitModel(nn.Module):
     def add_noise(self, name: str) -> None:
         """Add a noise source called ``name`` to the extras, for losses that need it; see :class:`KeyedUniform`."""
         self.extras[name] = KeyedUniform()
-
-    def noise_keys(self) -> dict[str, Tensor]:
-        """Return the keys of all dropout layers (see :mod:`protofed.models.layers`) by buffer name."""
-        return noise_keys(self)
 
     def forward(self, x: Tensor) -> Output:
         """Return features ``(B, d)`` and logits ``(B, K)`` of a batch ``(B, *input_shape)``."""

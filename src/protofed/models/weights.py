@@ -119,12 +119,10 @@ def load_weights(backbone: Backbone, path: Path, fresh: tuple[str, ...], name: s
 
 
 def _within(tensor: str, parts: tuple[str, ...]) -> bool:
-    """Return whether a tensor is one of ``parts`` or inside one."""
     return any(tensor == part or tensor.startswith(f"{part}.") for part in parts)
 
 
 def _without_channels(weight: Tensor) -> tuple[int, ...]:
-    """Return a convolution's shape without its number of input channels."""
     return (*weight.shape[:1], *weight.shape[2:])
 
 

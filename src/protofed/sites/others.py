@@ -114,11 +114,7 @@ def _names(listing: Listing) -> list[str]:
 
 
 def _classes(held: Held, names: Mapping[str, str]) -> list[Notice]:
-    """Return what the classes are, how sites spell them, and which sites lack some or have few test samples.
-
-    Args:
-        names: Names in place of others, which somebody has given.
-    """
+    """Return what the classes are, how sites spell them, and which sites lack some or have few test samples."""
     given = {site: rename_counts(counts, names) for site, counts in held.items()}
     found = [*ask_renamed(given, "", "data.labels", names), *find_spellings(given, "", "data.labels")]
     meant = {site: rename_counts(counts, combine(found).get("data.labels", {})) for site, counts in given.items()}

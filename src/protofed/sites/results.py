@@ -18,7 +18,6 @@ Hits = Mapping[str, Sequence[NDArray[np.float64]]]
 """Which samples of each site are classified rightly, ``(n,)`` of 0 and 1, for each draw of folds or each seed."""
 FEW = 30  #: Judged samples below which a difference of a few points is chance
 NAMED = 4
-UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
 
 class Evidence(NamedTuple):
@@ -43,7 +42,7 @@ class Evidence(NamedTuple):
         makes intervals that hold the truth in more than 99 of 100 cases.
         """
         if not found:
-            return UNKNOWN
+            return Interval(*[float("nan")] * 3)
         factor = self.folds / (self.folds - 1) if self.folds else 1.0
         wider = [each._replace(variance=each.variance * factor) for each in found]
         mean, low, high = two_level(wider, level, same=self.same)
@@ -88,11 +87,7 @@ class Arm:
 
 
 def difference(hits: Hits, others: Hits, evidence: Evidence, site: str = "", level: float = 0.95) -> Interval:
-    """Return how many points more often samples are right, paired by sample, with an interval.
-
-    Args:
-        site: A site whose samples count; "" for those of all.
-    """
+    """Return how many points more often samples of a site, or of all, are right, paired, with an interval."""
     pairs = zip(evidence.values(hits, site), evidence.values(others, site), strict=True)
     parts = [own - theirs for own, theirs in pairs if len(own)]
     found = [Sampled.difference(len(d), float(d.sum()), float((d * d).sum())) for d in parts]

@@ -153,7 +153,6 @@ def _score(sheets: Sequence[SiteTable], name: str, last: bool) -> float:
 
 
 def _rate_label(name: str) -> float:
-    """Return how much the name of a column says that it is the label."""
     return 4.0 if name.casefold() in LABEL_NAMES else 3.0 if _LABEL.fullmatch(name.casefold()) else 0.0
 
 
@@ -346,7 +345,6 @@ def _no_dates(sheets: Sequence[SiteTable], name: str, month_first: bool) -> list
 
 
 def _middle(sheets: Sequence[SiteTable], name: str, month_first: bool) -> float:
-    """Return the median day of a column of dates."""
     found = (day(text, month_first) for sheet in sheets for text in sheet.columns[name].present)
     return float(np.median([number for number in found if number is not None]))
 

@@ -348,7 +348,6 @@ class _Rival(NamedTuple):
 
 
 def _trained(task: RunTask) -> tuple[Run, dict[str, Answers]]:
-    """Train a network, and return its answers for the test samples."""
     run = task.run()
     assert run is not None  # there is no deadline
     return run, answers(run, trust_code=True)
@@ -424,7 +423,6 @@ def _rivals(sites: Sequence[SiteSamples], classes: int) -> Iterator[_Rival]:
 
 
 def _boosting(x: NDArray[np.float64], y: NDArray[np.int64]) -> Any:
-    """Return gradient boosting of few trees."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     return HistGradientBoostingClassifier(max_iter=TREES, learning_rate=0.2, random_state=0).fit(x, y)

@@ -126,7 +126,6 @@ def _leave(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder and the semaphores that are named after it."""
     for semaphore in SEMAPHORES.glob(f"sem.{path.name}-*") if SEMAPHORES.is_dir() else ():
         with suppress(OSError):
             semaphore.unlink()

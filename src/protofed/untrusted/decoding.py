@@ -300,7 +300,6 @@ def _kind_at(kind: Any, steps: _Steps) -> Any:
 
 
 def _range(kind: Any) -> Range:
-    """Return the bounds of a number."""
     while get_origin(kind) in (Union, UnionType):
         kind = next(part for part in get_args(kind) if part is not type(None))
     bounds = next(part for part in get_args(kind)[1:] if isinstance(part, Meta))

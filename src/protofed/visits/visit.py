@@ -25,6 +25,7 @@ from torch import Tensor
 from protofed.compute.seeding import Stream, derive, generator, seeded
 from protofed.errors import DivergedError, ProtofedError
 from protofed.methods.contract import Local, Method, Phase, SplitModel, Tensors, sends
+from protofed.models.layers import noise_keys
 from protofed.samples import Samples
 from protofed.storage.snapshots import Snapshot
 from protofed.text import few
@@ -353,7 +354,7 @@ class LocalTrainer:
                     local.model.train()
                     with stream, self._hook("begin", name):
                         self.method.begin(local)
-                for layer, key in enumerate(local.model.noise_keys().values()):
+                for layer, key in enumerate(noise_keys(local.model).values()):
                     key.fill_(derive(self.seed, "noise", round_number, name, layer))
             steps.take(index, local.model)
             changed = training or versions(local.model) != before

@@ -91,7 +91,6 @@ def _spectrum(maps: Tensor) -> Tensor:
 
 
 def _modulus(spectrum: Tensor) -> Tensor:
-    """Return the modulus of the maps with such spectra."""
     maps = torch.fft.ifft2(torch.view_as_complex(spectrum))
     return torch.addcmul(maps.real.square(), maps.imag, maps.imag).sqrt()  # half the time of maps.abs()
 
