@@ -54,7 +54,7 @@ def sites_table(trial: TryResult) -> TextTable:
 
 
 def arms_table(trial: TryResult, most: int = WIDE) -> TextTable:
-    """Return a row per way of learning: all sites, the gain of the closed form, the first ``most`` sites."""
+    """Return one row per way of learning: all sites, the closed form's gain over it, the first ``most`` sites."""
     few = [site.name for site in trial.sites[:most]]
     first, (label, name) = trial.arms[0], trial.positive
     table = TextTable(["Way of learning", "All sites", f"{first.name} gains", f"Sensitivity ({name})", *few])
