@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_821,
-    "all sources": 65_258,
-    "tests": 47_958,
+    "src": 45_914,
+    "all sources": 65_351,
+    "tests": 47_987,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 3_923,
@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 33_230,
+    "words of docs by hand": 33_266,
 }
 """Most of each: lines, unless the name says otherwise."""
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+import protofed
 from protofed.analysis import load_run, load_runs
 from protofed.analysis.figures import draw_split, figures, inline_svg, save_figure
 from protofed.errors import CheckpointError, ConfigError, DataError
-from support import few
+from support import SMALL_RUN, few
 
 NAMES = [
     "split",
@@ -23,7 +24,7 @@ NAMES = [
     "prototype_panels",
 ]
 # Models, metrics, or several runs: see below, test_features.py, test_sensitivity.py, test_sweeping.py.
-NEED_MORE = ["confusion", "tsne", "plane", "sensitivity", "sites"]
+NEED_MORE = ["confusion", "resemblance", "tsne", "plane", "sensitivity", "sites"]
 
 
 def drawn(fig):
@@ -46,6 +47,15 @@ def test_every_figure_is_registered_and_documented():
 def test_of_one_run(run_at, name):
     texts = drawn(figures.get(name)([load_run(run_at(method="protonorm"))]))
     assert any(texts)
+
+
+def test_who_resembles_whom(run_at, tmp_path):
+    run = protofed.run("quickstart", {**SMALL_RUN, "method.name": "fedlda"}, out=tmp_path / "closed")
+    texts = drawn(figures.get("resemblance")([run]))
+    assert "Standard deviations within classes" in texts
+    for others in ([], [run, run], [load_run(run_at(method="protonorm"))]):
+        with pytest.raises(DataError, match="needs one finished run of fedlda"):
+            figures.get("resemblance")(others)
 
 
 def test_confusion_matrices_are_of_all_clients_or_of_one(run_at):

@@ -32,6 +32,7 @@ from protofed.methods.parts.gaussian import (
     voters,
 )
 from protofed.methods.parts.moments import Sums, floor
+from protofed.methods.parts.resemblance import STRANGERS, resemblance
 from protofed.models.encoders import EncoderOptions
 from protofed.samples import ClientData, FederatedData, Samples
 from support import EXACT, experiment, few, visited
@@ -376,6 +377,23 @@ def test_one_of_several_features_is_chosen_as_if_it_stood_alone():
     assert torch.allclose(wide.weights[:, 4:], narrow.weights)
     assert not wide.weights[:, :4].any()
     assert torch.allclose(wide.bias, narrow.bias)
+
+
+def test_the_server_notes_who_resembles_whom():
+    parts = [*drawn(3, 4, n=60, d=8, apart=0.0), *((-x, y) for x, y in drawn(3, 3, n=60, d=8, apart=0.0))]
+    federation = federation_of(parts, robust__rule="none")
+    apart = federation.server["apart"].double()
+    assert torch.equal(apart, apart.mT)
+    assert apart[:4, :4].max() < 0.3 < 1 < apart[:4, 4:].min()
+
+
+def test_clients_that_share_no_class_are_strangers():
+    counts = torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.0, 0.0]], dtype=torch.float64)
+    means = torch.zeros(3, 2, 4, dtype=torch.float64)
+    apart = resemblance(counts, means, torch.eye(4, dtype=torch.float64), 1e-6)
+    near = -2 / 9
+    expected = [[0, STRANGERS, near], [STRANGERS, 0, STRANGERS], [near, STRANGERS, 0]]
+    torch.testing.assert_close(apart, torch.tensor(expected, dtype=torch.float64))
 
 
 @few(("clients", "n"), [(3, 40), (1, 60), (6, 15)], 1)

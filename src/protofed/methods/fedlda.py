@@ -35,18 +35,24 @@ from protofed.methods.parts.moments import (
     ClosedForm,
     Linear,
     Sums,
+    floor,
     part_of,
+    senders,
     size,
     symmetric,
     triangle,
     within,
 )
+from protofed.methods.parts.resemblance import resemblance
 from protofed.methods.traits import HEAD
 from protofed.options import Options, remote
 from protofed.prototypes.inference import closeness
 from protofed.prototypes.table import Prototypes
 from protofed.runs.rules import NEAREST
 from protofed.wire.schema import Field, Payload, Schema
+
+SHOWN = 200
+"""Most clients of which the server notes who resembles whom."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,8 @@ class FedLDA(ClosedForm[FedLDAOptions]):
 
     For ``head``, a client chooses between its own sums and those of all (:mod:`protofed.methods.parts.gaussian`).
     Server state then: also ``counts`` ``(K,)``; ``moment`` and ``within`` ``(d·(d + 1)/2,)``, the mean second
-    moment and scatter about each client's own class means; and ``most``, the most samples that one client has.
+    moment and scatter about each client's own class means; ``most``, the largest number of samples of one client;
+    and of clients in the order of their names, ``apart`` ``(M, M)``: :func:`.resemblance.resemblance`.
     """
 
     name = "fedlda"
@@ -296,10 +303,21 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         squares = {name: triangle(square, self.task.views) / n for name, square in whole.items()}
         return {
             **state,
+            **({} if self.task.summed else self._resembling(held, scatter / n)),
             "counts": total.counts.long(),
             "most": most.long(),
             **{name: square.to(self.task.dtype) for name, square in squares.items()},
         }
+
+    def _resembling(self, held: Tensors, covariance: Tensor) -> Tensors:
+        """Return who resembles whom, of clients in the order of their names."""
+        if not 0 < len(senders(held)) <= SHOWN:
+            return {}
+        parts = list(self.parts(held))
+        counts, means = torch.stack([p.counts for p in parts]), torch.stack([p.means.rows for p in parts])
+        square = max(part.square for part in parts)
+        apart = resemblance(counts, means, covariance, floor(square, self.task.dtype))
+        return {"apart": apart.to(self.task.dtype)}
 
     def broadcast(self, server: Tensors, round_number: int, client: str | None = None) -> Payload | None:
         """Send the classifier, or the sums of all."""

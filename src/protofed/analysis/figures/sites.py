@@ -10,10 +10,14 @@ from protofed.analysis.answer import MethodResult, answer
 from protofed.analysis.figures.base import (
     apply_theme,
     canvas,
+    colour_bar,
     figure,
     legend_below,
+    map_axes,
+    name_ticks,
+    panels,
 )
-from protofed.analysis.style import BLUE, GREY
+from protofed.analysis.style import BLUE, FAINT, GREY
 from protofed.errors import DataError
 from protofed.runs.run import Run
 
@@ -34,6 +38,33 @@ def sites(runs: list[Run]) -> Figure:
     return draw_sites(
         both, f"{found.control.label}, nothing sent", f"{found.best.label}, {found.best.exchanges} sent"
     )
+
+
+@figure("resemblance")
+def resemblance(runs: list[Run]) -> Figure:
+    """Who resembles whom: how far apart two clients' means of the same class are, beyond chance (fedlda)."""
+    import torch
+
+    from protofed.experiments.ending import read_server
+    from protofed.methods.parts.moments import senders
+    from protofed.methods.parts.resemblance import STRANGERS
+
+    server = read_server(runs[0].directory) if len(runs) == 1 and runs[0].finished else {}
+    names, apart = senders(server), server.get("apart")
+    if apart is None or apart.shape != (len(names),) * 2:
+        raise DataError("needs one finished run of fedlda whose server saw who sent what")
+    matrix = apart.double().clamp(min=0).sqrt()
+    matrix[apart >= STRANGERS] = torch.nan
+    matrix.fill_diagonal_(torch.nan)
+    fig, (ax,) = panels(1, 5.0, 4.2)
+    mesh = ax.pcolormesh(matrix.numpy(), rasterized=matrix.numel() > 4000, vmin=0)
+    ax.set_facecolor(FAINT)
+    ax.invert_yaxis()
+    for axis in ("x", "y"):
+        name_ticks(ax, axis, names, 30, 0.5)
+    map_axes(ax, "Client", "Client")
+    colour_bar(fig, mesh, ax, "Standard deviations within classes")
+    return fig
 
 
 @apply_theme

@@ -530,6 +530,11 @@ def _sender(name: str) -> str:
     return name.partition(".")[2].rpartition("/")[0]
 
 
+def senders(server: Tensors) -> list[str]:
+    """Return the names of the clients whose uploads a server's state holds, in the order of :meth:`parts`."""
+    return sorted({_sender(name) for name in server if "." in name})
+
+
 def _payloads(held: Tensors) -> Iterator[Payload]:
     """Yield the sent sums, upload by upload, in the order of the senders' names."""
     uploads: dict[tuple[str, int], Payload] = {}
