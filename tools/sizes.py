@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_914,
-    "all sources": 65_351,
-    "tests": 47_987,
+    "src": 45_916,
+    "all sources": 65_353,
+    "tests": 47_986,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 3_923,

@@ -29,7 +29,6 @@ CASES = {
     "fedcof": ("fedcof", {}),
     "fedlda": ("fedlda", {}),
     "fedlda, two rounds": ("fedlda", {"rounds": 2}),
-    "fedlda, listening": ("fedlda", {"method__listen": True}),
     "fedlda, for all, float64": (
         "fedlda",
         {"method__personal": False, "execution__precision": "fp64", "wire__codec": "float64"},

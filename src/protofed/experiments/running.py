@@ -28,6 +28,7 @@ from protofed.runs.records import RoundRecord
 from protofed.runs.rules import main_rule
 from protofed.runs.run import Run
 from protofed.runs.summary import Outcome, Summary
+from protofed.storage.files import remove_partial
 
 NARROW = 128  #: Features up to which the matrices of a closed form are too small for several threads
 Report = Callable[[Sequence[Path], Path], object]
@@ -154,6 +155,7 @@ def run_federation(
                 files.finish(federation, summary_of(experiment, method, rounds, clients, machine, memory.bytes()))
     else:
         files.open(experiment, resume=resume)
+        remove_partial(files.path)  # of a report during which a process was killed
     result = load_run(files.path)
     here = (files.path / "clients").is_dir()  # models at the nodes of a network are measured there
     if experiment.evaluation.metrics and measure and here and result.measured is None:
