@@ -43,7 +43,7 @@ def python(code: str, **variables: str) -> str:
     """Run code in a process whose environment says nothing of kernels but ``variables``; return what it prints."""
     kept = {name: value for name, value in os.environ.items() if name not in numerics.CHOICES}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**kept, **variables}, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], env={**kept, **variables}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
