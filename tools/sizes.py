@@ -19,12 +19,12 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_916,
-    "all sources": 65_353,
-    "tests": 47_986,
+    "src": 45_928,
+    "all sources": 65_365,
+    "tests": 47_987,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 3_923,
+    "behind the round loop": 3_935,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
     "methods/contract.py": 283,

@@ -61,6 +61,7 @@ def test_options_of_a_method_come_from_its_table_then_from_method():
         ({"rouns": 3}, "unknown option 'rouns': did you mean 'rounds'?"),
         ({"rounds": 0}, "rounds must be an integer from 1 to 1000000, not 0"),
         ({"method.name": "fedprot"}, "unknown method or variant 'fedprot': did you mean 'fedproto'?"),
+        ({"partition.name": "file"}, "partition 'file' is gone: write clients/NAME/train.npz"),
         ({"robust.rule": "krum"}, "robust.rule=krum is gone: use multi_krum, which compares uploads alike and"),
         ({"method.lamda": 1}, "'lamda': did you mean 'lambda'?"),
         ({"method.lambda": "big"}, "method.lambda must be a number, not 'big'"),
