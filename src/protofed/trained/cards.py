@@ -58,22 +58,28 @@ def model_card(run: Run, trained: TrainedClient, file: str, facts: Mapping[str, 
 
 
 def _metadata(run: Run, trained: TrainedClient, client: ClientDescription, rule: str) -> str:
-    """Return the YAML of the head: JSON values, which are YAML as well."""
+    """Return the YAML of the head."""
+    from huggingface_hub import EvalResult, ModelCardData
+
     images = trained.table is None and len(trained.classifier.input_shape) == 3
-    task = "image-classification" if images else "tabular-classification" if trained.table else ""
+    task = "image-classification" if images else "tabular-classification" if trained.table else None
     own = _own(run, client, rule)
-    scores = {
-        "task": {"type": task or "other"},
-        "dataset": {"name": printable(f"test samples of {trained.name}"), "type": printable(_source(run))},
-        "metrics": [{"type": "accuracy", "name": f"accuracy by the rule {printable(rule)}", "value": own}],
-    }
-    values = {
-        "library_name": "protofed",
-        "tags": ["federated-learning", printable(run.method)],
-        **({"pipeline_tag": task} if task else {}),
-        **({} if own is None else {"model-index": [{"name": printable(trained.name), "results": [scores]}]}),
-    }
-    return "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    result = EvalResult(
+        task_type=task or "other",
+        dataset_type=printable(_source(run)),
+        dataset_name=printable(f"test samples of {trained.name}"),
+        metric_type="accuracy",
+        metric_name=f"accuracy by the rule {printable(rule)}",
+        metric_value=own,
+    )
+    card = ModelCardData(
+        library_name="protofed",
+        tags=["federated-learning", printable(run.method)],
+        pipeline_tag=task,
+        model_name=None if own is None else printable(trained.name),
+        eval_results=None if own is None else [result],
+    )
+    return f"{card.to_yaml()}\n"
 
 
 def _use(file: str, facts: Mapping[str, str], checked: str) -> Iterable[str]:
