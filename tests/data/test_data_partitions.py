@@ -82,6 +82,7 @@ def test_dirichlet_starts_again_when_the_partitioner_gives_up():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The specified min_partition_size:UserWarning")  # it draws again, as we do
 @given(
     y=st.lists(st.integers(0, 6), min_size=12, max_size=300).map(torch.tensor),
     clients=st.integers(1, 12),

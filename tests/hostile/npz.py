@@ -141,7 +141,7 @@ NPZ: dict[str, tuple[Writer, str]] = {
     "label 2**62": (archive(y=npy(np.array([0, 2**62, 1]))), "sample 1: label 4611686018427387904"),
     "label beyond int64": (
         archive(y=npy(np.array([0, 1, 2**64 - 1], np.uint64))),
-        "label 18446744073709551615 of s",
+        "sample 2: label 18446744073709551615",
     ),
     "label -1": (archive(y=npy(np.array([0, -1, 1]))), "sample 1: label -1"),
     "label -2**63": (archive(y=npy(np.array([0, 1, -(2**63)]))), "sample 2: label -9223372036854775808"),
