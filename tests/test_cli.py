@@ -62,13 +62,12 @@ def test_run_prints_one_table_and_where_the_report_is(tmp_path, monkeypatch, cap
 
 @pytest.mark.slow
 def test_run_without_a_recipe_compares_the_quickstart_methods(tmp_path, monkeypatch, capsys):
-    small = [*SMALL, "model.d=16"]
-    status, output, _ = inside(monkeypatch, capsys, tmp_path, "run", *small, "--quiet")
+    status, output, _ = inside(monkeypatch, capsys, tmp_path, "run", *SMALL, "--quiet")
     assert status == 0
     for method in ("local", "local_lda-fixed", "fedlda-fixed", "beacon", "fedproto", "fedtgp"):
         assert re.search(rf"{method} +\d", output)
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
-    _, output, _ = inside(monkeypatch, capsys, tmp_path, "run", *small, "--quiet")
+    _, output, _ = inside(monkeypatch, capsys, tmp_path, "run", *SMALL, "--quiet")
     assert "runs/quickstart-2/report.html" in output
 
 

@@ -16,9 +16,9 @@ from protofed.text import few, number, percent, size
 from protofed.trained.opening import TrainedClient
 
 SUFFIX = ".model-card.md"
-LONGEST = 300  #: Characters of a text by others.
-MOST = 100  #: Clients, classes or notes that are listed one by one.
-FEW = 30  #: Fewer test samples than this say little.
+LONGEST = 300  #: Characters of a text by others
+MOST = 100  #: Clients, classes or notes that are listed one by one
+FEW = 30  #: Fewer test samples than this say little
 FILL_IN = "*To be filled in by whoever publishes the model.*"
 ACTIVE = re.compile(r"[\\`*_{}\[\]<>|&#~!$@^]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 """Characters that may begin markup, a link or a mention within a line."""

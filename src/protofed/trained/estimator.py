@@ -42,7 +42,7 @@ from protofed.samples import ClientData, FederatedData, Samples
 from protofed.trained.inputs import as_samples
 from protofed.trained.opening import TrainedClient, open_client
 
-DEFAULT = "fedlda"  #: Method of an estimator that names none.
+DEFAULT = "fedlda"  #: Method of an estimator that names none
 BASE: Tree = {
     "recipe": "estimator",
     "model": {"name": "mlp", "d": 32},
@@ -53,7 +53,7 @@ BASE: Tree = {
     "checkpoint": {"every": 0},
 }
 """Recipe of an estimator, before its parameters."""
-ROUNDS = 20  #: Rounds of methods that train.
+ROUNDS = 20  #: Rounds of methods that train
 _READ = (
     *("categories", "dates", "drop", "keep", "missing", "month_first", "na_values", "ranges"),
     *("text", "text_as", "text_length", "tokenizer"),

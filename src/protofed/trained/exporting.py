@@ -34,7 +34,7 @@ from protofed.trained.opening import BATCH, Ruled, TrainedClient
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch_export", ".safetensors": "safetensors"}
 TOLERANCE = 1e-5
 """Largest difference of a probability between an exported model and the original, beside rounding of the scores."""
-SAMPLES = 200  #: Random samples on which both are compared.
+SAMPLES = 200  #: Random samples on which both are compared
 OUTPUTS = ("logits", "probabilities", "features")
 
 
@@ -290,8 +290,8 @@ def _first_line(error: Exception) -> str:
     return next((line for line in lines if line), type(error).__name__)[:200]
 
 
-Read = Callable[[Tensor], Tensor]  #: Returns the probabilities of stored samples by a file.
-Open = Callable[[bytes], Read | None]  #: Opens the content of a file; None if its reader is not installed.
+Read = Callable[[Tensor], Tensor]  #: Returns the probabilities of stored samples by a file
+Open = Callable[[bytes], Read | None]  #: Opens the content of a file; None if its reader is not installed
 
 
 def _write(file_format: str, module: nn.Module, samples: Tensor, facts: dict[str, str]) -> tuple[bytes, Open]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from protofed.trained.opening import TrainedClient
 
 _BUDGET_GB = 4.0
-_SHOWN = 8  #: Columns that a warning names.
+_SHOWN = 8  #: Columns that a warning names
 
 
 def as_samples(given: Any, trained: TrainedClient, resize: int = 0) -> Tensor:

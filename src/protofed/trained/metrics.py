@@ -26,7 +26,7 @@ from protofed.samples import FederatedData, Samples
 from protofed.storage.files import read_json, write_json
 from protofed.trained.opening import open_client
 
-_LEAST = -1e300  #: In place of the score of a class that a rule cannot give, which is -inf.
+_LEAST = -1e300  #: In place of the score of a class that a rule cannot give, which is -inf
 _SCORES = "some samples have no finite scores"
 
 
@@ -174,7 +174,7 @@ def of_samples(
     )
 
 
-BINS = 10  #: Bins of the calibration error.
+BINS = 10  #: Bins of the calibration error
 
 
 def _calibration_error(

@@ -42,8 +42,8 @@ from protofed.storage.files import open_tensors, read_json, read_tensors
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-UNKNOWN = "unknown"  #: Class of samples that are less typical than the level asked for.
-BATCH = 256  #: Samples that are classified together.
+UNKNOWN = "unknown"  #: Class of samples that are less typical than the level asked for
+BATCH = 256  #: Samples that are classified together
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from protofed.runs.run import Run
 
 BETTER, WORSE, EQUAL, INCONCLUSIVE = "better", "worse", "equal", "inconclusive"
-POINT = 1.0  #: Margin within which two accuracies in percent count as equal.
+POINT = 1.0  #: Margin within which two accuracies in percent count as equal
 
 
 class Interval(NamedTuple):
