@@ -43,7 +43,7 @@ WRONG = [
     ("reproduction", "papers/reproduction/README.md", "+0.1 (-1.0 … +1.2) equal", "+0.1 (-1.0 … +1.2) better"),
     ("sentences", "docs/ui.md", "97.9 %", "97.8 %"),
     ("sentences", "paper/paper.md", "+9.8 (+8.2 … +11.3)", "+9.8 (+8.2 … +11.2)"),
-    ("sentences", "README.md", "2.4 to 3.9 times", "2.4 to 4.9 times"),
+    ("sentences", "README.md", "2.4 to 3.9 times", "2.4 to 93.7 times"),
 ]
 """A check, a page, what that says, and what would be wrong."""
 

@@ -34,14 +34,10 @@ MOST_MARKS = 1000
 @figure("split")
 def split(runs: list[Run]) -> Figure:
     """Training samples of every client and class, as the first run has them."""
-    clients = runs[0].clients
-    return draw_split(
-        [c.train for c in clients],
-        [c.name for c in clients],
-        runs[0].class_names,
-        [c.architecture for c in clients],
-        unit="training samples",
-    )
+    first, counts = runs[0], [c.train for c in runs[0].clients]
+    kinds = [[c.architecture for c in run.clients] for run in runs]
+    alike = kinds[0] if all(each == kinds[0] for each in kinds) else None
+    return draw_split(counts, first.names, first.class_names, alike, unit="training samples")
 
 
 @apply_theme
