@@ -32,6 +32,7 @@ SMALL_RUN = {
     "model.name": "mlp",
     "model.d": 8,
     "rounds": 2,
+    "evaluation.every": 1,
     "execution.device": "cpu",
     "execution.executor": "sequential",
 }

@@ -272,7 +272,7 @@ def test_what_is_wrong_with_the_last_method_is_told_before_the_first_runs(tmp_pa
 
 
 def test_validation_gives_an_honest_figure(tmp_path):
-    overrides = {**SMALL, "method.name": "local", "data.validation_fraction": 0.2}
+    overrides = {**SMALL, "method.name": "local", "data.validation_fraction": 0.2, "evaluation.every": 1}
     run = protofed.run("quickstart", overrides, out=tmp_path / "run")
     head = run.outcome.accuracy["head"]
     validated = [r.validation.weighted["head"] for r in run.rounds]

@@ -23,9 +23,8 @@ def given(tmp_path_factory) -> dict[str, object]:
         "data.path": str(write_vectors(tmp_path_factory.mktemp("vectors"))),
         "data.validation_fraction": 0.2,
         "rounds": 3,
-        "model.name": "mlp",
-        "model.d": 6,
-        "model.options": {"hidden": [5]},
+        "evaluation.every": 1,
+        "model": {"name": "mlp", "d": 6, "options": {"hidden": [5]}},
         "execution.threads": 1,
         "execution.executor": "sequential",
     }

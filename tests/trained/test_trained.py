@@ -28,6 +28,7 @@ SMALL = {
     "data.clients": 3,
     "partition.alpha": 0.5,
     "rounds": 2,
+    "evaluation.every": 1,
     "model.name": "small4",
     "model.d": 16,
     "execution.device": "cpu",
@@ -651,8 +652,7 @@ def test_an_extension_that_is_stopped_goes_on(run, tmp_path):
 
 
 def test_rounds_of_other_rules_are_not_extended(run, tmp_path):
-    shutil.copytree(run.directory, tmp_path / "copy")
-    path = tmp_path / "copy" / "rounds.jsonl"
+    path = shutil.copytree(run.directory, tmp_path / "copy") / "rounds.jsonl"
     first, *rest = map(json.loads, path.read_text().splitlines())
     first["accuracy"].pop("global_own")
     path.write_text("".join(json.dumps(line) + "\n" for line in (first, *rest)))
