@@ -21,16 +21,16 @@ from protofed.config.schema import Experiment, Tree, apply_overrides, resolve
 from protofed.data.loading import load_pool
 from protofed.experiments.assemble import assemble
 from protofed.experiments.description import describe_clients
-from protofed.experiments.executors import PRELOAD
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.memory import PeakMemory, TreeMemory
 from protofed.experiments.rundir import RunDirectory
 from protofed.experiments.running import summary_of
 from protofed.samples import ClientData, FederatedData, Samples
 from protofed.storage import scratch
+from protofed.storage.processes import process_context
 from protofed.text import size as in_bytes
 from protofed.visits.roster import Files
-from protofed.visits.workers import process_context, stay_with_parent
+from protofed.visits.workers import stay_with_parent
 
 BASE: Tree = {
     "recipe": "scaling",
@@ -57,7 +57,7 @@ def scaling(request: Request, note: Note) -> Iterator[Result]:
     for clients in request.clients:
         note(f"{clients} clients")
         # A process that ran a smaller federation would retain some of its memory.
-        with ProcessPoolExecutor(1, process_context(PRELOAD), stay_with_parent) as pool:
+        with ProcessPoolExecutor(1, process_context(), stay_with_parent) as pool:
             figures.append(pool.submit(measure_size, tree, clients, request.per_client, request.rounds).result())
         yield Result(_table(figures, request), figures)
 

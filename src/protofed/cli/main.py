@@ -36,6 +36,7 @@ from protofed.cli.common import (
 from protofed.compute import numerics
 from protofed.compute.imports import pause_collection
 from protofed.errors import INSTEAD, CheckpointError, ConfigError, ProtofedError, unknown_name
+from protofed.storage.processes import get_ready
 
 if TYPE_CHECKING:
     from protofed.runs.run import Run
@@ -128,6 +129,8 @@ def run(
     full: Full = False,
 ) -> None:
     """Run a recipe: train, evaluate, and write a run directory with a report."""
+    if not any(each.startswith("method.name=") for each in arguments or ()):
+        get_ready()  # of a comparison, as most such runs are
     with pause_collection():
         from protofed import api
 
@@ -176,6 +179,8 @@ def compare(
     full: Full = False,
 ) -> None:
     """Run several methods, or values of options, on the same federation; compare them in one table and report."""
+    if jobs != 1:
+        get_ready()
     with pause_collection():
         from protofed import api
         from protofed.analysis.table import format_table

@@ -19,14 +19,14 @@ from protofed.compute import numerics
 from protofed.config.schema import Experiment, Tree, resolve
 from protofed.data.options import memory_gb
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
-from protofed.experiments.executors import PRELOAD
 from protofed.experiments.memory import tree_bytes
 from protofed.experiments.running import Measure, Progress, run_experiment
 from protofed.runs.records import RoundRecord
 from protofed.runs.run import Run
 from protofed.storage.files import check_format, is_occupied, read_json, write_json
+from protofed.storage.processes import process_context
 from protofed.untrusted import claims
-from protofed.visits.workers import end, process_context, stay_with_parent
+from protofed.visits.workers import end, stay_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
@@ -197,7 +197,7 @@ def run_tasks(
 def _in_processes(
     tasks: Sequence[Runnable], jobs: int, progress: Progress, deadline: float | None, keep_going: bool
 ) -> Iterator[tuple[int, Outcome]]:
-    threads, context = max(1, numerics.cores() // jobs), process_context(PRELOAD)
+    threads, context = max(1, numerics.cores() // jobs), process_context()
     heard = context.SimpleQueue()
     with ProcessPoolExecutor(min(jobs, len(tasks)), context, _begin, (threads, heard)) as pool:
         waiting: dict[Future[Outcome], int] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.forkserver
 import tempfile
 from collections.abc import Callable, Collection
 from functools import partial
@@ -18,21 +17,14 @@ from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.hardware import Hardware
 from protofed.samples import FederatedData
 from protofed.storage.files import check_room
+from protofed.storage.processes import PRELOAD
 from protofed.visits.contract import Executor
 from protofed.visits.executor import Fused, Sequential
 from protofed.visits.roster import Files, Memory, Roster, Store
-from protofed.visits.workers import Workers, create_folder, process_context
+from protofed.visits.workers import Workers, create_folder
 
-PRELOAD = "protofed.experiments.preload"  #: Module with the imports of an experiment's processes
 LARGE = 2**30  #: Bytes of clients' models above which they are stored on disk
 LONG = 2e11  #: Multiply-adds above which starting processes pays off: about six seconds of one core
-
-
-def get_ready() -> None:
-    """Start the fork server, which imports in the background."""
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        process_context(PRELOAD)
-        multiprocessing.forkserver.ensure_running()
 
 
 def bfloat16_kinds(

@@ -7,18 +7,18 @@ import shutil
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 
 from msgspec import Meta, field
 from torch import Tensor
 
 from protofed.errors import CheckpointError, writing
 from protofed.rounds.state import ServerState, StoredState, fitting
-from protofed.storage.files import PARTIAL, read_json, read_tensors, write_json, write_tensors
+from protofed.storage.files import PARTIAL, read_tensors, write_json, write_tensors
 from protofed.storage.records import Records, read_at
 from protofed.storage.snapshots import join_snapshot
 from protofed.untrusted import claims
-from protofed.untrusted.decoding import decode, within
+from protofed.untrusted.decoding import within
 from protofed.untrusted.reading import open_ordinary, reason
 from protofed.visits.roster import Roster, StoreSnapshot
 
@@ -147,24 +147,6 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
         _restore(newest / CLIENTS, stored.records, clients)
     vars(state).update(vars(restored))
     return True
-
-
-def read_rest(folder: Path, client: str) -> dict[str, Tensor]:
-    """Return what a checkpoint holds of a client but its model, which is not read; empty without the client."""
-    if not folder.is_dir():
-        raise FileNotFoundError(folder)
-    places = read_json(folder / "state.json").get("records")
-    if not isinstance(places, dict) or client not in places:
-        return {}
-    kind: Any = _Places
-    places, path = decode(places[client], kind, f"{folder / 'state.json'}: damaged: records"), folder / CLIENTS
-    try:
-        with open_ordinary(path) as file:
-            return _record(file, places[1], Records())
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from msgspec import Struct
 
@@ -18,8 +18,6 @@ from protofed.runs.summary import Summary
 from protofed.untrusted import limits, reading
 from protofed.untrusted.decoding import Count, Line, decode, within
 from protofed.untrusted.reading import parse_json
-
-S = TypeVar("S", bound=Struct)
 
 
 class _Method(Struct):
@@ -107,15 +105,6 @@ def in_order(records: Mapping[int, RoundRecord], path: Path) -> list[RoundRecord
                 f"{path}: round {round_number} was scored by other rules than round {scored[0][0]}"
             )
     return ordered
-
-
-def read_lines(path: Path, kind: type[S]) -> list[S]:
-    """Return what the lines of ``rounds.jsonl`` say of something."""
-    found = []
-    for line, where in _lines(path):
-        with _one_line_errors(Path(where)):
-            found.append(decode(parse_json(line), kind, where))
-    return found
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, str]]:

@@ -21,6 +21,7 @@ from protofed.cli.common import (
     seeds_of,
 )
 from protofed.errors import ConfigError
+from protofed.storage.processes import get_ready
 
 if TYPE_CHECKING:
     from protofed.sites.looking import Survey
@@ -87,6 +88,7 @@ def attempt(
     quiet: Quiet = False,
 ) -> None:
     """Answer whether federating helps these sites, with scikit-learn alone and pooled beside it."""
+    get_ready("sklearn.ensemble", "sklearn.linear_model", "matplotlib.backends.backend_svg")
     from protofed.sites.page import arms_table
     from protofed.sites.trying import read_source, run_trial
 

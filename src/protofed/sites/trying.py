@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +19,6 @@ from protofed.config.schema import Experiment, Recipe, Tree, apply_overrides, lo
 from protofed.errors import ConfigError, DataError, unknown_name
 from protofed.experiments.batch import RunTask, at_once, run_tasks
 from protofed.experiments.comparing import Plan
-from protofed.experiments.executors import get_ready
 from protofed.experiments.loading import load_data
 from protofed.experiments.rundir import place_for
 from protofed.experiments.running import Progress
@@ -130,8 +130,6 @@ def run_trial(
         answered: Called with the answer of the closed forms as soon as there is one.
     """
     progress = progress or Progress()
-    if jobs != 1:
-        get_ready()
     experiment = closed_form(tree)
     names = _networks(tree, methods)
     data, plain = load_data(experiment), resolve({**tree, "encoder": {}}, method="local")
@@ -146,7 +144,6 @@ def run_trial(
     trial = replace(trial, directory=directory, notices=_taken(look))
     answered(trial)
     write_text(directory / "recipe.toml", tomli_w.dumps(tree))
-    write_page(trial)
     numbers = [
         divide_all(_numbers(each), plain.seed, given=given) for each in _units(plain, data.table is not None)
     ]
@@ -159,10 +156,11 @@ def run_trial(
         planned = plan.tasks(directory / "trained", resume=True)
         tasks += [_Task(cell.method, partial(_trained, task)) for cell, task in planned.items()]
     jobs = jobs or at_once(len(tasks))
-    progress.planned(len(tasks), jobs)
+    progress.planned(len(tasks) + 1, jobs)
     outcomes: dict[int, Any] = {}
-    for place, outcome in run_tasks(tasks[::-1], jobs=jobs):  # the longest first
-        outcomes[len(tasks) - 1 - place] = outcome
+    page = _Task("page", partial(write_page, trial))
+    for place, outcome in run_tasks([page, *tasks[::-1]], jobs=jobs):  # the longest first
+        outcomes[len(tasks) - place] = outcome
         progress.advanced()
     for place, rival in enumerate(rivals):
         trial = _with(trial, rival, outcomes[place])
@@ -339,6 +337,7 @@ class _Rival(NamedTuple):
 
     def judged(self, numbers: Sequence[Sequence[SiteSamples]]) -> Hits:
         """Return its right answers; pooled, by the better of the standardisations of the samples."""
+        import_module("sklearn.ensemble")  # its threads are limited only if they are there
         found = []
         for sites in numbers if self.pooled else numbers[:1]:
             fewer = [s._replace(folds=s.folds.where(s.folds < 0, s.folds % self.folds)) for s in sites]

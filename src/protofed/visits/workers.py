@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from protofed.compute.imports import Packed, pack, unpack
 from protofed.errors import ProtofedError
 from protofed.samples import FederatedData
 from protofed.storage import scratch
+from protofed.storage.processes import process_context
 from protofed.visits.contract import Evaluated, Executor, Messages, Trained
 from protofed.visits.packing import PackedData
 from protofed.visits.roster import Address, Files, Place, Roster
@@ -194,24 +194,6 @@ class Workers(Executor):
             context = process_context(self.preload)
             self._pool = ProcessPoolExecutor(self.processes, context, begin, self._start)
         return self._pool
-
-
-def process_context(preload: str = __name__) -> BaseContext:
-    """Return the multiprocessing context in which processes are started.
-
-    Torch's threads do not survive a fork of this process. Where the system permits, processes are forked from a
-    server process that has only imported what they need, which takes milliseconds instead of seconds.
-
-    Args:
-        preload: Module that the server imports; the first one given, since there is one server. It must not
-            compute with torch, or threads would begin in the server.
-    """
-    scratch.hold_multiprocessing()
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload])
-    return context
 
 
 def create_folder() -> Path:
