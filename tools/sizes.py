@@ -19,8 +19,8 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_930,
-    "all sources": 65_367,
+    "src": 45_912,
+    "all sources": 65_349,
     "tests": 47_987,
     "recipes": 14,
     "variants": 5,

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -337,7 +336,6 @@ class _Rival(NamedTuple):
 
     def judged(self, numbers: Sequence[Sequence[SiteSamples]]) -> Hits:
         """Return its right answers; pooled, by the better of the standardisations of the samples."""
-        import_module("sklearn.ensemble")  # its threads are limited only if they are there
         found = []
         for sites in numbers if self.pooled else numbers[:1]:
             fewer = [s._replace(folds=s.folds.where(s.folds < 0, s.folds % self.folds)) for s in sites]
