@@ -28,8 +28,10 @@ class LocalLDA(ClosedForm[Shrunk]):
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Make the classifier, with the shrinkage under which the client's own samples are most likely."""
-        pools = Pools.alone(self.own_sums(local), self.task.views)
-        choice, near = choose_at(local, pools, self.options.shrinkages, self.task.dtype)
+        features, labels = self.samples(local)
+        own = Sums.of(features, labels, self.task.num_classes, second=True).cpu()
+        pools = Pools.alone(own, self.task.views)
+        choice, near = choose_at(pools, features, labels, self.options.shrinkages, self.task.dtype)
         return {**pools.classifier(choice.mixture, self.task.dtype).tensors(self.task.dtype), **near}
 
     def typical(
