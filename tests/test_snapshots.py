@@ -69,6 +69,7 @@ def test_damage_is_told_in_one_line(tmp_path, data):
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path):
-    with pytest.raises(OutputError, match=r"client: cannot be written \(No such file or directory\)"):
-        snapshots.write(tmp_path / "gone" / "client", CLIENT)
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"client: cannot be written \((File exists|Not a directory)\)"):
+        snapshots.write(tmp_path / "file" / "client", CLIENT)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

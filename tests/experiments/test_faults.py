@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 import protofed
 from protofed.config.schema import apply_overrides, load_recipe, resolve
@@ -26,7 +24,6 @@ from protofed.errors import OutputError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.rounds import checkpoint
 from protofed.rounds.checkpoint import Saving, load_checkpoint
-from protofed.storage import snapshots
 from protofed.storage.files import remove_partial, write_bytes, write_text
 from protofed.visits.roster import StoreSnapshot
 from support import experiment, few, ordinary, write_vectors
@@ -100,12 +97,6 @@ class Full:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return write(path, data)
 
-        def saved(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-            try:
-                path.write_bytes(safetensors.torch.save(tensors, metadata))
-            except OSError as error:  # as safetensors tells it
-                raise SafetensorError(f"Error while serializing: I/O error: {error.strerror}") from None
-
         opened = Path.open
 
         def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
@@ -116,7 +107,6 @@ class Full:
 
         monkeypatch.setattr(Path, "write_bytes", limited)
         monkeypatch.setattr(Path, "open", open_full)
-        monkeypatch.setattr(snapshots, "save_file", saved)
 
 
 @few(

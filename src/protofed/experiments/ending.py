@@ -38,9 +38,9 @@ from protofed.storage.files import (
     read_tensors,
     remove_partial,
     write_json,
-    write_tensors,
     write_text,
 )
+from protofed.storage.records import write_tensors
 from protofed.storage.snapshots import Snapshot, flatten, unflatten
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Shape, Side, decode

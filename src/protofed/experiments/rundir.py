@@ -37,9 +37,9 @@ from protofed.storage.files import (
     read_json,
     remove_partial,
     write_json,
-    write_tensors,
     write_text,
 )
+from protofed.storage.records import write_tensors
 from protofed.untrusted.decoding import decode
 from protofed.untrusted.reading import read_toml, reason
 from protofed.visits.batches import batches
