@@ -25,6 +25,7 @@ from protofed.config.architectures import Architecture, ClassSize, ClientCount, 
 from protofed.config.remote import code_of
 from protofed.config.schema import Experiment, Tree, resolve
 from protofed.errors import CheckpointError, DataError, writing
+from protofed.methods.contract import Tensors
 from protofed.rounds import checkpoint
 from protofed.rounds.checkpoint import newest_checkpoint
 from protofed.rounds.loop import Federation
@@ -45,6 +46,7 @@ from protofed.storage.snapshots import Snapshot, flatten, unflatten
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Shape, Side, decode
 from protofed.untrusted.reading import parse_json
+from protofed.visits.client import Member
 
 VERSION = 1  #: Number of the format of ``end.json``
 END = "end.json"
@@ -116,18 +118,22 @@ class _Described(Struct):
     encoder: Encoding | None = None
 
 
+def write_client(folder: Path, client: Member, snapshot: Snapshot, server: Tensors) -> None:
+    """Store a client at the end of a run: its model, and what it keeps and received beside that."""
+    # Only one entry, because safetensors does not keep the order of several.
+    write_tensors(client_model(folder, client.name), snapshot.model, {"architecture": client.architecture})
+    same = sorted(n for n, t in snapshot.received.items() if n in server and _equal(t, server[n].cpu()))
+    kept = {n: t for n, t in snapshot.received.items() if n not in same}
+    tensors = flatten(snapshot._replace(model={}, received=kept))
+    write_tensors(client_state(folder, client.name), tensors, {_FROM_SERVER: json.dumps(same)})
+
+
 def write_end(folder: Path, federation: Federation) -> None:
-    """Store what a finished run needs to go on, beside the weights of its models.
+    """Store what a finished run needs to go on, beside its clients.
 
     Of clients at the nodes of a network, these are the names of the states with which they ended.
     """
-    clients, server = federation.executor.clients, federation.server
-    for name in clients if clients.rests_here else ():
-        snapshot = clients.snapshot(name)
-        same = sorted(n for n, t in snapshot.received.items() if n in server and _equal(t, server[n].cpu()))
-        kept = {n: t for n, t in snapshot.received.items() if n not in same}
-        tensors = flatten(snapshot._replace(model={}, received=kept))
-        write_tensors(client_state(folder, name), tensors, {_FROM_SERVER: json.dumps(same)})
+    clients = federation.executor.clients
     record = {"version": VERSION, **federation.state.to_dict(clients)}
     if clients.rests_here:
         del record["generations"]
