@@ -4,61 +4,37 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
-import pytest
 import torch
 
+import protofed
 from protofed.experiments import Progress, executors, memory
 from protofed.experiments.assemble import assemble
-from protofed.experiments.description import describe_clients
 from protofed.experiments.hardware import Hardware
-from protofed.experiments.rundir import RunDirectory
-from protofed.experiments.running import run_federation
 from protofed.visits.workers import Workers
-from support import experiment, ordinary
+from support import experiment, few, ordinary
+
+MACHINES = [(1, 64, "fedlda", None), (64, 64, "fedlda", (3, 1)), (64, 2, "fedproto", (2, 32))]
 
 
-@pytest.mark.parametrize(
-    ("cores", "gigabytes", "method", "processes", "threads"),
-    [(1, 64, "fedlda", 1, 0), (64, 64, "fedlda", 3, 1), (64, 64, "fedproto", 3, 21), (64, 2, "fedproto", 2, 32)],
-)
-def test_processes_and_threads_follow_cores_and_memory(monkeypatch, cores, gigabytes, method, processes, threads):
+@few(("cores", "gigabytes", "method", "expected"), MACHINES, 3)
+def test_processes_follow_cores_and_memory(monkeypatch, cores, gigabytes, method, expected):
     monkeypatch.setattr(executors, "LONG", 0)
     monkeypatch.setattr(memory, "memory_gb", lambda: gigabytes)
     monkeypatch.setattr(memory, "tree_bytes", lambda: 0)
-    asked = experiment(method)
-    federation, _ = assemble(asked, ordinary(), hardware=replace(Hardware.of(asked.execution), cores=cores))
-    with closing(federation.executor) as executor:
-        found = (executor.processes, executor.threads) if isinstance(executor, Workers) else (1, 0)
-    assert found == (processes, threads)
+    hardware = replace(Hardware.of(experiment().execution), cores=cores)
+    with closing(assemble(experiment(method), ordinary(), hardware=hardware)[0].executor) as made:
+        assert (made.processes, made.threads) == expected if isinstance(made, Workers) else cores == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "narrow", "asked", "expected"),
-    [
-        ("fedlda", 128, 0, 1),
-        ("fedlda", 2, 0, 2),
-        ("fedlda", 128, 3, 3),
-        ("fedproto", 128, 0, 2),
-    ],
-)
-def test_closed_forms_of_few_features_compute_by_one_thread(tmp_path, monkeypatch, method, narrow, asked, expected):
-    seen: list[int] = []
-    tried = experiment(method, rounds=1, execution__threads=asked)
-
-    class Look(Progress):
-        def round(self, label, record):
-            seen.append(torch.get_num_threads())
-
-    def begin(hardware):
-        federation, federated = assemble(tried, ordinary(), hardware=hardware)
-        return federation, describe_clients(federation, federated)
-
-    monkeypatch.setattr(executors, "NARROW", narrow)
-    before = torch.get_num_threads()
+@few(("narrow", "asked", "used"), [(128, 0, 1), (2, 0, 2), (128, 3, 3)], 1)
+def test_closed_forms_of_few_features_use_one_thread(tmp_path, monkeypatch, request, narrow, asked, used):
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(2)
-    try:
-        run_federation(tried, RunDirectory(tmp_path / "run"), begin, progress=Look())
-        assert (seen, torch.get_num_threads()) == ([expected], asked or 2)
-    finally:
-        torch.set_num_threads(before)
+    seen: list[int] = []
+    monkeypatch.setattr(executors, "NARROW", narrow)
+    monkeypatch.setattr(Progress, "round", lambda *_: seen.append(torch.get_num_threads()))
+    options = {"method.name": "fedlda", "data.samples": 200, "data.clients": 2, "execution.threads": asked}
+    protofed.run("quickstart", {**options, "execution.executor": "sequential"}, out=tmp_path / "run")
+    assert (seen, torch.get_num_threads()) == ([used], asked or 2)

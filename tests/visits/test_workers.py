@@ -19,7 +19,6 @@ from protofed.experiments.assemble import assemble
 from protofed.methods import methods
 from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.loop import Federation
-from protofed.visits import workers as workers_
 from protofed.visits.workers import Workers
 from support import (
     assert_alike,
@@ -116,7 +115,7 @@ SUICIDE = """
 @few("always", [False, True], 1)
 def test_a_process_that_dies_in_mid_visit(tmp_path: Path, monkeypatch, always):
     """Visits had changed models in that process; they are repeated from the weights before them."""
-    monkeypatch.setattr(workers_, "LEAST", 1)  # several clients at a time
+    monkeypatch.setattr("protofed.visits.workers.LEAST", 1)  # several clients at a time
     source = tmp_path / "dies.py"
     source.write_text(textwrap.dedent(SUICIDE.format(mark=str(tmp_path / "mark"), always=always)))
     found = build(f"{source}:Dies", "workers", rounds=3, execution__workers=2)

@@ -109,12 +109,6 @@ class Builder:
                 raise type(error)(f"{client.name}: {error}") from None
             self.members.append(Member(client, plan, str(architecture), architecture.kind))
 
-    @property
-    def size(self) -> int:
-        """Total bytes of all clients' parameters."""
-        each = {kind: models.parameter_bytes(model) for kind, model in self.models.items()}
-        return sum(each[member.kind] for member in self.members)
-
     def roster(self, store: Store | None) -> Roster:
         """Return the clients, stored in ``store``, or at their nodes if it is None."""
         return Roster(self.members, self.models, store)

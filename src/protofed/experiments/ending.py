@@ -41,8 +41,7 @@ from protofed.storage.files import (
     write_json,
     write_text,
 )
-from protofed.storage.records import write_tensors
-from protofed.storage.snapshots import Snapshot, flatten, unflatten
+from protofed.storage.snapshots import Snapshot, flatten, unflatten, write_tensors
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Shape, Side, decode
 from protofed.untrusted.reading import parse_json
@@ -122,7 +121,8 @@ def write_client(folder: Path, client: Member, snapshot: Snapshot, server: Tenso
     """Store a client at the end of a run: its model, and what it keeps and received beside that."""
     # Only one entry, because safetensors does not keep the order of several.
     write_tensors(client_model(folder, client.name), snapshot.model, {"architecture": client.architecture})
-    same = sorted(n for n, t in snapshot.received.items() if n in server and _equal(t, server[n].cpu()))
+    known = {n: (t, server[n].cpu()) for n, t in snapshot.received.items() if n in server}
+    same = sorted(n for n, (t, its) in known.items() if t.dtype == its.dtype and torch.equal(t, its))
     kept = {n: t for n, t in snapshot.received.items() if n not in same}
     tensors = flatten(snapshot._replace(model={}, received=kept))
     write_tensors(client_state(folder, client.name), tensors, {_FROM_SERVER: json.dumps(same)})
@@ -138,10 +138,6 @@ def write_end(folder: Path, federation: Federation) -> None:
     if clients.rests_here:
         del record["generations"]
     write_json(folder / END, record)
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    return left.dtype == right.dtype and torch.equal(left, right)
 
 
 def restore_end(folder: Path, federation: Federation) -> bool:
@@ -246,10 +242,10 @@ def client_state(folder: Path, client: str) -> Path:
     return folder / "clients" / client / "state.safetensors"
 
 
-def read_server(folder: Path) -> dict[str, Tensor]:
-    """Return the server's tensors in a run directory; none if the method's server keeps nothing."""
+def read_server(folder: Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Return all or some of the server's tensors in a run directory; none if the method's server keeps nothing."""
     path = folder / "server.safetensors"
-    return read_tensors(path) if Border(folder).signature(path) else {}
+    return read_tensors(path, names) if Border(folder).signature(path) else {}
 
 
 def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapshot:

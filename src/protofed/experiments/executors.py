@@ -59,15 +59,16 @@ def build_executor(
     execution = experiment.execution
     training = sum(1 for m in builder.members if len(m.train))
     threads = execution.threads or threads_of(builder.method)
-    processes = execution.workers or min(hardware.cores // max(1, execution.threads), memory.room())
-    processes = max(1, min(processes, training))
+    room = min(hardware.cores // max(1, execution.threads), memory.room())
+    processes = max(1, min(execution.workers or room, training))
     executor = execution.executor
     if executor == "auto" and hardware.cuda:
         executor = "fused"
     elif executor == "auto":
         executor = "workers" if processes > 1 and _worth_processes(experiment, builder) else "sequential"
     workers = executor == "workers"
-    store = _in_files(builder.size) if workers else resting_place(experiment, builder.size)
+    size = builder.roster(None).size
+    store = _in_files(size) if workers else resting_place(experiment, size)
     roster = builder.roster(store)
     try:
         roster.compute_in_bfloat16(bfloat16_kinds(experiment, bfloat16, lambda: roster))

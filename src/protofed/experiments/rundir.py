@@ -38,7 +38,7 @@ from protofed.storage.files import (
     write_json,
     write_text,
 )
-from protofed.storage.records import write_tensors
+from protofed.storage.snapshots import write_tensors
 from protofed.untrusted.decoding import decode
 from protofed.untrusted.reading import read_toml, reason
 from protofed.visits.batches import batches
@@ -331,8 +331,8 @@ class RunDirectory:
         for name in clients if clients.rests_here else ():
             snapshot = clients.snapshot(name)
             write_client(self.path, clients[name], snapshot, federation.server)
-            local = _prototypes(f"local.{name}", snapshot.state)
-            prototypes |= local or _class_means(federation, name, snapshot.model)
+            own = _prototypes(f"local.{name}", snapshot.state)
+            prototypes |= own or _class_means(federation, name, snapshot.model)
         write_tensors(self.path / "prototypes.safetensors", prototypes)
         if federation.server:
             write_tensors(self.path / "server.safetensors", federation.server)

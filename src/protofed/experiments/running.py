@@ -131,8 +131,8 @@ def run_federation(
         numerics.warn_if_unrepeatable()
         memory = PeakMemory(hardware.device)
         federation, description = begin(hardware)
-        few = 0 if experiment.execution.threads else threads_of(federation.method)
-        with closing(federation.executor), _threads(few):
+        threads = experiment.execution.threads or threads_of(federation.method)
+        with closing(federation.executor), _threads(threads):
             files.check_room(federation, experiment.checkpoint.every)
             with files.claim(experiment, resume=resume), files.saving:
                 files.check_data(description)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from protofed.methods.parts.gaussian import (
     SHRINKAGE,
     SHRINKAGES,
     Pools,
-    Selection,
     Shrinkage,
     choose,
     discriminant,
@@ -54,14 +53,6 @@ from protofed.wire.schema import Field, Payload, Schema
 
 SHOWN = 200
 """Most clients of which the server notes who resembles whom."""
-
-
-class _All(NamedTuple):
-    """What a broadcast holds: the sums of all, their scatter about clients' class means, and their classifier."""
-
-    total: Sums
-    scatter: Tensor
-    classifier: Linear
 
 
 @dataclass(frozen=True)
@@ -203,20 +194,20 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             shared, by = Linear.named(super().receive(local, message)), self.offset(local, means)
             return {**centring.place_classifier(shared, by).tensors(dtype), "means": means.rows + by.to(means.rows)}
         features, labels = self.samples(local)
-        own = Sums.of(features, labels, K, second=True).cpu()
-        total = own if message is None else self.sent_by_all(message).total
+        own = Sums.of(features, labels, K, second=True)
+        total, _, everyone = (own, None, None) if message is None else self.sent_by_all(message)
         by = self.offset(local, total.means)
         every = {"means": (total.means.rows + by).to(dtype)}
         if not self.mixes:
             return {**centring.place_classifier(self.classifier(total), by).tensors(dtype), **every}
         own, views = centring.move_sums(own, by) if self.options.centre else own, self.task.views
         pools = Pools.alone(own, views) if message is None else self.pools(local, own, message, by)
-        choice, near = choose_at(pools, features, labels, self.options.shrinkages, dtype, by)
+        choice = choose(pools, features - by, labels, self.options.shrinkages, dtype)
+        near = {**pools.distances(features - by, labels, choice, dtype), "choice": choice.tensor(views)}
         near["centres"] = near["centres"] + by[part_of(len(by), choice.mixture.view, views)].to(dtype)
         mixed = centring.place_classifier(pools.classifier(choice.mixture, dtype), by)
-        shared = mixed if message is None else centring.place_classifier(self.sent_by_all(message).classifier, by)
-        received = {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), **near}
-        return {**received, "choice": choice.tensor(views)}
+        shared = mixed if everyone is None else centring.place_classifier(everyone, by)
+        return {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), **near}
 
     def offset(self, local: Local, means: Prototypes) -> Tensor:
         """Return ``b_i`` of what a client reports, ``(d,)`` float64; 0 if features are not centred."""
@@ -225,11 +216,12 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         own = self.own_sums(local, among=self.reported(local) & means.present.cpu())
         return centring.offset(own, means.rows.double().cpu())
 
-    def _unpack(self, message: Payload) -> _All:
+    def _unpack(self, message: Payload) -> tuple[Sums, Tensor, Linear]:
+        """Return the sums that a broadcast holds, the scatter about clients' class means, and the classifier."""
         upload = {name: tensor.cpu() for name, tensor in message.items()} | {"samples": message["counts"].sum()}
         total = self.sums_of(upload)
         scatter = symmetric(upload["within"].double(), self.task.feature_dim, self.task.views)
-        return _All(total, scatter * float(total.counts.sum()), self.classifier(total))
+        return total, scatter * float(total.counts.sum()), self.classifier(total)
 
     def pools(self, local: Local, own: Sums, message: Payload, by: Tensor) -> Pools:
         """Return the client's sums, and those of all others: all that the server has less its own.
@@ -340,22 +332,3 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             return {**message, "means": means}
         squares = {name: server[name] for name in ("most", "moment", "within")}
         return {"classes": classes, "means": means, "counts": server["counts"][classes], **squares}
-
-
-def choose_at(
-    pools: Pools,
-    features: Tensor,
-    labels: Tensor,
-    shrinkages: tuple[Shrinkage, ...],
-    dtype: torch.dtype,
-    by: Tensor | None = None,
-) -> tuple[Selection, Tensors]:
-    """Return the choice of a client, see :func:`.gaussian.choose`, and :meth:`.gaussian.Pools.distances`.
-
-    Args:
-        by: Subtracted from its features, the same whichever is left out.
-    """
-    features = features.cpu().double()
-    features, labels = features if by is None else features - by, labels.cpu()
-    choice = choose(pools, features, labels, shrinkages, dtype)
-    return choice, pools.distances(features, labels, choice, dtype)

@@ -15,8 +15,8 @@ from torch import Tensor
 from protofed.errors import CheckpointError, writing
 from protofed.rounds.state import ServerState, StoredState, fitting
 from protofed.storage.files import PARTIAL, read_json, read_tensors, write_json
-from protofed.storage.records import read_at, unpack, write_tensors
-from protofed.storage.snapshots import join_snapshot
+from protofed.storage.records import read_at, unpack
+from protofed.storage.snapshots import join_snapshot, write_tensors
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import decode, within
 from protofed.untrusted.reading import open_ordinary, reason

@@ -11,14 +11,11 @@ import json
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from protofed.storage.files import write_bytes
 from protofed.untrusted import limits
 from protofed.untrusted.reading import parse_json
 
@@ -34,9 +31,7 @@ TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
     "C64": torch.complex64,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
+    **{f"U{bits}": getattr(torch, f"uint{bits}") for bits in (16, 32, 64)},
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
@@ -68,12 +63,11 @@ class _Layout(NamedTuple):
         return [record[e.start : e.stop].view(e.dtype).view(e.shape) for e in self.entries]
 
 
-def pack(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({KEY: str(VERSION)})
-) -> memoryview:
-    """Return tensors as a record, or a safetensors file, with ``metadata`` in its header."""
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> memoryview:
+    """Return tensors as a record, with ``metadata`` in its header in place of the format version."""
     make = _layout if len(tensors) < _MANY else _layout.__wrapped__
-    layout = make(tuple((n, t.dtype, t.shape) for n, t in tensors.items()), tuple(metadata.items()))
+    told = tuple((metadata or {KEY: str(VERSION)}).items())
+    layout = make(tuple((n, t.dtype, t.shape) for n, t in tensors.items()), told)
     record = torch.empty(layout.size, dtype=torch.uint8)
     raw: memoryview = record.numpy().data
     raw[: len(layout.header)] = layout.header
@@ -81,11 +75,6 @@ def pack(
         with torch.no_grad():
             torch._foreach_copy_(layout.views(record), [tensors[e.name] for e in layout.entries])
     return raw
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file atomically, with ``metadata`` in its header."""
-    write_bytes(path, pack(tensors, metadata or {}))
 
 
 def unpack(record: Tensor) -> dict[str, Tensor]:
@@ -121,11 +110,9 @@ def write_at(file: BinaryIO, offset: int, data: memoryview) -> None:
 
 
 @lru_cache(1024)
-def _layout(
-    kinds: tuple[tuple[str, torch.dtype, torch.Size], ...], metadata: tuple[tuple[str, str], ...]
-) -> _Layout:
+def _layout(kinds: tuple[Any, ...], metadata: tuple[Any, ...]) -> _Layout:
     """Return the layout of a record: large types first, so that each tensor is aligned."""
-    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    table: dict[str, Any] = {"__metadata__": dict(metadata)}
     place = 0
     for name, dtype, shape in sorted(kinds, key=lambda kind: -kind[1].itemsize):
         end = place + math.prod(shape) * dtype.itemsize

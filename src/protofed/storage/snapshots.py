@@ -67,14 +67,9 @@ def unpack(data: bytes) -> Snapshot:
     return snapshot
 
 
-def write(path: Path, snapshot: Snapshot) -> None:
-    """Write a snapshot to a file."""
-    write_weights(path, flatten(snapshot))
-
-
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors, such as a model's weights, to a file."""
-    write_bytes(path, records.pack(tensors))
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a record to a file of its own, atomically."""
+    write_bytes(path, records.pack(tensors, metadata))
 
 
 def read(path: Path, weights: Path | None = None) -> Snapshot:
@@ -87,7 +82,7 @@ def read(path: Path, weights: Path | None = None) -> Snapshot:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors in a file written by :func:`write_weights`."""
+    """Read the tensors in a file written by :func:`write_tensors`."""
     with open_tensors(path) as file:
         check_format(path, _format(file.metadata()), VERSION)
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -286,9 +286,8 @@ class LocalTrainer:
     def _decode(self, message: bytes, schema: Schema) -> Payload:
         """Decode a broadcast, which mostly is the one that another client received before."""
         if message not in self._decoded:
-            payload = self.codec.decode(message, schema)
             self._decoded.clear()
-            self._decoded[message] = payload
+            self._decoded[message] = self.codec.decode(message, schema)
         return {name: tensor.clone() for name, tensor in self._decoded[message].items()}
 
     @torch.no_grad()

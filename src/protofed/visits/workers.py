@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,15 +89,11 @@ class Workers(Executor):
 
     def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
-        for result in self._run(list(names), messages, round_number, training=True):
-            assert isinstance(result, Trained)
-            yield result
+        return self._run(list(names), messages, round_number, training=True)
 
     def evaluate(self, names: Iterable[str], messages: Messages | None, round_number: int) -> Iterator[Evaluated]:
         """Evaluate the named clients; without messages, as training left them."""
-        for result in self._run(list(names), messages, round_number, training=False):
-            assert isinstance(result, Evaluated)
-            yield result
+        return self._run(list(names), messages, round_number, training=False)
 
     def description(self) -> dict[str, str | int]:
         """Return facts about the executor for reports."""
@@ -113,10 +108,15 @@ class Workers(Executor):
 
     def _run(
         self, names: Sequence[str], messages: Messages | None, round_number: int, *, training: bool
-    ) -> Iterator[Trained | Evaluated]:
+    ) -> Iterator[Any]:
         """Run visits; yield results in the order of ``names`` as early as possible."""
         self._runs += 1
-        longest = sorted(names, key=partial(self._expect_duration, training), reverse=True)
+
+        def expect_seconds(name: str) -> float:
+            member = self.clients[name]
+            return self._seconds.get((name, training), len(member.train if training else member.test))
+
+        longest = sorted(names, key=expect_seconds, reverse=True)
         together = max(1, min(TOGETHER, len(names) // (LEAST * self.processes)))
         tasks = []
         for first in range(0, len(longest), together):
@@ -182,11 +182,6 @@ class Workers(Executor):
         if self._pool is not None:
             end(self._pool)
             self._pool = None
-
-    def _expect_duration(self, training: bool, name: str) -> float:
-        """Return the duration of the previous visit, or its number of samples before the first time."""
-        member = self.clients[name]
-        return self._seconds.get((name, training), len(member.train if training else member.test))
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -262,9 +257,5 @@ def _visit(task: _Task) -> _Done:
         store.part()
         _number = task.number
     store.addresses, store.free = task.addresses, task.free
-    if task.training:
-        assert task.messages is not None
-        results: Iterable[Any] = executor.train(list(task.addresses), task.messages, task.round)
-    else:
-        results = executor.evaluate(list(task.addresses), task.messages, task.round)
-    return list(results), store.addresses, store.free
+    visit: Callable[..., Iterable[Any]] = executor.train if task.training else executor.evaluate
+    return list(visit(list(task.addresses), task.messages, task.round)), store.addresses, store.free

@@ -16,8 +16,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from protofed.methods.parts.prior import RHO
 from protofed.text import few
 
 Shrinkage = float | Literal["oas"]
+Kind = tuple[float | None, Shrinkage]  #: c and s of mixtures with one covariance
 SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
 SHRINKAGES: tuple[Shrinkage, ...] = ("oas", 0.03, 0.1)
 """Values of ``s`` among which a client chooses; the first stands where nobody does."""
@@ -63,21 +64,13 @@ def list_mixtures(shrinkages: tuple[Shrinkage, ...], views: int, alone: bool) ->
     return tuple(Mix(*place, s, view) for view in range(views) for place in places for s in shrinkages)
 
 
-class _Kinds(NamedTuple):
-    """What mixtures have in common, as tensors: those of one kind have the same covariance."""
-
-    kinds: tuple[tuple[float | None, Shrinkage], ...]
-    of: Tensor  # ``(m,)`` the kind of each mixture
-    kappas: Tensor  # ``(m, 1)``
-    whole: Tensor  # the mixtures that are of all samples together
-
-
 @lru_cache(maxsize=8)
-def _kinds(mixtures: tuple[Mix, ...]) -> _Kinds:
-    kinds = tuple(dict.fromkeys((m.share, m.shrinkage) for m in mixtures))
+def _kinds(mixtures: tuple[Mix, ...]) -> tuple[list[Kind], Tensor, Tensor, Tensor]:
+    """Return the kinds of mixtures; of each its kind and its κ, ``(m, 1)``; and those of all samples together."""
+    kinds = list(dict.fromkeys((m.share, m.shrinkage) for m in mixtures))
     of = torch.tensor([kinds.index((m.share, m.shrinkage)) for m in mixtures])
     kappas = torch.tensor([[m.kappa] for m in mixtures], dtype=torch.float64)
-    return _Kinds(kinds, of, kappas, torch.tensor([m.share is None for m in mixtures]).nonzero().squeeze(-1))
+    return kinds, of, kappas, torch.tensor([m.share is None for m in mixtures]).nonzero().squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -88,6 +81,8 @@ class Pools:
     others: Sums
     within: Tensor  #: ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``
     views: int = 1  #: Number of equally long features side by side, of which one counts
+    _covariances: dict[float | None, tuple[Tensor, float]] = field(default_factory=dict, init=False)
+    _lower: dict[Kind, Tensor] = field(default_factory=dict, init=False)
 
     @classmethod
     def alone(cls, own: Sums, views: int = 1) -> Pools:
@@ -97,31 +92,11 @@ class Pools:
 
     def view(self, number: int) -> Pools:
         """Return those of one of the features side by side."""
-        return self._views[number]
-
-    @cached_property
-    def _views(self) -> list[Pools]:
         if self.views == 1:
-            return [self]
-        both = [[part.view(number, self.views) for part in (self.own, self.others)] for number in range(self.views)]
-        places = [part_of(len(self.within), number, self.views) for number in range(self.views)]
-        return [Pools(own, rest, self.within[p, p]) for (own, rest), p in zip(both, places, strict=True)]
-
-    @cached_property
-    def _total(self) -> Sums:
-        return self.own.plus(self.others)
-
-    @cached_property
-    def _scatter(self) -> Tensor:
-        return self.own.scatter
-
-    @cached_property
-    def _known(self) -> dict[float | None, tuple[Tensor, float]]:
-        return {}
-
-    @cached_property
-    def _lower(self) -> dict[tuple[float | None, Shrinkage], Tensor]:
-        return {}
+            return self
+        here = part_of(len(self.within), number, self.views)
+        own, others = (part.view(number, self.views) for part in (self.own, self.others))
+        return Pools(own, others, self.within[here, here])
 
     def mixtures(self, shrinkages: Sequence[Shrinkage]) -> tuple[Mix, ...]:
         """Return the mixtures to choose from."""
@@ -129,12 +104,14 @@ class Pools:
 
     def covariance(self, share: float | None) -> tuple[Tensor, float]:
         """Return the covariance within classes for the c of a mixture, and its number of samples."""
-        if share not in self._known:
-            whole = self._total.scatter if share is None else self._scatter + share * self.within
-            weight = 1.0 if share is None else share
-            number = float(self.own.counts.sum()) + weight * float(self.others.counts.sum())
-            self._known[share] = whole / max(number, 1.0), number
-        return self._known[share]
+        if share not in self._covariances:
+            n, more = float(self.own.counts.sum()), float(self.others.counts.sum())
+            if share is None:
+                whole, number = self.own.plus(self.others).scatter, n + more
+            else:
+                whole, number = self.own.scatter + share * self.within, n + share * more
+            self._covariances[share] = whole / max(number, 1.0), number
+        return self._covariances[share]
 
     def classifier(self, mixture: Mix, dtype: torch.dtype) -> Linear:
         """Return the discriminant of a mixture."""
@@ -159,8 +136,7 @@ class Pools:
         kinds, kind_of, _, _ = _kinds(tuple(mixtures))
         held = self.own.counts.nonzero().squeeze(-1)
         place = torch.searchsorted(held, y)
-        n_own, n_others = self.own.counts[held], self.others.counts[held]
-        origin = x.mean(0)
+        n_own, n_others, origin = self.own.counts[held], self.others.counts[held], x.mean(0)
         own, others = (part.means.rows[held] - origin for part in (self.own, self.others))
         lower, factors = self._factors(kinds, dtype)
         rows = torch.cat([x - origin - own[place], own, others]).mT.expand(len(kinds), -1, -1)
@@ -235,27 +211,22 @@ class Pools:
         parts = {"metric": metric.to(dtype), "centres": means.to(dtype), "near": near.to(dtype)}
         return {**parts, "view": view}
 
-    def _factors(
-        self, kinds: Sequence[tuple[float | None, Shrinkage]], dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def _factors(self, kinds: Sequence[Kind], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return lower factors ``(m, d, d)`` of covariances from which samples are to be left out.
 
         Returns:
             Also the factors ``(m,)`` with which a sample's ``r·wwᵀ`` is part of each.
         """
-        shares = list(dict.fromkeys(share for share, _ in kinds))
-        covariances = [self.covariance(share) for share in shares]
-        best = [oracle(*covariance) for covariance in covariances]
-        values, places = [], [shares.index(share) for share, _ in kinds]
-        for place, (_, shrinkage) in zip(places, kinds, strict=True):
-            n = covariances[place][1]
-            s, rest = best[place] if shrinkage == "oas" else float(shrinkage), max(n - 1, 1.0)
+        covariances = {share: self.covariance(share) for share, _ in kinds}
+        best = {share: oracle(*covariance) for share, covariance in covariances.items()}
+        values, square = [], self.own.plus(self.others).square
+        for share, shrinkage in kinds:
+            n = covariances[share][1]
+            s, rest = best[share] if shrinkage == "oas" else float(shrinkage), max(n - 1, 1.0)
             values.append(((1 - s) * max(n, 1.0) / rest, s, (1 - s) / rest))
         of, mixed, factors = torch.tensor(values, dtype=torch.float64).unbind(1)
-        matrices = torch.stack([covariances[place][0] for place in places])
-        diagonal = mixed * matrices.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=0) + floor(
-            self._total.square, dtype
-        )
+        matrices = torch.stack([covariances[share][0] for share, _ in kinds])
+        diagonal = mixed * matrices.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=0) + floor(square, dtype)
         matrices *= of.view(-1, 1, 1)
         matrices.diagonal(dim1=1, dim2=2).add_(diagonal.unsqueeze(-1))
         lower, failed = torch.linalg.cholesky_ex(matrices)

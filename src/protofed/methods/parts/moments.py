@@ -111,10 +111,6 @@ class Sums(NamedTuple):
         here = part_of(self.sums.shape[1], number, of)
         return Sums(self.counts, self.sums[:, here], self.moment[here, here])
 
-    def cpu(self) -> Sums:
-        """Return the sums in the host's memory."""
-        return Sums(*(part.cpu() for part in self))
-
     @property
     def means(self) -> Prototypes:
         """Class means ``μ_k``; samples may count less than once."""
@@ -375,10 +371,11 @@ class ClosedForm(Method[O]):
         return Sums.of(output.features, batch.y, self.task.num_classes, second=self.second)._asdict()
 
     def samples(self, local: Local) -> tuple[Tensor, Tensor]:
-        """Return the features of a client's samples, ``(n, d)``, and their labels."""
+        """Return the features of a client's samples, ``(n, d)`` float64, and their labels."""
+        features, labels = torch.zeros(0, self.task.feature_dim), local.counts[:0]
         if int(local.counts.sum()):
-            return local.features()
-        return local.counts.new_zeros(0, self.task.feature_dim, dtype=self.task.dtype), local.counts[:0]
+            features, labels = local.features()
+        return features.cpu().double(), labels.cpu()
 
     def own_sums(self, local: Local, *, among: Tensor | None = None) -> Sums:
         """Return the sums of a client's samples, computed anew: the features do not change.
@@ -387,8 +384,8 @@ class ClosedForm(Method[O]):
             among: ``(K,)`` bool, the classes whose samples count; None for all.
         """
         features, labels = self.samples(local)
-        chosen = slice(None) if among is None else among.to(labels.device)[labels]
-        return Sums.of(features[chosen], labels[chosen], self.task.num_classes, second=self.second).cpu()
+        chosen = slice(None) if among is None else among.cpu()[labels]
+        return Sums.of(features[chosen], labels[chosen], self.task.num_classes, second=self.second)
 
     def reported(self, local: Local) -> Tensor:
         """Return the classes of which a client has enough samples to report them, ``(K,)`` bool."""
@@ -404,7 +401,7 @@ class ClosedForm(Method[O]):
                 moment = released["moment"]
                 released["moment"] = triangle(isometric((moment + moment.mT) / 2))
             return released
-        sums, reported = Sums(*(statistics[name] for name in Sums._fields)).cpu(), self.reported(local)
+        sums, reported = Sums(*(statistics[name].cpu() for name in Sums._fields)), self.reported(local)
         if self.second and bool((reported != (sums.counts > 0)).any()):  # sums of rare classes would tell of them
             sums = self.own_sums(local, among=reported)
         rows, classes = sums.means.to_send()

@@ -51,10 +51,8 @@ class Proportions:
         self.names.append(upload.client)
         for part in self.parts:
             vectors = collect(part, [upload], self.counts)
-            distances = vectors.values.norm(dim=1)
-            self._lengths[part.name].append(distances)
-            if part.name in self.reference:
-                distances = (vectors.values - self.origin(part, vectors.values)).norm(dim=1)
+            self._lengths[part.name].append(vectors.values.norm(dim=1))
+            distances = (vectors.values - self.origin(part, vectors.values)).norm(dim=1)
             self._updates[part.name].append(distances if vectors.values.shape[1] else distances[:0])
             if self.keep_rows and part.per_class and part.distinct and not part.field.exact:
                 self._rows[part.name].append(vectors)
