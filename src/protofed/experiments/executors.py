@@ -27,7 +27,7 @@ from protofed.visits.workers import Workers, create_folder, process_context
 
 PRELOAD = "protofed.experiments.preload"  #: Module with the imports of an experiment's processes
 LARGE = 2**30  #: Bytes of clients' models above which they are stored on disk
-VISIT = 1.5e8  #: Multiply-adds that take as long as all the rest of a client's visits in a round: some milliseconds
+VISIT = 1e8  #: Multiply-adds that take as long as all the rest of a client's visits in a round: some milliseconds
 NARROW = 128  #: Features up to which the matrices of a closed form are too small for several threads
 LONG = 2e11  #: Multiply-adds above which starting processes pays off: about six seconds of one core
 
