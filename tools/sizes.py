@@ -19,12 +19,12 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_930,
-    "all sources": 65_367,
+    "src": 45_927,
+    "all sources": 65_364,
     "tests": 47_987,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 3_935,
+    "behind the round loop": 3_930,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
     "methods/contract.py": 283,
