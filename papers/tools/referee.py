@@ -618,9 +618,9 @@ class Pool:
         named = {label: {label} | (words(label) - set(arms)) for label in arms}
         held = [Held(unit, spread(own.values())[:1], named[label]) for label, own in arms.items()]
         for a, b in combinations(arms, 2):
-            means = [float(np.mean([*arms[label].values()])) for label in (a, b)]
-            if unit == "kB" and all(means):
-                held.append(Held("times", [max(means) / min(means)], named[a], named[b]))
+            if unit == "kB":
+                means = [float(np.mean([*arms[label].values()])) for label in (a, b)]
+                held += [Held("times", [max(means) / min(means)], named[a], named[b])] if all(means) else []
             elif unit == "%" and (
                 apart_by := [arms[a][seed] - arms[b][seed] for seed in arms[a] if seed in arms[b]]
             ):
@@ -823,8 +823,8 @@ def check_sentences(referee: Referee) -> None:
             for own in [own for own in UNFOUNDED if own in text]:
                 unused.discard(own)
                 text = text.replace(own, "")
-            referee.compared += len(quoted(text))
-            if lacking := unfounded(page, text, names, linked):
+            referee.compared += len(told := quoted(text))
+            if (told or INTERVAL.search(text)) and (lacking := unfounded(page, text, names, linked)):
                 named = page.relative_to(ROOT)
                 referee.wrong.append(f"{named}: {', '.join(lacking)} of no file behind {text[:90]!r}")
     referee.wrong += [f"UNFOUNDED: {own!r} is said nowhere" for own in sorted(unused)]
