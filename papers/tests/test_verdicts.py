@@ -195,8 +195,3 @@ def test_the_tally_tells_the_weakest_and_who_is_ahead():
 )
 def test_the_verdict_on_a_number(printed, values, counted, expected):
     assert number_verdict(printed, values, counted=counted) == expected
-
-
-@pytest.mark.parametrize(("value", "expected"), [(0.003, "agrees"), (0.01, "higher"), (0.02, "higher")])
-def test_the_verdict_on_less_than_a_number(value, expected):
-    assert number_verdict("0.01", [value], counted=True, bound=True) == expected

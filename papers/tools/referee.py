@@ -278,10 +278,8 @@ def check_closed(referee: Referee) -> None:
         arms, cells = arms_of(rows(STUDIES / f"closed/{recipe}.csv")), list[list[float]]()
         for one, other, parts in (("fedlda", "local_lda", OPEN_PARTS), ("fedncm", "local_ncm", OPEN_PARTS[:1])):
             cells += [spread(values(arms[one], part).values()) for part in ("final", *parts)]
-            cells += [
-                spread(values(arms[other], "final").values()),
-                interval(apart(arms[one], arms[other], "final")),
-            ]
+            cells.append(spread(values(arms[other], "final").values()))
+            cells.append(interval(apart(arms[one], arms[other], "final")))
         wanted[(recipe,)] = [*cells, [significant(mean(arms[name], "bytes")) for name in ("fedlda", "fedncm")]]
     referee.lines(page, "recipe", wanted)
     first = rows(STUDIES / "closed/first.csv")
