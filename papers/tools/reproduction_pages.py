@@ -154,6 +154,7 @@ def contrasts() -> Iterator[str]:
         for claim in paper.claims:
             for rule in rules_of(paper, claim) if not claim.counterexample else ():
                 scale, own = judgement(paper, claim, rule)
+                where = (paper.name, claim.number, rule, scale)
                 for contrast, cell in ((c, cell) for c in own.comparisons for cell in c.cells if scale):
                     sides = cell.sides  # type: ignore[attr-defined]
                     used = [side.rule or _rule_of(paper, side) for side in sides]
@@ -161,8 +162,7 @@ def contrasts() -> Iterator[str]:
                     sign = -1 if claim.better == "lower" else 1
                     facts = (contrast.kind, contrast.margin, sign, claim.factor, claim.margin)
                     named = (column_of(paper, claim.metric), *used, *[""] * (2 - len(used)), runs)
-                    where = (paper.name, claim.number, rule, scale, f'"{contrast.what}"')
-                    yield ",".join(map(str, (*where, *facts, *named)))
+                    yield ",".join(map(str, (*where, f'"{contrast.what}"', *facts, *named)))
 
 
 def _rule_of(paper: Paper, side: Side) -> str:
