@@ -19,12 +19,12 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_912,
-    "all sources": 65_349,
-    "tests": 47_987,
+    "src": 45_906,
+    "all sources": 65_344,
+    "tests": 47_986,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 3_935,
+    "behind the round loop": 3_930,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
     "methods/contract.py": 283,
@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 33_305,
+    "words of docs by hand": 33_290,
 }
 """Most of each: lines, unless the name says otherwise."""
 

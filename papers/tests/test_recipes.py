@@ -10,24 +10,12 @@ from protofed.config.schema import comparison
 from protofed.experiments import load_recipe, recipes, resolve
 from support import few
 
-KSHOT = {
-    "data.clients": 20,
-    "partition.name": "nway_kshot",
-    "training.epochs": 1,
-    "training.lr": 0.01,
-    "training.momentum": 0.5,
-}
+KSHOT = {"data.clients": 20, "partition.name": "nway_kshot", "training.epochs": 1}
+KSHOT |= {"training.lr": 0.01, "training.momentum": 0.5}
 """FedProto, Sec. 6.1, whose protocol GFPL takes over."""
 FEDPROTO = {**KSHOT, "partition.k": 100, "training.batch_size": 8}
-GFPL = {
-    **KSHOT,
-    "method.lambda": 2.0,
-    "method.components": 4,
-    "method.samples": 16,
-    "method.start": 10,
-    "method.interval": 10,
-    "method.threshold": 1.0,
-}
+GFPL = {**KSHOT, "method.lambda": 2.0, "method.components": 4, "method.samples": 16}
+GFPL |= {"method.start": 10, "method.interval": 10, "method.threshold": 1.0}
 """Sec. 5.1 and Table 3."""
 DIRICHLET = {
     "rounds": 300,
@@ -70,13 +58,9 @@ PRINTED = {
     "protonorm-homogeneous-tiny-imagenet": {**ALONE, "method.gamma": 400.0},
 }
 """What the papers print, by recipe; of GFPL's number of rounds only that FedProto's, and more, suffice."""
-_DEVICES = {
-    "partition.name": "authors",
-    "partition.paper": "fedproto",
-    "model.init": "own",
-    "training.momentum": 0.5,
-}
-_DEVICES |= {"training.shuffle": True, "training.drop_last": True, "method.prototypes": "during"}
+_DEVICES = {"partition.name": "authors", "partition.paper": "fedproto", "model.init": "own"}
+_DEVICES |= {"training.shuffle": True, "training.drop_last": True, "training.momentum": 0.5}
+_DEVICES |= {"method.prototypes": "during"}
 _CLIENTS = {"partition.name": "authors", "model.name": "light4_as_coded", "model.init": "own", "rounds": 300}
 _CLIENTS |= {"training.shuffle": False, "training.drop_last": True, "method.lambda": 10.0}
 CODED = {
@@ -116,23 +100,15 @@ def test_its_methods_have_one_lambda(name):
     assert len(set(weights.values())) == 1, weights
 
 
+ROUNDS = {
+    "mnist": "fedproto-mnist-mh gfpl-mnist fedproto-mnist-as-coded",
+    "cifar10": "tinyproto-cifar10 protonorm-cifar10-as-coded fedproto-cifar10-mh gfpl-cifar10 protonorm-cifar10",
+    "tiny_imagenet": "tinyproto-tiny-imagenet protonorm-tiny-imagenet",
+}
+
+
 @pytest.mark.slow
-@few(
-    ("name", "folder"),
-    [
-        ("fedproto-mnist-mh", "mnist"),
-        ("gfpl-mnist", "mnist"),
-        pytest.param("tinyproto-cifar10", "cifar10", marks=pytest.mark.slow),
-        pytest.param("fedproto-mnist-as-coded", "mnist", marks=pytest.mark.slow),
-        pytest.param("protonorm-cifar10-as-coded", "cifar10", marks=pytest.mark.slow),
-        pytest.param("fedproto-cifar10-mh", "cifar10", marks=pytest.mark.slow),
-        pytest.param("gfpl-cifar10", "cifar10", marks=pytest.mark.slow),
-        pytest.param("tinyproto-tiny-imagenet", "tiny_imagenet", marks=pytest.mark.slow),
-        pytest.param("protonorm-cifar10", "cifar10", marks=pytest.mark.slow),
-        pytest.param("protonorm-tiny-imagenet", "tiny_imagenet", marks=pytest.mark.slow),
-    ],
-    1,
-)
+@few(("name", "folder"), [(name, folder) for folder, names in ROUNDS.items() for name in names.split()], 1)
 def test_a_round_of_a_recipe(name, folder, tmp_path):
     """With a hundredth of the papers' data, or with four shots per class."""
     real_data(folder)
@@ -172,7 +148,6 @@ def test_settings_in_which_exchange_should_matter(name):
     for arm in chosen:
         experiment = resolve(recipe, method=arm)
         assert experiment.evaluation.on in ("union", "shifted")
-        optimizer = (
-            "SGD" if arm in ("fedavg-tiny", "fedlc-tiny") else "Adam"
-        )  # which are trained as beacon trains the same network
+        # Which are trained as beacon trains the same network.
+        optimizer = "SGD" if arm in ("fedavg-tiny", "fedlc-tiny") else "Adam"
         assert experiment.training.optimizer == optimizer, arm

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import sys
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,9 +42,20 @@ WRONG = [
     ("reproduction", "papers/reproduction/README.md", "+0.1 (-1.0 … +1.2) equal", "+0.1 (-1.0 … +1.2) better"),
     ("sentences", "docs/ui.md", "97.9 %", "97.8 %"),
     ("sentences", "paper/paper.md", "+9.8 (+8.2 … +11.3)", "+9.8 (+8.2 … +11.2)"),
-    ("sentences", "README.md", "2.4 to 3.9 times", "2.4 to 93.7 times"),
+    ("sentences", "README.md", "2.4 to 3.9 times", "2.4 to 3.7 times"),
+    ("sentences", "docs/does-it-help.md", "by [2.9 points]", "by [3.2 points]"),
+    ("sentences", "docs/performance.md", "takes 1.9 to 4.0 times", "takes 1.9 to 4.2 times"),
+    ("sentences", "papers/studies/results.md", "-1.2 (-4.5", "-1.2 (-4.6"),
+    ("sentences", "papers/reproduction/gfpl.md", "-0.05, -0.97 to +0.88", "-0.05, -0.97 to +0.98"),
+    ("until", "papers/studies/speed.md", "**4.0**", "**4.1**"),
+    ("claims", "papers/reproduction/gfpl.md", "-0.75 (-1.09 … -0.40)", "-0.75 (-1.09 … -0.30)"),
+    (
+        "claims",
+        "papers/reproduction/protonorm.md",
+        "on the other side: protonorm against fml, ",
+        "on the other side: ",
+    ),
 ]
-"""A check, a page, what that says, and what would be wrong."""
 
 
 @pytest.mark.parametrize(("check", "page", "right", "wrong"), WRONG)
@@ -82,9 +92,8 @@ def test_it_imports_numpy_and_scipy_alone():
     assert names - sys.stdlib_module_names == {"numpy", "scipy"}
 
 
-@given(seed=st.integers(0, 2**32 - 1), n=st.integers(2, 6), shift=st.floats(-3, 3))
-def test_two_ways_to_the_same_verdict(seed, n, shift):
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=6))
+def test_two_ways_to_the_same_verdict(found):
     referee = script(TOOL)
-    found = (np.random.default_rng(seed).normal(size=n) + shift).tolist()
     assert referee.interval(found) == pytest.approx(list(paired.interval(found)))
     assert referee.verdict(found) == paired.relation(found)

@@ -393,7 +393,7 @@ def picture(arms: Sequence[Arm], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     looks = _looks(arms)
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4), sharex=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(6.5, 4.1), sharex=True, layout="constrained")
     for axis, place, title in (axes[0], 0, "own classes"), (axes[1], 1, "classes never seen"):
         for (label, sent, *values), (colour, marker) in zip(points(arms), looks, strict=True):
             axis.plot(max(sent, NOTHING), values[place], marker, color=colour, markersize=8, alpha=0.9, label=label)
@@ -401,11 +401,12 @@ def picture(arms: Sequence[Arm], path: Path) -> None:
         axis.set_xlim(NOTHING / 1.6, 8e7)
         axis.set_xticks([NOTHING, 1e5, 1e6, 1e7], ["nothing", "100 kB", "1 MB", "10 MB"])
         axis.minorticks_off()
-        axis.set_title(f"Accuracy on {title}, %")
-        axis.set_xlabel("sent in the whole run, by and to all 20 clients")
+        axis.set_title(f"Accuracy on {title}, %", fontsize=10)
+        axis.set_xlabel("sent in the whole run, all clients")
         axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150, metadata={"Description": described(arms)})
+    plt.rcParams |= {"legend.frameon": False, "legend.columnspacing": 1, "legend.handletextpad": 0}
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    figure.savefig(path, dpi=200, metadata={"Description": described(arms)})
     plt.close(figure)
 
 

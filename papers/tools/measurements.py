@@ -17,22 +17,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import closed_forms
 import closed_privacy
 import domain_shift
 import privacy_table
-import until
-from rows import load, markdown, read_rows, update
+from rows import fill, load, markdown, read_rows, update
 
 STUDY = Path(__file__).resolve().parents[1] / "studies"
 BUDGETS = sorted(STUDY.glob("privacy/*.csv"))
 
 
 MADE: dict[str, Callable[[], str]] = {
-    "closed-forms": closed_forms.table,
     "closed-privacy": lambda: closed_privacy.table(load(closed_privacy.Result, STUDY / "closed/privacy.csv")),
     "domain-shift": lambda: domain_shift.table(read_rows(STUDY / "closed/domain-shift.csv")),
-    "until": lambda: until.table(until.read(until.FILES), [float(target) for target in until.TARGETS.split(",")]),
     **{f"epsilon-{path.stem}": partial(privacy_table.saved, path) for path in BUDGETS},
 }
 """Tables that are made of the figures of single runs."""
@@ -46,10 +42,18 @@ def table(name: str) -> str:
     return markdown(head, rows)
 
 
+FILLED = ("felt", "rounds", "peer")
+"""Tables in docs/performance.md."""
+
+
 def pages() -> dict[Path, str]:
     """Return the text of every page."""
+    performance = STUDY.parents[1] / "docs/performance.md"
+    filled = performance.read_text(encoding="utf-8")
+    for name in FILLED:
+        filled = fill(filled, name, table(name))
     texts = tomllib.loads((STUDY / "measurements.toml").read_text(encoding="utf-8"))
-    return {
+    return {performance: filled} | {
         STUDY / f"{name}.md": f"# {page['title']}\n\n"
         + re.sub(r"^\{\{(.+)\}\}$", lambda found: table(found[1]), page["text"].strip(), flags=re.M)
         + "\n"

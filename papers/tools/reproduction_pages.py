@@ -23,12 +23,12 @@ from rows import fill, markdown, update
 
 from protofed.trained.paired import interval, relation
 from protofed_papers.cells import CONTROLS
-from protofed_papers.judging import judged, rules_of, verdicts
+from protofed_papers.judging import Side, judged, rules_of, verdicts
 from protofed_papers.layout import Row, Scope, Sheet, committed_scopes, formula_runs
 from protofed_papers.output import Facts, as_markdown, facts_of, heading, section_label, shown_rows
 from protofed_papers.papers import ACCURACY, CODED, Claim, Paper, papers
 from protofed_papers.results import FOLDER, Result, committed, read_results, write_results
-from protofed_papers.verdicts import CONTRADICTED, NOT_RUN
+from protofed_papers.verdicts import CONTRADICTED, NOT_RUN, Judgement
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "papers/reproduction"
@@ -53,13 +53,21 @@ def verdict(paper: Paper, claim: Claim, rule: str) -> str:
     """
     if claim.counterexample:
         return f"**{CONTRADICTED}**: {claim.counterexample}"
+    scale, own = judgement(paper, claim, rule)
+    if not scale:
+        return NOT_RUN
+    word = committed_scopes()[scale].shown(own.verdict)
+    shown = f"{word} on {own.part}" if own.part else f"**{word}**"
+    return f"{shown} (`{scale}`): {own.tally.replace(f', {own.part}', '') if own.part else own.tally}"
+
+
+def judgement(paper: Paper, claim: Claim, rule: str) -> tuple[str, Judgement]:
+    """Return the largest scale at which anything of a claim was run, "" if none, and the judgement there."""
     for scope in committed_scopes().values():
         own = judged(paper, claim, replace(scope, rule=rule), find)
         if own.tally and scope.scale != "smoke":
-            word = scope.shown(own.verdict)
-            shown = f"{word} on {own.part}" if own.part else f"**{word}**"
-            return f"{shown} (`{scope.scale}`): {own.tally.replace(f', {own.part}', '') if own.part else own.tally}"
-    return NOT_RUN
+            return scope.scale, own
+    return "", Judgement(NOT_RUN)
 
 
 def claims(paper: Paper) -> Iterator[str]:
@@ -125,11 +133,42 @@ def cells() -> Iterator[str]:
                     entry = own.entry
                     runs = ([e.key for e in sheet.experiments(entry, seed)] for seed in sheet.values(entry))
                     rule = sheet.scope.rule or paper.rules.get(row.method.removesuffix(CODED), "")
-                    name = {ACCURACY: paper.metric, "rounds": "converged"}.get(entry.metric, entry.metric)
-                    name = {"both": "up+down"}.get(paper.traffic, paper.traffic) if "params" in name else name
+                    name = column_of(paper, entry.metric)
                     spread = float(entry.printed.std or 0) if entry.printed and paper.spread == "runs" else 0
                     facts = (paper.name, place, line, column, sheet.scope.scale, entry.metric, name, rule, spread)
                     yield ",".join(map(str, (*facts, " ".join("+".join(keys) for keys in runs))))
+
+
+def column_of(paper: Paper, metric: str) -> str:
+    """Return the columns of the results that make a number."""
+    traffic = {"both": "up+down"}.get(paper.traffic, paper.traffic)
+    known = {ACCURACY: paper.metric, "accuracy": paper.metric, "rounds": "converged", "traffic": traffic}
+    known["alignment_change"] = "alignment_last-alignment_first"
+    return traffic if "params" in metric else known.get(metric, metric)
+
+
+def contrasts() -> Iterator[str]:
+    """Yield for each cell of the comparisons behind a verdict the runs of both sides, ``a/b`` for each seed."""
+    yield "page,claim,coded,scale,what,kind,point,sign,factor,margin,name,rule,other,runs"
+    for paper in papers().values():
+        for claim in paper.claims:
+            for rule in rules_of(paper, claim) if not claim.counterexample else ():
+                scale, own = judgement(paper, claim, rule)
+                where = (paper.name, claim.number, rule, scale)
+                for contrast, cell in ((c, cell) for c in own.comparisons for cell in c.cells if scale):
+                    sides = cell.sides  # type: ignore[attr-defined]
+                    used = [side.rule or _rule_of(paper, side) for side in sides]
+                    runs = " ".join("/".join(side.runs[seed] for side in sides) for seed in cell)
+                    sign = -1 if claim.better == "lower" else 1
+                    facts = (contrast.kind, contrast.margin, sign, claim.factor, claim.margin)
+                    named = (column_of(paper, claim.metric), *used, *[""] * (2 - len(used)), runs)
+                    yield ",".join(map(str, (*where, f'"{contrast.what}"', *facts, *named)))
+
+
+def _rule_of(paper: Paper, side: Side) -> str:
+    """Return the rule of the paper's own metric for the method of a side."""
+    key = next(iter(side.runs.values()), "").partition("+")[0]
+    return paper.rules.get(RESULTS[key].method.removesuffix(CODED), "") if key else ""
 
 
 def baseline(paper: Paper) -> Iterator[str]:
@@ -277,7 +316,7 @@ def main() -> None:
     parts = {PAGES / f"{p.name}.md": {"claims": claims(p), "results": results(p)} for p in papers().values()}
     parts[PAGES / "README.md"] = {"gains": gains()}
     parts[BASELINE] = {"claims": claims(paper := papers()["fedproto"]), "baseline": baseline(paper)}
-    made = {PAGES / "cells.csv": "\n".join(cells()) + "\n"}
+    made = {PAGES / f"{of.__name__}.csv": "\n".join(of()) + "\n" for of in (cells, contrasts)}
     for path, contents in parts.items():
         made[path] = path.read_text(encoding="utf-8")
         for name, lines in contents.items():

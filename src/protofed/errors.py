@@ -155,12 +155,12 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return the error message for an unknown name, with the nearest valid name and all valid names.
 
     Example:
-        >>> unknown_name("method", "fedprot", ["fedavg", "fedproto"])
-        "unknown method 'fedprot': did you mean 'fedproto'? Valid: fedavg, fedproto"
+        >>> unknown_name("method", "FEDPROTO", ["fedavg", "fedproto"])
+        "unknown method 'FEDPROTO': did you mean 'fedproto'? Valid: fedavg, fedproto"
     """
     if instead := INSTEAD.get((kind, name)):
         return f"{kind} {name!r} {instead}"
     names = sorted(set(valid))
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = [n for n in names if n.lower() == name.lower()] or difflib.get_close_matches(name, names, 1, 0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown {kind} {name!r}: {hint}Valid: {', '.join(names) or 'none'}"

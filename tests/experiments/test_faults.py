@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
@@ -16,9 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 import protofed
 from protofed.config.schema import apply_overrides, load_recipe, resolve
@@ -26,7 +23,6 @@ from protofed.errors import OutputError, ProtofedError
 from protofed.experiments.assemble import assemble
 from protofed.rounds import checkpoint
 from protofed.rounds.checkpoint import Saving, load_checkpoint
-from protofed.storage import snapshots
 from protofed.storage.files import remove_partial, write_bytes, write_text
 from protofed.visits.roster import StoreSnapshot
 from support import experiment, few, ordinary, write_vectors
@@ -85,57 +81,28 @@ def one_line(caught: pytest.ExceptionInfo[OutputError]) -> str:
     return str(caught.value)
 
 
-class Full:
-    """A disk that is full from some number of written bytes on, for files whose path holds a word."""
+def fill_disk_for(monkeypatch, word: str) -> None:
+    opened = Path.open
 
-    def __init__(self, monkeypatch, word: str, room: int = 0) -> None:
-        self.word, self.room = word, room
-        write = Path.write_bytes
+    def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
+        if mode not in ("wb", "xb") or word not in str(path):
+            return opened(path, mode, **options)
+        opened(path, mode).close()
+        return opened(Path("/dev/full"), "wb")
 
-        def limited(path: Path, data: bytes) -> int:
-            if word in str(path):
-                self.room -= len(data)
-                if self.room < 0:
-                    write(path, data[: len(data) // 2])
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return write(path, data)
-
-        def saved(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-            try:
-                path.write_bytes(safetensors.torch.save(tensors, metadata))
-            except OSError as error:  # as safetensors tells it
-                raise SafetensorError(f"Error while serializing: I/O error: {error.strerror}") from None
-
-        opened = Path.open
-
-        def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
-            if mode not in ("wb", "xb") or word not in str(path):
-                return opened(path, mode, **options)
-            opened(path, mode).close()
-            return opened(Path("/dev/full"), "wb")
-
-        monkeypatch.setattr(Path, "write_bytes", limited)
-        monkeypatch.setattr(Path, "open", open_full)
-        monkeypatch.setattr(snapshots, "save_file", saved)
+    monkeypatch.setattr(Path, "open", open_full)
 
 
 @few(
     "word",
-    [
-        "server.safetensors",
-        "clients.records",
-        "state.json",
-        "model.safetensors",
-        "summary.json",
-        "report.html",
-    ],
+    ["server.safetensors", "clients.records", "state.json", "model.safetensors", "summary.json", "report.html"],
     1,
 )
 def test_a_full_disk_while_this_is_written(tmp_path, monkeypatch, undisturbed, word):
     """Whatever file does not fit, nothing half-written stays and the run goes on later with the same numbers."""
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        Full(patch, word)
+        fill_disk_for(patch, word)
         with pytest.raises(OutputError, match=r"cannot be written \(No space left on device\)") as caught:
             protofed.run("quickstart", SMALL, out=out)
     assert str(out) in one_line(caught)
@@ -149,7 +116,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path, monkeypa
     Saving(tmp_path).save(federation.state, federation.executor.clients)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()}
     with monkeypatch.context() as patch:
-        Full(patch, "clients.records")
+        fill_disk_for(patch, "clients.records")
         federation.state.round = 2
         with pytest.raises(OutputError, match="No space left"):
             Saving(tmp_path).save(federation.state, federation.executor.clients)
@@ -205,7 +172,7 @@ def test_a_run_with_checkpoints_beside_the_training_goes_on_after_it_was_stopped
 @pytest.mark.slow
 def test_a_full_disk_beside_the_training_ends_the_run(tmp_path, monkeypatch, undisturbed, beside):
     with monkeypatch.context() as patch:
-        Full(patch, "clients.records")
+        fill_disk_for(patch, "clients.records")
         with pytest.raises(OutputError, match=r"cannot be written \(No space left on device\)") as caught:
             protofed.run("quickstart", SMALL, out=tmp_path / "run")
     assert "round-000001" in one_line(caught)
@@ -297,7 +264,7 @@ def test_half_written_files_of_a_killed_run_go(tmp_path):
 def test_a_refused_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_bytes(path, b"old")
-    Full(monkeypatch, "file", room=2)
+    fill_disk_for(monkeypatch, "file")
     with pytest.raises(OutputError, match="file: cannot be written"):
         write_bytes(path, b"newer")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -365,7 +366,7 @@ def test_one_of_several_features_is_chosen_as_if_it_stood_alone():
     (x, y), *others = drawn(0, n=20)
     noise = np.random.default_rng(1).normal(size=(3, 20, 4))
     worse = [(np.concatenate([a + 5 * e, a], 1), b) for (a, b), e in zip([(x, y), *others], noise, strict=True)]
-    both = pools_of(worse[0], worse[1:], 3)._replace(views=2)
+    both = replace(pools_of(worse[0], worse[1:], 3), views=2)
     alone = choose(pools_of((x, y), others, 3), torch.tensor(x), torch.tensor(y), SHRINKAGES, torch.float64)
     found = choose(both, torch.tensor(worse[0][0]), torch.tensor(y), SHRINKAGES, torch.float64)
     assert found[:2] == (alone.mixture._replace(view=1), alone.voters)

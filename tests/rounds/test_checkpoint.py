@@ -13,7 +13,8 @@ from protofed.rounds.checkpoint import Saving, load_checkpoint
 from protofed.rounds.state import ServerState
 from protofed.runs.findings import Findings
 from protofed.runs.records import RoundRecord
-from protofed.storage.files import read_tensors, write_tensors
+from protofed.storage.files import read_tensors
+from protofed.storage.snapshots import write_tensors
 from protofed.visits.roster import Roster, StoreSnapshot
 from support import experiment, ordinary
 

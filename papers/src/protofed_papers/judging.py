@@ -13,7 +13,22 @@ from protofed_papers.layout import Entry, Find, Scope, Sheet, measured
 from protofed_papers.papers import ACCURACY, Claim, Paper, Printed, papers
 from protofed_papers.verdicts import CONTRADICTED, UNTESTABLE, Contrast, Judgement, judge
 
-Cells = dict[str, list[dict[int, float]]]  #: Differences by seed, for every cell of every comparison
+
+class Side(dict[int, float]):
+    """Values of one side of a comparison by seed, with the keys of the runs behind them, and their rule."""
+
+    def __init__(self, values: Mapping[int, float], runs: dict[int, str], rule: str) -> None:
+        super().__init__(values)
+        self.runs, self.rule = runs, rule
+
+
+class Difference(dict[int, float]):
+    """Differences by seed, with both sides or the only one."""
+
+    sides: tuple[Side, ...] = ()
+
+
+Cells = dict[str, list[Difference]]  #: For every cell of every comparison
 
 
 def judged(paper: Paper, claim: Claim, scope: Scope, find: Find) -> Judgement:
@@ -55,11 +70,14 @@ def rules_of(paper: Paper, claim: Claim) -> list[str]:
     return ["", paper.coded] if both else [""]
 
 
-def _difference(claim: Claim, a: Mapping[int, float], b: Mapping[int, float] | None) -> dict[int, float]:
+def _difference(claim: Claim, a: Side, b: Side | None) -> Difference:
     """Return ``a - factor · b - margin`` of the seeds that both have, positive on the claimed side."""
     sign = -1 if claim.better == "lower" else 1
     seeds = [seed for seed in a if b is None or seed in b]
-    return {s: sign * (a[s] - (0.0 if b is None else claim.factor * b[s]) - claim.margin) for s in seeds}
+    found = {s: sign * (a[s] - (0.0 if b is None else claim.factor * b[s]) - claim.margin) for s in seeds}
+    difference = Difference(found)
+    difference.sides = (a,) if b is None else (a, b)
+    return difference
 
 
 def _read_wanted(part: Any) -> dict[str, str]:
@@ -83,8 +101,12 @@ def _from_tables(paper: Paper, claim: Claim, scopes: Sequence[Scope], find: Find
     if claim.other is not None:
         others = [Sheet(paper, paper.table(claim.other), scope, find) for scope in scopes]
 
-    def values(sheets: Sequence[Sheet], entry: Entry) -> dict[int, float]:
-        return next((found for sheet in sheets if (found := sheet.values(entry, claim.metric))), {})
+    def values(sheets: Sequence[Sheet], entry: Entry) -> Side:
+        for sheet in sheets:
+            if found := sheet.values(entry, claim.metric):
+                runs = {seed: "+".join(e.key for e in sheet.experiments(entry, seed)) for seed in found}
+                return Side(found, runs, sheet.scope.rule)
+        return Side({}, {}, "")
 
     found: Cells = {}
     for a in [claim.a, *([claim.also] if claim.also else [])]:
@@ -130,17 +152,18 @@ def _from_figure(paper: Paper, claim: Claim, scopes: Sequence[Scope], find: Find
     figure, scope = paper.figure(claim.figure), scopes[0]
     runs = {seed: figure_cells(paper, figure, seed, scope.scale, scope.overrides) for seed in scope.seeds}
 
-    def side(part: Any, others: Mapping[str, Any]) -> dict[int, float]:
-        found = {}
+    def side(part: Any, others: Mapping[str, Any]) -> Side:
+        found = Side({}, {}, scope.rule)
         for seed, cells in runs.items():
             for given, experiment in cells:
                 if any(given.get(name) != value for name, value in {**_chosen(part), **others}.items()):
                     continue
                 result = find(experiment.key)
-                rules = [scope.rule for scope in scopes] if result else []
-                values = (measured(paper, result, claim.metric, rule) for rule in rules)  # type: ignore[arg-type]
-                if (value := next((v for v in values if v is not None), None)) is not None:
-                    found[seed] = value
+                for rule in [scope.rule for scope in scopes] if result else []:
+                    value = measured(paper, result, claim.metric, rule)  # type: ignore[arg-type]
+                    if value is not None:
+                        found[seed], found.runs[seed], found.rule = value, experiment.key, rule
+                        break
         return found
 
     methods = [m for m in figure.methods if not isinstance(claim.a, str)] or [""]

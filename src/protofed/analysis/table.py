@@ -117,22 +117,19 @@ def _latex_row(texts: Sequence[str], strong: Sequence[bool] = ()) -> str:
     return " & ".join(rf"\textbf{{{text}}}" if bold else text for text, bold in cells) + r" \\"
 
 
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
 _TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    "α": r"$\alpha$",
-    "γ": r"$\gamma$",
-    "λ": r"$\lambda$",
-    "±": r"$\pm$",
     "–": "--",
-    "w̄": r"$\bar{w}$",
-    "ŝ": r"$\hat{s}$",
-    "×": r"$\times$",
+    "−": "$-$",
     "“": "``",
     "”": "''",
     "…": r"\ldots{}",
 }
+_TEX |= {c: rf"$\{name}$" for c, name in zip("αβγδεζηθκλμνξπρστφχψω", _GREEK.split(), strict=True)}
+_TEX |= {"±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "≤": r"$\leq$", "w̄": r"$\bar{w}$", "ŝ": r"$\hat{s}$"}
 
 
 def tex(text: str) -> str:

@@ -57,19 +57,17 @@ def _divide(
     rows = _subset(data, listing, y, seed)
     ids, id_names = listing.id_codes()
     own = None if ids is None else ids[rows]
-    request = Request(y[rows], len(class_names), own, data.clients, seed, id_names)
-    shares = [
-        _split(share, y[rows], data, seed)
-        for share in partitions.get(partition_name).assign(request, partition_options)
-    ]
+    labels = y[rows]
+    request = Request(labels, len(class_names), own, data.clients, seed, id_names)
+    assigned = partitions.get(partition_name).assign(request, partition_options)
+    shares = [_split(share, labels, data, seed) for share in assigned]
     checks.check_classes([listing], [y])
     # Read only the samples that some client uses, all at once: whether images are grey depends on all of them.
     parts = [part for share in shares for part in share.positions()]
     used, where = torch.cat(parts).unique(return_inverse=True)
     (x,), columns, notes = raw_parts([listing], [checks.features(listing, rows[used])], data)
-    samples = iter(
-        Samples(x[w], y[rows[part]]) for part, w in zip(parts, where.split([len(p) for p in parts]), strict=True)
-    )
+    places = zip(parts, where.split([len(part) for part in parts]), strict=True)
+    samples = iter(Samples(torch.from_numpy(x.numpy()[at.numpy()]), labels[part]) for part, at in places)
     clients = tuple(
         ClientData(s.name, next(samples), next(samples), None if s.validation is None else next(samples))
         for s in shares

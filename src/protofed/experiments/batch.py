@@ -17,9 +17,8 @@ import torch
 import protofed
 from protofed.compute import numerics
 from protofed.config.schema import Experiment, Tree, resolve
-from protofed.data.options import memory_gb
 from protofed.errors import CheckpointError, ConfigError, ProtofedError
-from protofed.experiments.memory import tree_bytes
+from protofed.experiments import memory
 from protofed.experiments.running import Measure, Progress, run_experiment
 from protofed.runs.records import RoundRecord
 from protofed.runs.run import Run
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 FORMAT = 1  #: Version of the format of a folder of runs that are found by their configuration
 MARK = "runs.json"  #: File by which such a folder is known
 LONG = 50_000  #: Samples trained on from which processes are started unasked: seconds with the smallest models
-PROCESS = 5e8  #: Least bytes of a process
 LISTEN = 0.2  #: Seconds between looks at what processes report
 
 
@@ -155,8 +153,7 @@ def at_once(tasks: int, samples: float = math.inf) -> int:
     """
     if torch.cuda.is_available() or samples < LONG:
         return 1
-    room = int(0.8e9 * memory_gb() / max(tree_bytes(), PROCESS)) - 1
-    return max(1, min(numerics.cores(), tasks, room))
+    return max(1, min(numerics.cores(), tasks, memory.room()))
 
 
 Outcome = Any  #: The end of a job: its result, the error with which it failed, or None if the time was up

@@ -33,7 +33,7 @@ from protofed.stages.privacy import protect_plan
 from protofed.stages.privacy.samples import multiplier
 from protofed.storage.snapshots import Snapshot
 from protofed.untrusted import claims
-from protofed.visits.client import Member
+from protofed.visits.client import LocalPlan, Member
 from protofed.visits.private import COUNTS, private_counts
 from protofed.visits.roster import Roster, Store
 from protofed.visits.visit import LocalTrainer
@@ -94,10 +94,12 @@ class Builder:
         )
         self.members: list[Member] = []
         self.models: dict[str, models.SplitModel] = {}
+        plans: dict[str, LocalPlan] = {}
         for client, architecture in zip(federated.clients, self.summary.architectures, strict=True):
             try:
-                least = max(experiment.privacy.least_samples, client.settings.get("least_samples", 0))
-                plan = replace(experiment.training.plan(client.settings), least_samples=least)
+                if (plan := plans.get(asked := repr(client.settings))) is None:
+                    least = max(experiment.privacy.least_samples, client.settings.get("least_samples", 0))
+                    plan = plans[asked] = replace(experiment.training.plan(client.settings), least_samples=least)
                 if client.name not in absent and architecture.kind not in self.models:
                     self.models[architecture.kind] = self._client_model(architecture, "shared", hardware.device)
                 if experiment.privacy.mode == "sample" and self.method.upload_schema is not None:
@@ -106,12 +108,6 @@ class Builder:
             except (ModelError, ConfigError) as error:
                 raise type(error)(f"{client.name}: {error}") from None
             self.members.append(Member(client, plan, str(architecture), architecture.kind))
-
-    @property
-    def size(self) -> int:
-        """Total bytes of all clients' parameters."""
-        each = {kind: models.parameter_bytes(model) for kind, model in self.models.items()}
-        return sum(each[member.kind] for member in self.members)
 
     def roster(self, store: Store | None) -> Roster:
         """Return the clients, stored in ``store``, or at their nodes if it is None."""

@@ -82,14 +82,15 @@ def _check_finite(x: Tensor, where: str) -> None:
 
 def _features(encoder: Encoder, parts: Sequence[Tensor], name: str, folder: Path | None) -> list[Tensor]:
     """Return the features of each part's samples; equal samples are computed once."""
-    digests = [[blake2b(row.tobytes(), digest_size=16).digest() for row in x.numpy()] for x in parts]
     places: dict[bytes, int] = {}
     sources: list[tuple[int, int]] = []
-    for number, rows in enumerate(digests):
-        for row, digest in enumerate(rows):
-            if digest not in places:
-                places[digest] = len(places)
+    order: list[int] = []
+    for number, x in enumerate(parts):
+        for row, values in enumerate(x.numpy()):
+            place = places.setdefault(blake2b(values.tobytes(), digest_size=16).digest(), len(places))
+            if place == len(sources):
                 sources.append((number, row))
+            order.append(place)
     features = torch.empty(len(places), encoder.width)
     if folder is not None:
         shape = "x".join(map(str, encoder.input_shape))
@@ -115,10 +116,8 @@ def _features(encoder: Encoder, parts: Sequence[Tensor], name: str, folder: Path
         folder = _write(folder, [keys[place] for place in block], features[torch.tensor(block)])
     if not bool(features.isfinite().all()):
         raise DataError(f"encoder {name}: gives features that are not finite")
-    return [
-        features[torch.tensor([places[digest] for digest in rows], dtype=torch.int64)].reshape(-1, encoder.width)
-        for rows in digests
-    ]
+    every = torch.tensor(order, dtype=torch.int64).split([len(x) for x in parts])
+    return [torch.from_numpy(features.numpy()[rows.numpy()]) for rows in every]
 
 
 def cache_folder() -> Path | None:
@@ -140,11 +139,11 @@ def _read(folder: Path | None, places: dict[bytes, int], features: Tensor) -> li
             rows, values = found["rows"], found["features"]
             if values.dtype != features.dtype or values.shape != (len(rows), features.shape[1]):
                 raise ValueError("damaged")
-            for row, digest in enumerate(rows.numpy()):
-                place = places.get(digest.tobytes())
-                if place is not None:
-                    features[place] = values[row]
-                    known[place] = True
+            at = {places.get(digest.tobytes(), -1): row for row, digest in enumerate(rows.numpy())}
+            at.pop(-1, None)
+            features[list(at)] = values[list(at.values())]
+            for place in at:
+                known[place] = True
         except (OSError, ValueError, LookupError, SafetensorError):
             log.warning("%s: damaged: its features are computed again", path)
             path.unlink(missing_ok=True)

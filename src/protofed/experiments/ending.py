@@ -25,6 +25,7 @@ from protofed.config.architectures import Architecture, ClassSize, ClientCount, 
 from protofed.config.remote import code_of
 from protofed.config.schema import Experiment, Tree, resolve
 from protofed.errors import CheckpointError, DataError, writing
+from protofed.methods.contract import Tensors
 from protofed.rounds import checkpoint
 from protofed.rounds.checkpoint import newest_checkpoint
 from protofed.rounds.loop import Federation
@@ -38,13 +39,13 @@ from protofed.storage.files import (
     read_tensors,
     remove_partial,
     write_json,
-    write_tensors,
     write_text,
 )
-from protofed.storage.snapshots import Snapshot, flatten, unflatten
+from protofed.storage.snapshots import Snapshot, flatten, unflatten, write_tensors
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Shape, Side, decode
 from protofed.untrusted.reading import parse_json
+from protofed.visits.client import Member
 
 VERSION = 1  #: Number of the format of ``end.json``
 END = "end.json"
@@ -116,26 +117,27 @@ class _Described(Struct):
     encoder: Encoding | None = None
 
 
+def write_client(folder: Path, client: Member, snapshot: Snapshot, server: Tensors) -> None:
+    """Store a client at the end of a run: its model, and what it keeps and received beside that."""
+    # Only one entry, because safetensors does not keep the order of several.
+    write_tensors(client_model(folder, client.name), snapshot.model, {"architecture": client.architecture})
+    known = {n: (t, server[n].cpu()) for n, t in snapshot.received.items() if n in server}
+    same = sorted(n for n, (t, its) in known.items() if t.dtype == its.dtype and torch.equal(t, its))
+    kept = {n: t for n, t in snapshot.received.items() if n not in same}
+    tensors = flatten(snapshot._replace(model={}, received=kept))
+    write_tensors(client_state(folder, client.name), tensors, {_FROM_SERVER: json.dumps(same)})
+
+
 def write_end(folder: Path, federation: Federation) -> None:
-    """Store what a finished run needs to go on, beside the weights of its models.
+    """Store what a finished run needs to go on, beside its clients.
 
     Of clients at the nodes of a network, these are the names of the states with which they ended.
     """
-    clients, server = federation.executor.clients, federation.server
-    for name in clients if clients.rests_here else ():
-        snapshot = clients.snapshot(name)
-        same = sorted(n for n, t in snapshot.received.items() if n in server and _equal(t, server[n].cpu()))
-        kept = {n: t for n, t in snapshot.received.items() if n not in same}
-        tensors = flatten(snapshot._replace(model={}, received=kept))
-        write_tensors(client_state(folder, name), tensors, {_FROM_SERVER: json.dumps(same)})
+    clients = federation.executor.clients
     record = {"version": VERSION, **federation.state.to_dict(clients)}
     if clients.rests_here:
         del record["generations"]
     write_json(folder / END, record)
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    return left.dtype == right.dtype and torch.equal(left, right)
 
 
 def restore_end(folder: Path, federation: Federation) -> bool:
@@ -240,10 +242,10 @@ def client_state(folder: Path, client: str) -> Path:
     return folder / "clients" / client / "state.safetensors"
 
 
-def read_server(folder: Path) -> dict[str, Tensor]:
-    """Return the server's tensors in a run directory; none if the method's server keeps nothing."""
+def read_server(folder: Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Return all or some of the server's tensors in a run directory; none if the method's server keeps nothing."""
     path = folder / "server.safetensors"
-    return read_tensors(path) if Border(folder).signature(path) else {}
+    return read_tensors(path, names) if Border(folder).signature(path) else {}
 
 
 def read_client(folder: Path, client: str, server: dict[str, Tensor]) -> Snapshot:

@@ -12,9 +12,11 @@ import torch
 
 from protofed import models
 from protofed.config.schema import Experiment
+from protofed.experiments import memory
 from protofed.experiments.builder import Builder
 from protofed.experiments.calibration import faster_in_bfloat16
 from protofed.experiments.hardware import Hardware
+from protofed.methods import Method
 from protofed.samples import FederatedData
 from protofed.storage.files import check_room
 from protofed.storage.processes import PRELOAD
@@ -24,6 +26,8 @@ from protofed.visits.roster import Files, Memory, Roster, Store
 from protofed.visits.workers import Workers, create_folder
 
 LARGE = 2**30  #: Bytes of clients' models above which they are stored on disk
+VISIT = 1e8  #: Multiply-adds that take as long as all the rest of a client's visits in a round: some milliseconds
+NARROW = 128  #: Features up to which the matrices of a closed form are too small for several threads
 LONG = 2e11  #: Multiply-adds above which starting processes pays off: about six seconds of one core
 
 
@@ -46,14 +50,17 @@ def build_executor(
     """Build the executor that the experiment selects, with a suitable store."""
     execution = experiment.execution
     training = sum(1 for m in builder.members if len(m.train))
-    processes = max(1, min(execution.workers or hardware.cores // max(1, execution.threads), training))
+    threads = execution.threads or threads_of(builder.method)
+    room = min(hardware.cores // max(1, execution.threads), memory.room())
+    processes = max(1, min(execution.workers or room, training))
     executor = execution.executor
     if executor == "auto" and hardware.cuda:
         executor = "fused"
     elif executor == "auto":
         executor = "workers" if processes > 1 and _worth_processes(experiment, builder) else "sequential"
     workers = executor == "workers"
-    store = _in_files(builder.size) if workers else resting_place(experiment, builder.size)
+    size = builder.roster(None).size
+    store = _in_files(size) if workers else resting_place(experiment, size)
     roster = builder.roster(store)
     try:
         roster.compute_in_bfloat16(bfloat16_kinds(experiment, bfloat16, lambda: roster))
@@ -63,7 +70,7 @@ def build_executor(
                 builder.federated,
                 roster,
                 processes=processes,
-                threads=execution.threads or max(1, hardware.cores // processes),
+                threads=threads or max(1, hardware.cores // processes),
                 preload=PRELOAD,
             )
         if executor == "fused":
@@ -72,6 +79,11 @@ def build_executor(
     except BaseException:
         store.close()
         raise
+
+
+def threads_of(method: Method) -> int:
+    """Return the threads of a method for which more would only wait, for long on busy machines; 0 for any."""
+    return int(method.declared.rounds == "one" and method.task.feature_dim <= NARROW)
 
 
 def resting_place(experiment: Experiment, size: int) -> Store:
@@ -109,5 +121,5 @@ def _worth_processes(experiment: Experiment, builder: Builder) -> bool:
         return False  # one of several processes, as with `compare --jobs`, which share the cores
     shape = builder.federated.input_shape
     cost = {kind: models.multiply_adds(model, shape) for kind, model in builder.models.items()}
-    samples = [(m.kind, len(m.train) * m.plan.epochs) for m in builder.members]
-    return 3 * experiment.rounds * sum(cost[kind] * n for kind, n in samples) >= LONG
+    each = sum(3 * cost[m.kind] * len(m.train) * m.plan.epochs + VISIT for m in builder.members)
+    return experiment.rounds * each >= LONG

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import torch
 
+from protofed.data.options import memory_gb
+
+PROCESS = 5e8  #: Least bytes of a process
+
 
 class PeakMemory:
     """Peak memory since the creation of this object: of the GPU if that is the device, else of the process.
@@ -64,6 +68,11 @@ class TreeMemory:
             self.peak = max(self.peak, tree_bytes())
             if self._ended.wait(self.INTERVAL):
                 return
+
+
+def room() -> int:
+    """Return how many processes like this one have room in memory beside it."""
+    return int(0.8e9 * memory_gb() / max(tree_bytes(), PROCESS)) - 1
 
 
 def tree_bytes(process: int | None = None) -> int:

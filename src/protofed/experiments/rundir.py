@@ -12,13 +12,12 @@ from typing import Any
 
 import tomli_w
 import torch
-from torch import Tensor
 
 from protofed.config.architectures import why_rounds_matter
 from protofed.config.schema import Experiment, Tree, defaults, identity
 from protofed.errors import CheckpointError, ConfigError, OutputError, writing
-from protofed.experiments.ending import END, client_model, restore_end, wipe, write_end
-from protofed.models import SplitModel
+from protofed.experiments.ending import END, restore_end, wipe, write_client, write_end
+from protofed.methods.contract import Tensors
 from protofed.prototypes.means import class_means, class_sums
 from protofed.prototypes.table import Prototypes
 from protofed.rounds.checkpoint import Saving, load_checkpoint
@@ -28,7 +27,7 @@ from protofed.runs.labels import flat
 from protofed.runs.metrics import METRICS
 from protofed.runs.records import RoundRecord
 from protofed.runs.summary import Summary
-from protofed.samples import Encoding, Samples
+from protofed.samples import Encoding
 from protofed.storage.files import (
     check_room,
     is_occupied,
@@ -37,9 +36,9 @@ from protofed.storage.files import (
     read_json,
     remove_partial,
     write_json,
-    write_tensors,
     write_text,
 )
+from protofed.storage.snapshots import write_tensors
 from protofed.untrusted.decoding import decode
 from protofed.untrusted.reading import read_toml, reason
 from protofed.visits.batches import batches
@@ -328,11 +327,13 @@ class RunDirectory:
         self.saving.wait()
         with writing(self.path):
             (self.path / END).unlink(missing_ok=True)  # until the new weights are complete
+        prototypes = _prototypes("global", federation.server)
         for name in clients if clients.rests_here else ():
-            # Only one entry, because safetensors does not keep the order of several.
-            metadata = {"architecture": clients[name].architecture}
-            write_tensors(client_model(self.path, name), clients.snapshot(name).model, metadata)
-        write_tensors(self.path / "prototypes.safetensors", final_prototypes(federation))
+            snapshot = clients.snapshot(name)
+            write_client(self.path, clients[name], snapshot, federation.server)
+            own = _prototypes(f"local.{name}", snapshot.state)
+            prototypes |= own or _class_means(federation, name, snapshot.model)
+        write_tensors(self.path / "prototypes.safetensors", prototypes)
         if federation.server:
             write_tensors(self.path / "server.safetensors", federation.server)
         write_end(self.path, federation)
@@ -340,38 +341,22 @@ class RunDirectory:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
-def final_prototypes(federation: Federation) -> dict[str, Tensor]:
-    """Return the global prototypes, if the method has any, and the prototypes of each client.
-
-    If a method keeps no prototypes at its clients, the class means of the final features take their place, so that
-    runs can be compared.
-
-    Returns:
-        Named ``global.…`` and ``local.CLIENT.…``.
-    """
-    tensors: dict[str, Tensor] = {}
-    if "prototypes" in federation.server:
-        tensors |= {f"global.{n}": t for n, t in Prototypes.of(federation.server).tensors().items()}
-    clients = federation.executor.clients
-    for name in clients if clients.rests_here else ():
-        state = clients.snapshot(name).state
-        if "prototypes" in state:
-            local = Prototypes.of(state)
-        elif len(clients[name].train):
-            local = _class_means(
-                clients.working_model(name), clients[name].train, federation.method.task.num_classes
-            )
-        else:
-            continue
-        tensors |= {f"local.{name}.{n}": t for n, t in local.tensors().items()}
-    return tensors
+def _prototypes(whose: str, state: Tensors) -> Tensors:
+    """Return the prototypes in a state, named ``WHOSE.…``; none if there are none."""
+    return {f"{whose}.{n}": t for n, t in Prototypes.of(state).tensors().items()} if "prototypes" in state else {}
 
 
 @torch.no_grad()
-def _class_means(model: SplitModel, train: Samples, num_classes: int) -> Prototypes:
+def _class_means(federation: Federation, name: str, weights: Tensors) -> Tensors:
+    """Return the class means of a client's final features, by which runs of all methods can be compared."""
+    train, K = federation.executor.clients[name].train, federation.method.task.num_classes
+    if not len(train):
+        return {}
+    model = federation.executor.clients.working_model(name, weights)
     model.eval()
-    parts = [class_sums(model(batch.x).features, batch.y, num_classes) for batch in batches(train, model)]
-    return class_means(sum(s for s, _ in parts), sum(c for _, c in parts))  # type: ignore[arg-type]
+    parts = [class_sums(model(batch.x).features, batch.y, K) for batch in batches(train, model)]
+    means = class_means(sum(s for s, _ in parts), sum(c for _, c in parts))  # type: ignore[arg-type]
+    return _prototypes(f"local.{name}", means.tensors())
 
 
 def directory_for(out: str | Path | None, experiment: Experiment, *, resume: bool) -> Path:

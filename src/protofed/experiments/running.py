@@ -16,6 +16,7 @@ from protofed.config.schema import Experiment, Tree
 from protofed.experiments.assemble import assemble
 from protofed.experiments.description import describe_clients
 from protofed.experiments.ending import describe_models, forgotten, list_left_out, without
+from protofed.experiments.executors import threads_of
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.experiments.memory import PeakMemory
@@ -30,7 +31,6 @@ from protofed.runs.run import Run
 from protofed.runs.summary import Outcome, Summary
 from protofed.storage.files import remove_partial
 
-NARROW = 128  #: Features up to which the matrices of a closed form are too small for several threads
 Report = Callable[[Sequence[Path], Path], object]
 """Writes a report on the runs below some directories, like :func:`protofed.analysis.write_report`."""
 Measure = Callable[[Run], Metrics]
@@ -131,7 +131,8 @@ def run_federation(
         numerics.warn_if_unrepeatable()
         memory = PeakMemory(hardware.device)
         federation, description = begin(hardware)
-        with closing(federation.executor), _few_threads(experiment, federation.method):
+        threads = experiment.execution.threads or threads_of(federation.method)
+        with closing(federation.executor), _threads(threads):
             files.check_room(federation, experiment.checkpoint.every)
             with files.claim(experiment, resume=resume), files.saving:
                 files.check_data(description)
@@ -167,11 +168,10 @@ def run_federation(
 
 
 @contextmanager
-def _few_threads(experiment: Experiment, method: Method) -> Iterator[None]:
-    """Compute closed forms of few features by one thread: others would only wait, for long on busy machines."""
+def _threads(number: int) -> Iterator[None]:
+    """Compute by so many threads inside the block, if any."""
     before = torch.get_num_threads()
-    if method.declared.rounds == "one" and method.task.feature_dim <= NARROW and not experiment.execution.threads:
-        torch.set_num_threads(1)
+    torch.set_num_threads(number or before)
     try:
         yield
     finally:

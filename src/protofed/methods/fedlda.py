@@ -24,7 +24,6 @@ from protofed.methods.parts.gaussian import (
     SHRINKAGE,
     SHRINKAGES,
     Pools,
-    Selection,
     Shrinkage,
     choose,
     discriminant,
@@ -33,6 +32,7 @@ from protofed.methods.parts.gaussian import (
 from protofed.methods.parts.moments import (
     LARGEST,
     ClosedForm,
+    Latest,
     Linear,
     Sums,
     floor,
@@ -124,6 +124,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
     def __init__(self, options: FedLDAOptions, task: Task) -> None:
         self.mixes = options.personal and task.noise is None  # sums within clients have no bound that noise hides
         super().__init__(options, task)
+        self.sent_by_all = Latest(self._unpack)  #: What a broadcast holds
         if task.noise is not None and options.centre:
             raise ConfigError("privacy.mode=sample: fedlda sends noisy sums: set method.centre=false")
 
@@ -192,20 +193,21 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             means = Prototypes.received(message["means"], message["classes"], K)
             shared, by = Linear.named(super().receive(local, message)), self.offset(local, means)
             return {**centring.place_classifier(shared, by).tensors(dtype), "means": means.rows + by.to(means.rows)}
-        own = self.own_sums(local)
-        total = own if message is None else self.sums_in(message)
+        features, labels = self.samples(local)
+        own = Sums.of(features, labels, K, second=True)
+        total, _, everyone = (own, None, None) if message is None else self.sent_by_all(message)
         by = self.offset(local, total.means)
         every = {"means": (total.means.rows + by).to(dtype)}
         if not self.mixes:
             return {**centring.place_classifier(self.classifier(total), by).tensors(dtype), **every}
-        own, views = centring.move_sums(own, by), self.task.views
+        own, views = centring.move_sums(own, by) if self.options.centre else own, self.task.views
         pools = Pools.alone(own, views) if message is None else self.pools(local, own, message, by)
-        choice, near = choose_at(local, pools, self.options.shrinkages, dtype, by)
+        choice = choose(pools, features - by, labels, self.options.shrinkages, dtype)
+        near = {**pools.distances(features - by, labels, choice, dtype), "choice": choice.tensor(views)}
         near["centres"] = near["centres"] + by[part_of(len(by), choice.mixture.view, views)].to(dtype)
         mixed = centring.place_classifier(pools.classifier(choice.mixture, dtype), by)
-        shared = centring.place_classifier(self.classifier(total), by) if message is not None else mixed
-        received = {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), **near}
-        return {**received, "choice": choice.tensor(views)}
+        shared = mixed if everyone is None else centring.place_classifier(everyone, by)
+        return {**shared.tensors(dtype), **every, **mixed.tensors(dtype, "own_"), **near}
 
     def offset(self, local: Local, means: Prototypes) -> Tensor:
         """Return ``b_i`` of what a client reports, ``(d,)`` float64; 0 if features are not centred."""
@@ -214,10 +216,12 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         own = self.own_sums(local, among=self.reported(local) & means.present.cpu())
         return centring.offset(own, means.rows.double().cpu())
 
-    def sums_in(self, message: Payload) -> Sums:
-        """Return the sums that a broadcast holds."""
+    def _unpack(self, message: Payload) -> tuple[Sums, Tensor, Linear]:
+        """Return the sums that a broadcast holds, the scatter about clients' class means, and the classifier."""
         upload = {name: tensor.cpu() for name, tensor in message.items()} | {"samples": message["counts"].sum()}
-        return self.sums_of(upload)
+        total = self.sums_of(upload)
+        scatter = symmetric(upload["within"].double(), self.task.feature_dim, self.task.views)
+        return total, scatter * float(total.counts.sum()), self.classifier(total)
 
     def pools(self, local: Local, own: Sums, message: Payload, by: Tensor) -> Pools:
         """Return the client's sums, and those of all others: all that the server has less its own.
@@ -225,9 +229,7 @@ class FedLDA(ClosedForm[FedLDAOptions]):
         Args:
             by: Subtracted from the features of ``own``.
         """
-        total = self.sums_in(message)
-        within_ = symmetric(message["within"].cpu().double(), self.task.feature_dim, self.task.views)
-        scatter = within_ * float(total.counts.sum())
+        total, scatter, _ = self.sent_by_all(message)
         reported, mine = self.reported(local), own
         if bool((reported != (own.counts > 0)).any()):
             mine = centring.move_sums(self.own_sums(local, among=reported), by)
@@ -330,18 +332,3 @@ class FedLDA(ClosedForm[FedLDAOptions]):
             return {**message, "means": means}
         squares = {name: server[name] for name in ("most", "moment", "within")}
         return {"classes": classes, "means": means, "counts": server["counts"][classes], **squares}
-
-
-def choose_at(
-    local: Local, pools: Pools, shrinkages: tuple[Shrinkage, ...], dtype: torch.dtype, by: Tensor | None = None
-) -> tuple[Selection, Tensors]:
-    """Return the choice of a client, see :func:`.gaussian.choose`, and :meth:`.gaussian.Pools.distances`.
-
-    Args:
-        by: Subtracted from its features, the same whichever is left out.
-    """
-    features, labels = local.features() if int(local.counts.sum()) else (pools.own.sums[:0], local.counts[:0])
-    features = features.cpu().double()
-    features, labels = features if by is None else features - by, labels.cpu()
-    choice = choose(pools, features, labels, shrinkages, dtype)
-    return choice, pools.distances(features, labels, choice, dtype)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from protofed.methods import register
 from protofed.methods.contract import Batch, Local, SplitModel, Tensors
-from protofed.methods.fedlda import Shrunk, choose_at
-from protofed.methods.parts.gaussian import Pools, discriminant, typical
+from protofed.methods.fedlda import Shrunk
+from protofed.methods.parts.gaussian import Pools, choose, discriminant, typical
 from protofed.methods.parts.moments import ClosedForm, Linear, Sums
 from protofed.wire.schema import Payload
 
@@ -28,8 +28,10 @@ class LocalLDA(ClosedForm[Shrunk]):
 
     def receive(self, local: Local, message: Payload | None) -> Tensors:
         """Make the classifier, with the shrinkage under which the client's own samples are most likely."""
-        pools = Pools.alone(self.own_sums(local), self.task.views)
-        choice, near = choose_at(local, pools, self.options.shrinkages, self.task.dtype)
+        features, labels = self.samples(local)
+        pools = Pools.alone(Sums.of(features, labels, self.task.num_classes, second=True), self.task.views)
+        choice = choose(pools, features, labels, self.options.shrinkages, self.task.dtype)
+        near = pools.distances(features, labels, choice, self.task.dtype)
         return {**pools.classifier(choice.mixture, self.task.dtype).tensors(self.task.dtype), **near}
 
     def typical(

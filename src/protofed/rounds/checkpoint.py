@@ -14,9 +14,9 @@ from torch import Tensor
 
 from protofed.errors import CheckpointError, writing
 from protofed.rounds.state import ServerState, StoredState, fitting
-from protofed.storage.files import PARTIAL, read_tensors, write_json, write_tensors
-from protofed.storage.records import Records, read_at
-from protofed.storage.snapshots import join_snapshot
+from protofed.storage.files import PARTIAL, read_tensors, write_json
+from protofed.storage.records import read_at, unpack
+from protofed.storage.snapshots import join_snapshot, write_tensors
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import within
 from protofed.untrusted.reading import open_ordinary, reason
@@ -150,12 +150,11 @@ def load_checkpoint(folder: Path, state: ServerState, clients: Roster) -> bool:
 
 
 def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None:
-    records = Records()
     try:
         with open_ordinary(path) as file:
             for name in clients:
                 try:
-                    snapshot = join_snapshot(*(_record(file, place, records) for place in places[name]))
+                    snapshot = join_snapshot(*(_record(file, place) for place in places[name]))
                 except (ValueError, KeyError) as error:
                     raise CheckpointError(f"{path}: {name} cannot be read ({claims.clean(error)})") from None
                 clients.restore(name, snapshot, path)
@@ -163,11 +162,11 @@ def _restore(path: Path, places: Mapping[str, _Places], clients: Roster) -> None
         raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from None
 
 
-def _record(file: BinaryIO, place: _Place, records: Records) -> dict[str, Tensor]:
+def _record(file: BinaryIO, place: _Place) -> dict[str, Tensor]:
     """Return the tensors of a record; raise ValueError if it is damaged or cut off."""
     if sum(place) > os.fstat(file.fileno()).st_size:
         raise ValueError(f"position {place[0]} and length {place[1]} are beyond the end of the file")
-    return records.unpack(read_at(file, *place))
+    return unpack(read_at(file, *place))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

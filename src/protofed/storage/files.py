@@ -6,13 +6,13 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from protofed.errors import CheckpointError, OutputError, writing
@@ -42,7 +42,7 @@ def lock(file: IO[str] | int) -> bool:
     return True
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes | memoryview) -> None:
     """Write a file atomically, creating its folder.
 
     Raises:
@@ -110,11 +110,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: cannot be read (not a JSON object)")
     return value
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file atomically, with ``metadata`` in its header."""
-    write_bytes(path, save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, metadata))
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:

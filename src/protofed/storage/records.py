@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from protofed.storage.snapshots import KEY, VERSION
 from protofed.untrusted import limits
 from protofed.untrusted.reading import parse_json
 
@@ -31,11 +31,16 @@ TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
     "C64": torch.complex64,
+    **{f"U{bits}": getattr(torch, f"uint{bits}") for bits in (16, 32, 64)},
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
 """Types of tensors by their names in safetensors files."""
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
-_MOST = 1024  #: Number of layouts that are remembered
+_MANY = 1024  #: Number of tensors from which on a layout is not remembered
 _ALIGNED = 8  #: Headers take a multiple of as many bytes, as the format asks
+KEY = "protofed.snapshot"  #: Name in the header of a file or a record, under which the format version stands
+VERSION = 1  #: Format version; 2 had the state of optimisers
 
 
 class _Entry(NamedTuple):
@@ -58,39 +63,30 @@ class _Layout(NamedTuple):
         return [record[e.start : e.stop].view(e.dtype).view(e.shape) for e in self.entries]
 
 
-class Records:
-    """Packs and unpacks records."""
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> memoryview:
+    """Return tensors as a record, with ``metadata`` in its header in place of the format version."""
+    make = _layout if len(tensors) < _MANY else _layout.__wrapped__
+    told = tuple((metadata or {KEY: str(VERSION)}).items())
+    layout = make(tuple((n, t.dtype, t.shape) for n, t in tensors.items()), told)
+    record = torch.empty(layout.size, dtype=torch.uint8)
+    raw: memoryview = record.numpy().data
+    raw[: len(layout.header)] = layout.header
+    if tensors:
+        with torch.no_grad():
+            torch._foreach_copy_(layout.views(record), [tensors[e.name] for e in layout.entries])
+    return raw
 
-    def __init__(self) -> None:
-        self._made: dict[Any, _Layout] = {}
-        self._read: dict[bytes, _Layout] = {}
-        self._buffer = torch.empty(0, dtype=torch.uint8)
 
-    def pack(self, tensors: Mapping[str, Tensor]) -> memoryview:
-        """Return tensors as a record, which is valid until the next call."""
-        key = tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
-        layout = self._made.get(key) or _remember(self._made, key, _layout(tensors))
-        if len(self._buffer) < layout.size:
-            self._buffer = torch.empty(layout.size, dtype=torch.uint8)
-        record = self._buffer[: layout.size]
-        raw: memoryview = record.numpy().data
-        raw[: len(layout.header)] = layout.header
-        if tensors:
-            with torch.no_grad():
-                torch._foreach_copy_(layout.views(record), [tensors[e.name] for e in layout.entries])
-        return raw
-
-    def unpack(self, record: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of a ``(n,)`` uint8 record, which share its memory; ValueError if it is damaged."""
-        raw = record.numpy().data
-        length = int.from_bytes(raw[:8], "little")
-        if length > min(limits.TENSOR_HEADER_BYTES, len(raw) - 8):
-            raise ValueError("it ends within its header")
-        header = bytes(raw[: 8 + length])
-        layout = self._read.get(header) or _remember(self._read, header, _parse(header))
-        if layout.size != len(raw):
-            raise ValueError(f"it has {len(raw)} bytes instead of {layout.size}")
-        return dict(zip((e.name for e in layout.entries), layout.views(record), strict=True))
+def unpack(record: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of a ``(n,)`` uint8 record, which share its memory; ValueError if it is damaged."""
+    raw = record.numpy().data
+    length = int.from_bytes(raw[:8], "little")
+    if length > min(limits.TENSOR_HEADER_BYTES, len(raw) - 8):
+        raise ValueError("it ends within its header")
+    layout = _parse(bytes(raw[: 8 + length]))
+    if layout.size != len(raw):
+        raise ValueError(f"it has {len(raw)} bytes instead of {layout.size}")
+    return dict(zip((e.name for e in layout.entries), layout.views(record), strict=True))
 
 
 def read_at(file: BinaryIO, offset: int, length: int) -> Tensor:
@@ -113,26 +109,21 @@ def write_at(file: BinaryIO, offset: int, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def _remember(layouts: dict[Any, _Layout], key: Any, layout: _Layout) -> _Layout:
-    if len(layouts) >= _MOST:
-        del layouts[next(iter(layouts))]
-    layouts[key] = layout
-    return layout
-
-
-def _layout(tensors: Mapping[str, Tensor]) -> _Layout:
+@lru_cache(1024)
+def _layout(kinds: tuple[Any, ...], metadata: tuple[Any, ...]) -> _Layout:
     """Return the layout of a record: large types first, so that each tensor is aligned."""
-    table: dict[str, Any] = {"__metadata__": {KEY: str(VERSION)}}
+    table: dict[str, Any] = {"__metadata__": dict(metadata)}
     place = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
-        end = place + tensor.nbytes
-        table[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
+    for name, dtype, shape in sorted(kinds, key=lambda kind: -kind[1].itemsize):
+        end = place + math.prod(shape) * dtype.itemsize
+        table[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [place, end]}
         place = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNED)
-    return _parse(len(text).to_bytes(8, "little") + text)
+    return _parse.__wrapped__(len(text).to_bytes(8, "little") + text)
 
 
+@lru_cache(1024)
 def _parse(header: bytes) -> _Layout:
     """Return the layout that a record's header describes."""
     table = parse_json(header[8:])

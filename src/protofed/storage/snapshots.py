@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save, save_file
+from safetensors.torch import load
 from torch import Tensor
 
-from protofed.errors import CheckpointError, PayloadError, writing
-from protofed.storage.files import check_format, open_tensors
+from protofed.errors import CheckpointError, PayloadError
+from protofed.storage import records
+from protofed.storage.files import check_format, open_tensors, write_bytes
+from protofed.storage.records import KEY, VERSION
 from protofed.untrusted import claims
-
-VERSION = 1  #: Format version; 2 had the state of optimisers
-KEY = "protofed.snapshot"  #: Name in the header of a file or a record, under which the format version stands
 
 
 class Snapshot(NamedTuple):
@@ -56,7 +55,7 @@ def join_snapshot(model: dict[str, Tensor], rest: Mapping[str, Tensor], *receive
 
 def pack(snapshot: Snapshot) -> bytes:
     """Return a snapshot as the bytes of a safetensors file."""
-    return save(contiguous(flatten(snapshot)), {KEY: str(VERSION)})
+    return bytes(records.pack(flatten(snapshot)))
 
 
 def unpack(data: bytes) -> Snapshot:
@@ -68,20 +67,9 @@ def unpack(data: bytes) -> Snapshot:
     return snapshot
 
 
-def write(path: Path, snapshot: Snapshot) -> None:
-    """Write a snapshot to a new file; a partial file is removed on errors."""
-    write_weights(path, flatten(snapshot))
-
-
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors, such as a model's weights, to a new file; a partial file is removed on errors."""
-    with writing(path):
-        try:
-            save_file(contiguous(tensors), path, {KEY: str(VERSION)})
-        except (OSError, SafetensorError) as error:
-            path.unlink(missing_ok=True)
-            reason = str(error).rpartition("I/O error: ")[2].partition(" (os error")[0]
-            raise OSError(reason) from None
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a record to a file of its own, atomically."""
+    write_bytes(path, records.pack(tensors, metadata))
 
 
 def read(path: Path, weights: Path | None = None) -> Snapshot:
@@ -94,7 +82,7 @@ def read(path: Path, weights: Path | None = None) -> Snapshot:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors in a file written by :func:`write_weights`."""
+    """Read the tensors in a file written by :func:`write_tensors`."""
     with open_tensors(path) as file:
         check_format(path, _format(file.metadata()), VERSION)
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -104,15 +92,3 @@ def _format(metadata: Mapping[str, str] | None) -> int | str:
     """Return the format version of a file; 1 if the header has none."""
     written = (metadata or {}).get(KEY, "1")
     return int(written) if written.isdecimal() and len(written) < 10 else written
-
-
-def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors in the form that safetensors requires: on the CPU, contiguous, and without shared memory."""
-    result, seen = {}, set()
-    for name, tensor in tensors.items():
-        on_cpu = tensor.detach().cpu().contiguous()
-        storage = on_cpu.untyped_storage()
-        shared = storage.data_ptr() in seen or storage.nbytes() != on_cpu.nbytes
-        result[name] = on_cpu.clone() if shared else on_cpu
-        seen.add(storage.data_ptr())
-    return result

@@ -26,7 +26,7 @@ from torch import Tensor
 from protofed.errors import CheckpointError, OutputError, writing
 from protofed.methods.contract import SplitModel
 from protofed.samples import Samples
-from protofed.storage.records import Records, read_at, write_at
+from protofed.storage.records import pack, read_at, unpack, write_at
 from protofed.storage.snapshots import Snapshot, flatten, join_snapshot
 from protofed.untrusted.reading import reason
 from protofed.visits.client import Member
@@ -138,10 +138,9 @@ class Memory(Store):
 
     def freeze(self) -> StoreSnapshot:
         """Return all clients as they are now; nobody changes a snapshot."""
-        records = Records()
 
         def copy(part: dict[str, Tensor] | Snapshot, file: BinaryIO) -> int:
-            return file.write(records.pack(flatten(part) if isinstance(part, Snapshot) else part))
+            return file.write(pack(flatten(part) if isinstance(part, Snapshot) else part))
 
         parts = {n: (s.model, s._replace(model={}, received={}), s.received) for n, s in self.snapshots.items()}
         size = sum(tensor.nbytes for snapshot in self.snapshots.values() for tensor in flatten(snapshot).values())
@@ -219,7 +218,6 @@ class Files(Store):
         self.free: dict[int, list[Place]] = {}
         self._users: Counter[Place] = Counter()
         self._lock = threading.Lock()
-        self._records = Records()
         self._files = _Opened(folder)
         self._own = f"{secrets.token_hex(4)}.records"
         self._end = 0
@@ -228,11 +226,11 @@ class Files(Store):
     def read(self, name: str) -> Snapshot:
         """Return the client's snapshot."""
         with self._readable():
-            return join_snapshot(*(self._records.unpack(self._load(p, self._files)) for p in self.addresses[name]))
+            return join_snapshot(*(unpack(self._load(p, self._files)) for p in self.addresses[name]))
 
     def write(self, name: str, snapshot: Snapshot, *, model: bool = True) -> None:
         """Write the snapshot to free places."""
-        place = self._write(self._records.pack(snapshot.model)) if model else self.addresses[name].model
+        place = self._write(pack(snapshot.model)) if model else self.addresses[name].model
         self._adopt(name, place, snapshot._replace(model={}))
 
     def share(self, name: str, other: str, state: dict[str, Tensor]) -> None:
@@ -315,8 +313,8 @@ class Files(Store):
     def _adopt(self, name: str, model: Place, snapshot: Snapshot) -> None:
         """Write all of a client but its model."""
         rest = snapshot._replace(received={})
-        place = self._write(self._records.pack(flatten(rest)))
-        record = self._records.pack(snapshot.received)
+        place = self._write(pack(flatten(rest)))
+        record = pack(snapshot.received)
         content, last = record.tobytes(), self._received
         if last is None or last[1] != content or (self.owner and last[0] not in self._users):
             last = self._received = self._write(record), content

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -36,6 +36,7 @@ from protofed.visits.private import COUNTS, RELEASE, Noise, private_statistics
 from protofed.visits.rare import without_rare
 from protofed.visits.roster import Roster, versions
 from protofed.wire.codec import Codec, cast
+from protofed.wire.schema import Payload, Schema
 
 Augment = Callable[[Samples, torch.Generator], Samples]  #: Returns as many samples with the same labels
 
@@ -111,6 +112,7 @@ class LocalTrainer:
     on_every: int = 1  # rounds of such scores: multiples of it, and the ``last``
     last: int = 0
     secret: bool = False  # draw random numbers that protect samples from the operating system: at a node
+    _decoded: dict[bytes, Payload] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def train(
         self, steps: Steps, clients: Roster, names: Sequence[str], messages: Messages, round_number: int
@@ -276,10 +278,17 @@ class LocalTrainer:
         if message is not None:
             schema = self.method.broadcast_schema
             assert schema is not None
-            payload = cast(self.codec.decode(message, schema), parameter.dtype, parameter.device)
+            payload = cast(self._decode(message, schema), parameter.dtype, parameter.device)
         with self._hook("receive", local.name):
             received = self.method.receive(local, payload)
         local.received = {name: tensor.to(parameter.device) for name, tensor in received.items()}
+
+    def _decode(self, message: bytes, schema: Schema) -> Payload:
+        """Decode a broadcast, which mostly is the one that another client received before."""
+        if message not in self._decoded:
+            self._decoded.clear()
+            self._decoded[message] = self.codec.decode(message, schema)
+        return {name: tensor.clone() for name, tensor in self._decoded[message].items()}
 
     @torch.no_grad()
     def compose(self, local: Local, statistics: Tensors, client: Member) -> tuple[bytes | None, str]:

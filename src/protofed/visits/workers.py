@@ -1,6 +1,6 @@
 """Visits in parallel processes that live as long as the run.
 
-Each process takes one client at a time, the longest visits first. Snapshots are in files that every process can
+Each process takes a few clients at a time, the longest visits first. Snapshots are in files that every process can
 read. A process writes new records, which replace the old ones only when its result has arrived, so a process that
 dies during a visit changes nothing and the visit is repeated.
 """
@@ -33,20 +33,21 @@ from protofed.visits.roster import Address, Files, Place, Roster
 Build = Callable[[FederatedData, Files], Executor]  #: Builds the executor of a process from the data and the store
 
 RETRIES = 3
+TOGETHER = 32  #: Most clients that a process takes at a time
+LEAST = 64  #: Least number of tasks for each process, which must end at about the same time
 AHEAD = 16
 """Tasks per process that are handed over in advance; later ones know which places of the store are free by then."""
 
 
 class _Task(NamedTuple):
-    """A visit for one process: ``training``, or evaluation with or without ``messages``.
+    """Visits for one process: ``training``, or evaluation with or without ``messages``.
 
-    The client starts from ``address``; the process may write over ``free`` places of the store. Tasks with one
+    The clients start from ``addresses``; the process may write over ``free`` places of the store. Tasks with one
     ``number`` are visits of the same kind to different clients.
     """
 
     number: int
-    name: str
-    address: Address
+    addresses: dict[str, Address]
     free: dict[int, list[Place]]
     messages: Messages | None
     round: int
@@ -88,15 +89,11 @@ class Workers(Executor):
 
     def train(self, names: Iterable[str], messages: Messages, round_number: int) -> Iterator[Trained]:
         """Train the named clients; results come in the order of ``names``."""
-        for result in self._run(list(names), messages, round_number, training=True):
-            assert isinstance(result, Trained)
-            yield result
+        return self._run(list(names), messages, round_number, training=True)
 
     def evaluate(self, names: Iterable[str], messages: Messages | None, round_number: int) -> Iterator[Evaluated]:
         """Evaluate the named clients; without messages, as training left them."""
-        for result in self._run(list(names), messages, round_number, training=False):
-            assert isinstance(result, Evaluated)
-            yield result
+        return self._run(list(names), messages, round_number, training=False)
 
     def description(self) -> dict[str, str | int]:
         """Return facts about the executor for reports."""
@@ -111,43 +108,45 @@ class Workers(Executor):
 
     def _run(
         self, names: Sequence[str], messages: Messages | None, round_number: int, *, training: bool
-    ) -> Iterator[Trained | Evaluated]:
+    ) -> Iterator[Any]:
         """Run visits; yield results in the order of ``names`` as early as possible."""
         self._runs += 1
-        tasks = [
-            _Task(
-                self._runs,
-                name,
-                self.store.addresses[name],
-                {},
-                None if messages is None else {name: messages[name]},
-                round_number,
-                training,
-            )
-            for name in names
-        ]
+
+        def expect_seconds(name: str) -> float:
+            member = self.clients[name]
+            return self._seconds.get((name, training), len(member.train if training else member.test))
+
+        longest = sorted(names, key=expect_seconds, reverse=True)
+        together = max(1, min(TOGETHER, len(names) // (LEAST * self.processes)))
+        tasks = []
+        for first in range(0, len(longest), together):
+            some = longest[first : first + together]
+            addresses = {name: self.store.addresses[name] for name in some}
+            sent = None if messages is None else {name: messages[name] for name in some}
+            tasks.append(_Task(self._runs, addresses, {}, sent, round_number, training))
         done: dict[str, Trained | Evaluated] = {}
         order = iter(names)
         name = next(order, None)
-        for result, address, free in self._run_tasks(tasks):
+        for results, addresses, free in self._run_tasks(tasks):
             self.store.take_back(free)
-            self.store.adopt(result.client, address)
-            self._seconds[result.client, training] = result.seconds
-            done[result.client] = result
+            for result in results:
+                self.store.adopt(result.client, addresses[result.client])
+                self._seconds[result.client, training] = result.seconds
+                done[result.client] = result
             while name in done:
                 yield done.pop(name)
                 name = next(order, None)
 
     def _run_tasks(self, tasks: list[_Task]) -> Iterator[_Done]:
-        """Run tasks, the longest first, and yield their results; repeat tasks of processes that died."""
-        left = sorted(tasks, key=self._expect_duration, reverse=True)[::-1]  # the next one is at the end
+        """Run tasks in order, and yield their results; repeat tasks of processes that died."""
+        left = tasks[::-1]  # the next one is at the end
         deaths = 0
         while left:
             pending: dict[Future[_Done], _Task] = {}
             try:
                 while left or pending:
                     while left and len(pending) < AHEAD * self.processes:
-                        task = left[-1]._replace(free=left[-1].free or self.store.lend([left[-1].name]))
+                        task = left[-1]._replace(free=left[-1].free or self.store.lend(left[-1].addresses))
                         pending[self._submit(task)] = task
                         left.pop()
                     for future in wait(pending, return_when=FIRST_COMPLETED).done:
@@ -159,9 +158,10 @@ class Workers(Executor):
                 left += reversed(pending.values())
                 deaths += 1
                 if deaths > RETRIES:
+                    names = [name for task in left[::-1] for name in task.addresses]
                     raise ProtofedError(
-                        f"worker processes died {deaths} times in one round, last with {left[-1].name} or another "
-                        f"of {len(left)} clients: short of memory? Lower execution.workers, or set "
+                        f"worker processes died {deaths} times in one round, last with {names[0]} or another of "
+                        f"{len(names)} clients: short of memory? Lower execution.workers, or set "
                         "execution.executor=sequential"
                     ) from None
             finally:
@@ -182,12 +182,6 @@ class Workers(Executor):
         if self._pool is not None:
             end(self._pool)
             self._pool = None
-
-    def _expect_duration(self, task: _Task) -> float:
-        """Return the duration of the previous visit, or its number of samples before the first time."""
-        member = self.clients[task.name]
-        size = len(member.train) if task.training else len(member.test)
-        return self._seconds.get((task.name, task.training), size)
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -223,7 +217,7 @@ def stay_with_parent() -> None:
 
 # In the worker process.
 
-_Done = tuple[Trained | Evaluated, Address, dict[int, list[Place]]]
+_Done = tuple[list[Trained | Evaluated], dict[str, Address], dict[int, list[Place]]]
 _bench: tuple[Executor, Files]
 _number = 0
 
@@ -244,11 +238,6 @@ def _visit(task: _Task) -> _Done:
     if task.number != _number:
         store.part()
         _number = task.number
-    store.addresses, store.free = {task.name: task.address}, task.free
-    if task.training:
-        assert task.messages is not None
-        results: Iterable[Any] = executor.train([task.name], task.messages, task.round)
-    else:
-        results = executor.evaluate([task.name], task.messages, task.round)
-    (result,) = results
-    return result, store.addresses[task.name], store.free
+    store.addresses, store.free = task.addresses, task.free
+    visit: Callable[..., Iterable[Any]] = executor.train if task.training else executor.evaluate
+    return list(visit(list(task.addresses), task.messages, task.round)), store.addresses, store.free

@@ -159,7 +159,7 @@ def _federation(
     if simulated:
         summary = replace(summary, bfloat16=tuple(_bfloat16(experiment, files)))
     builder = Builder(local, federated, hardware, summary, absent=sizes)
-    roster = builder.roster(resting_place(local, builder.size) if simulated else None)
+    roster = builder.roster(resting_place(local, builder.roster(None).size) if simulated else None)
     roster.compute_in_bfloat16(summary.bfloat16)
     state, rules = ServerState(), builder.method.rules
     weights = scored(party.clients, None if simulated else local)

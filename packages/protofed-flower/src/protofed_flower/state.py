@@ -239,10 +239,10 @@ class ClientFolder:
             try:
                 partial.mkdir(parents=True)
                 if same_model is None:
-                    snapshots.write_weights(partial / MODEL, snapshot.model)
+                    snapshots.write_tensors(partial / MODEL, snapshot.model)
                 else:
                     _link(self._folder(same_model) / MODEL, partial / MODEL)
-                snapshots.write(partial / REST, snapshot._replace(model={}))
+                snapshots.write_tensors(partial / REST, snapshots.flatten(snapshot._replace(model={})))
                 if reply:
                     write_bytes(partial / REPLY, reply)
                 os.rename(partial, folder)

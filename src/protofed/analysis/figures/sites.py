@@ -49,7 +49,8 @@ def resemblance(runs: list[Run]) -> Figure:
     from protofed.methods.parts.moments import senders
     from protofed.methods.parts.resemblance import STRANGERS
 
-    server = read_server(runs[0].directory) if len(runs) == 1 and runs[0].finished else {}
+    known = len(runs) == 1 and runs[0].finished and read_server(runs[0].directory, ["apart"])
+    server = read_server(runs[0].directory) if known else {}
     names, apart = senders(server), server.get("apart")
     if apart is None or apart.shape != (len(names),) * 2:
         raise DataError("needs one finished run of fedlda whose server saw who sent what")

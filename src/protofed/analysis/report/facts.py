@@ -41,16 +41,15 @@ def choices(run: Run) -> str:
     """Describe the choices of a finished run's clients in sentences; "" if unknown."""
     if not run.finished or len(run.clients) > MANY:
         return ""
-    from protofed.experiments.ending import read_client, read_server
+    from protofed.experiments.ending import client_state
     from protofed.methods.parts.gaussian import describe_choices
+    from protofed.storage.files import read_tensors
 
     found = {}
     with suppress(ProtofedError):
-        server = read_server(run.directory)
         for client in run.clients:
-            received = read_client(run.directory, client.name, server).received
-            if "choice" in received:
-                found[client.name] = received["choice"]
+            for choice in read_tensors(client_state(run.directory, client.name), ["received.choice"]).values():
+                found[client.name] = choice
     return describe_choices(found) if found else ""
 
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -27,6 +29,7 @@ from protofed.methods.parts.prior import RHO
 from protofed.text import few
 
 Shrinkage = float | Literal["oas"]
+Kind = tuple[float | None, Shrinkage]  #: c and s of mixtures with one covariance
 SHRINKAGE = "s of the covariance (1 - s)·Σ + s·tr(Σ)/d·I: "
 SHRINKAGES: tuple[Shrinkage, ...] = ("oas", 0.03, 0.1)
 """Values of ``s`` among which a client chooses; the first stands where nobody does."""
@@ -53,13 +56,33 @@ class Mix(NamedTuple):
     view: int = 0  # place of the features that count among those side by side
 
 
-class Pools(NamedTuple):
+@lru_cache(maxsize=8)
+def list_mixtures(shrinkages: tuple[Shrinkage, ...], views: int, alone: bool) -> tuple[Mix, ...]:
+    """Return the mixtures to choose from, that of all samples together first; those of one view stand together."""
+    together: list[tuple[float, float | None]] = [(1.0, None), *itertools.product(KAPPAS, SHARES)]
+    places = [*([] if alone else together), (0.0, 0.0)]
+    return tuple(Mix(*place, s, view) for view in range(views) for place in places for s in shrinkages)
+
+
+@lru_cache(maxsize=8)
+def _kinds(mixtures: tuple[Mix, ...]) -> tuple[list[Kind], Tensor, Tensor, Tensor]:
+    """Return the kinds of mixtures; of each its kind and its κ, ``(m, 1)``; and those of all samples together."""
+    kinds = list(dict.fromkeys((m.share, m.shrinkage) for m in mixtures))
+    of = torch.tensor([kinds.index((m.share, m.shrinkage)) for m in mixtures])
+    kappas = torch.tensor([[m.kappa] for m in mixtures], dtype=torch.float64)
+    return kinds, of, kappas, torch.tensor([m.share is None for m in mixtures]).nonzero().squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Pools:
     """What a client knows: the sums of its own samples and of all others'."""
 
     own: Sums
     others: Sums
-    within: Tensor  # ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``
-    views: int = 1  # number of equally long features side by side, of which one counts
+    within: Tensor  #: ``Σ_j W_j`` over all others, their scatter about each client's own class means, ``(d, d)``
+    views: int = 1  #: Number of equally long features side by side, of which one counts
+    _covariances: dict[float | None, tuple[Tensor, float]] = field(default_factory=dict, init=False)
+    _lower: dict[Kind, Tensor] = field(default_factory=dict, init=False)
 
     @classmethod
     def alone(cls, own: Sums, views: int = 1) -> Pools:
@@ -69,36 +92,37 @@ class Pools(NamedTuple):
 
     def view(self, number: int) -> Pools:
         """Return those of one of the features side by side."""
+        if self.views == 1:
+            return self
         here = part_of(len(self.within), number, self.views)
         own, others = (part.view(number, self.views) for part in (self.own, self.others))
         return Pools(own, others, self.within[here, here])
 
-    def mixtures(self, shrinkages: Sequence[Shrinkage]) -> list[Mix]:
-        """Return the mixtures to choose from, the one of all samples together first."""
-        together: list[tuple[float, float | None]] = [(1.0, None), *itertools.product(KAPPAS, SHARES)]
-        places = [*(together if bool((self.others.counts > 0).any()) else []), (0.0, 0.0)]
-        return [Mix(*place, s, view) for view in range(self.views) for place in places for s in shrinkages]
+    def mixtures(self, shrinkages: Sequence[Shrinkage]) -> tuple[Mix, ...]:
+        """Return the mixtures to choose from."""
+        return list_mixtures(tuple(shrinkages), self.views, not bool((self.others.counts > 0).any()))
 
-    def covariances(self, shares: Iterable[float | None]) -> dict[float | None, tuple[Tensor, float]]:
-        """Return the covariance within classes for each c of mixtures, and its number of samples."""
-        n, more = float(self.own.counts.sum()), float(self.others.counts.sum())
-        scatter, found = self.own.scatter, {}
-        for share in dict.fromkeys(shares):
-            whole = self.own.plus(self.others).scatter if share is None else scatter + share * self.within
-            number = n + (1.0 if share is None else share) * more
-            found[share] = whole / max(number, 1.0), number
-        return found
+    def covariance(self, share: float | None) -> tuple[Tensor, float]:
+        """Return the covariance within classes for the c of a mixture, and its number of samples."""
+        if share not in self._covariances:
+            n, more = float(self.own.counts.sum()), float(self.others.counts.sum())
+            if share is None:
+                whole, number = self.own.plus(self.others).scatter, n + more
+            else:
+                whole, number = self.own.scatter + share * self.within, n + share * more
+            self._covariances[share] = whole / max(number, 1.0), number
+        return self._covariances[share]
 
     def classifier(self, mixture: Mix, dtype: torch.dtype) -> Linear:
         """Return the discriminant of a mixture."""
         seen = self.view(mixture.view)
         total = seen.own.plus(seen.others, mixture.kappa)
-        found = discriminant(total, mixture.shrinkage, dtype, *seen.covariances([mixture.share])[mixture.share])
+        found = discriminant(total, mixture.shrinkage, dtype, *seen.covariance(mixture.share))
         return found.beside(mixture.view, self.views)
 
     def leave_out(
         self, x: Tensor, y: Tensor, mixtures: Sequence[Mix], dtype: torch.dtype
-    ) -> Iterator[tuple[list[Mix], Tensor]]:
+    ) -> Iterator[tuple[tuple[Mix, ...], Tensor]]:
         """Yield log-posteriors, up to a constant, of samples that are left out, each by the sums of all the rest.
 
         Shrinkage and mean variance are those of all samples.
@@ -109,46 +133,49 @@ class Pools(NamedTuple):
         Yields:
             Some of the mixtures, and ``(mixtures, n, K')`` over the client's own K' classes, in order.
         """
+        kinds, kind_of, _, _ = _kinds(tuple(mixtures))
         held = self.own.counts.nonzero().squeeze(-1)
         place = torch.searchsorted(held, y)
-        n_own, n_others = self.own.counts[held], self.others.counts[held]
-        origin = x.mean(0)
+        n_own, n_others, origin = self.own.counts[held], self.others.counts[held], x.mean(0)
         own, others = (part.means.rows[held] - origin for part in (self.own, self.others))
-        kinds = list(dict.fromkeys((m.share, m.shrinkage) for m in mixtures))
         lower, factors = self._factors(kinds, dtype)
         rows = torch.cat([x - origin - own[place], own, others]).mT.expand(len(kinds), -1, -1)
         white = torch.linalg.solve_triangular(lower, rows, upper=False).mT
         # All else follows from products of these: u = x - m_y with the client's mean m, and of others' means o.
-        u, m, o = white.split([len(x), len(held), len(held)], 1)
-        u_u, u_m, m_m = u.square().sum(-1, keepdim=True), u @ m.mT, m @ m.mT
-        u_o, m_o, o_o = u @ o.mT, m @ o.mT, o @ o.mT
+        u, both = white.split([len(x), 2 * len(held)], 1)
+        u_u = u.square().sum(-1, keepdim=True)
+        u_m, u_o = (u @ both.mT).chunk(2, -1)
+        (m_m, m_o), (_, o_o) = (part.chunk(2, -1) for part in (both @ both.mT).chunk(2, 1))
+        from_own = u_m.gather(-1, place.expand(len(kinds), -1).unsqueeze(-1))
         single = torch.nn.functional.one_hot(place, len(held)).to(x)
         prior = (n_own + RHO - single).log()
         at_once = max(1, MOST // max(1, prior.numel()))
         for first in range(0, len(mixtures), at_once):
-            chosen = list(mixtures[first : first + at_once])
-            at = torch.tensor([kinds.index((m.share, m.shrinkage)) for m in chosen])
-            whole = torch.tensor([m.share is None for m in chosen]).view(-1, 1, 1)
-            n = n_own + torch.tensor([m.kappa for m in chosen], dtype=x.dtype).unsqueeze(-1) * n_others
+            chosen = tuple(mixtures[first : first + at_once])
+            _, _, kappas, whole = _kinds(chosen)
+            at = kind_of[first : first + at_once]
+            n = n_own + kappas * n_others
             a = (n_own / n).unsqueeze(1)  # μ = a·m + (1 - a)·o
-            m_mu = a * m_m[at] + (1 - a) * m_o[at]
-            mu_mu = a.mT * m_mu + (1 - a.mT) * (a * m_o[at].mT + (1 - a) * o_o[at])
-            own_ = place.expand(len(at), -1).unsqueeze(-1)
-            apart = u_m[at].gather(-1, own_) - a * u_m[at] - (1 - a) * u_o[at]
-            squares = m_m[at].diagonal(dim1=1, dim2=2)
-            cross = u_u[at] + apart
+            m_m_, m_o_ = m_m[at], m_o[at]
+            m_mu = a * m_m_ + (1 - a) * m_o_
+            mu_mu = a.mT * m_mu + (1 - a.mT) * (a * m_o_.mT + (1 - a) * o_o[at])
+            apart = from_own[at] - a * u_m.index_select(0, at) - (1 - a) * u_o.index_select(0, at)
+            squares, w_w = m_m_.diagonal(dim1=1, dim2=2), u_u[at]
+            cross = w_w + apart
             between = squares.unsqueeze(-1) - 2 * m_mu + mu_mu.diagonal(dim1=1, dim2=2).unsqueeze(1)
-            distance = cross + apart + between[:, place]
-            # The scatter of all samples together is about the means μ, any other about the client's own.
-            w_w = torch.where(whole, distance.gather(-1, own_), u_u[at])
-            about = squares.unsqueeze(-1) - m_mu - m_mu.diagonal(dim1=1, dim2=2).unsqueeze(-1) + mu_mu
-            cross = torch.where(whole, cross + apart.gather(-1, own_) + about[:, place], cross)
-            number = torch.where(whole, n.unsqueeze(-1), n_own.unsqueeze(-1))
-            c = factors[at].view(-1, 1, 1) * (number / (number - 1))[:, place]
-            distance = distance + c / (1 - c * w_w).clamp(min=1e-12) * cross.square()
-            ratio = 1 + single / (n - 1)[:, place].unsqueeze(-1)
-            scores: Tensor = prior - 0.5 * ratio.square() * distance
-            yield chosen, scores
+            distance = (cross + apart).add_(between.index_select(1, place))
+            number = n_own.expand(n.shape)
+            if len(whole):  # its scatter is about the means μ, any other about the client's own
+                mine = place.expand(len(whole), -1).unsqueeze(-1)
+                about = (squares.unsqueeze(-1) - m_mu - m_mu.diagonal(dim1=1, dim2=2).unsqueeze(-1) + mu_mu)[whole]
+                cross[whole] += apart[whole].gather(-1, mine) + about.index_select(1, place)
+                w_w[whole] = distance[whole].gather(-1, mine)
+                number = number.index_copy(0, whole, n[whole])
+            c = factors[at].view(-1, 1, 1) * (number / (number - 1))[:, place].unsqueeze(-1)
+            distance += (c / (1 - c * w_w).clamp(min=1e-12)) * cross.square_()
+            # A sample that is left out is n/(n - 1) times as far from the mean of its class, and as from others'.
+            distance *= (single / (n - 1)[:, place].unsqueeze(-1)).add_(1).square_()
+            yield chosen, prior - distance.mul_(0.5)
 
     def distances(self, x: Tensor, y: Tensor, chosen: Selection, dtype: torch.dtype) -> Tensors:
         """Return by what new samples are known to be like the client's: the metric, means, and its own distances.
@@ -162,48 +189,50 @@ class Pools(NamedTuple):
         seen, here = self.view(mixture.view), part_of(x.shape[1], mixture.view, self.views)
         total = seen.own.plus(seen.others, mixture.kappa)
         means = total.sums / total.counts.clamp(min=1e-9).unsqueeze(-1)
-        lower, _ = seen._factors([(mixture.share, mixture.shrinkage)], dtype)
         near = x.new_zeros(len(means) + 1, 1 + STEPS)
         if len(some := voters(y, seen.own.counts)):
-            held = seen.own.counts.nonzero().squeeze(-1)
-            place = torch.searchsorted(held, y[some]).unsqueeze(-1)
+            held, y = seen.own.counts.nonzero().squeeze(-1), y[some]
             if scores is None:
-                ((_, (scores,)),) = seen.leave_out(x[some, here], y[some], [mixture], dtype)
-            prior = (seen.own.counts[y[some]] + RHO - 1).log()
+                ((_, (scores,)),) = seen.leave_out(x[some, here], y, [mixture], dtype)
+            place = torch.searchsorted(held, y).unsqueeze(-1)
+            prior = (seen.own.counts[y] + RHO - 1).log()
             found = 2 * (prior - scores.gather(-1, place).squeeze(-1)).nan_to_num(nan=0.0, posinf=0.0)
             order = found.argsort()
-            found, of = found[order], y[some][order]
-            for k in [*of.unique().tolist(), len(means)]:
-                own = found if k == len(means) else found[of == k]
-                near[k, 0], near[k, 1:] = len(own), own[torch.arange(STEPS) * len(own) // STEPS]
-        metric = triangle(torch.cholesky_inverse(lower[0]).nan_to_num(nan=0.0))
+            by_class = order[y[order].argsort(stable=True)]
+            number = torch.bincount(y, minlength=len(means))
+            steps = torch.arange(STEPS) * number.unsqueeze(-1) // STEPS + (number.cumsum(0) - number).unsqueeze(-1)
+            near[:-1, 0], near[-1, 0] = number, len(y)
+            near[:-1, 1:] = found[by_class][steps.clamp(max=len(y) - 1)] * (number > 0).unsqueeze(-1)
+            near[-1, 1:] = found[order[torch.arange(STEPS) * len(y) // STEPS]]
+        if (kind := (mixture.share, mixture.shrinkage)) not in seen._lower:
+            seen._factors([kind], dtype)
+        metric = triangle(torch.cholesky_inverse(seen._lower[kind]).nan_to_num(nan=0.0))
         view = torch.tensor(mixture.view)
         parts = {"metric": metric.to(dtype), "centres": means.to(dtype), "near": near.to(dtype)}
         return {**parts, "view": view}
 
-    def _factors(
-        self, kinds: Sequence[tuple[float | None, Shrinkage]], dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def _factors(self, kinds: Sequence[Kind], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return lower factors ``(m, d, d)`` of covariances from which samples are to be left out.
 
         Returns:
             Also the factors ``(m,)`` with which a sample's ``r·wwᵀ`` is part of each.
         """
-        square = self.own.plus(self.others).square
-        covariances = self.covariances(share for share, _ in kinds)
-        first = {share: oracle(*covariance) for share, covariance in covariances.items()}
-        values = []
+        covariances = {share: self.covariance(share) for share, _ in kinds}
+        best = {share: oracle(*covariance) for share, covariance in covariances.items()}
+        values, square = [], self.own.plus(self.others).square
         for share, shrinkage in kinds:
-            whole, n = covariances[share]
-            s, rest = first[share] if shrinkage == "oas" else float(shrinkage), max(n - 1, 1.0)
+            n = covariances[share][1]
+            s, rest = best[share] if shrinkage == "oas" else float(shrinkage), max(n - 1, 1.0)
             values.append(((1 - s) * max(n, 1.0) / rest, s, (1 - s) / rest))
-        of, mixed, factors = (torch.tensor(column, dtype=torch.float64) for column in zip(*values, strict=True))
-        whole = torch.stack([covariances[share][0] for share, _ in kinds])
-        diagonal = mixed * whole.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=0) + floor(square, dtype)
-        matrices = of.view(-1, 1, 1) * whole
+        of, mixed, factors = torch.tensor(values, dtype=torch.float64).unbind(1)
+        matrices = torch.stack([covariances[share][0] for share, _ in kinds])
+        diagonal = mixed * matrices.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=0) + floor(square, dtype)
+        matrices *= of.view(-1, 1, 1)
         matrices.diagonal(dim1=1, dim2=2).add_(diagonal.unsqueeze(-1))
         lower, failed = torch.linalg.cholesky_ex(matrices)
-        lower[failed > 0] = float("nan")  # sums of clients that lie need not have a covariance
+        if bool(failed.any()):
+            lower[failed > 0] = float("nan")  # sums of clients that lie need not have a covariance
+        self._lower.update(zip(kinds, lower.unbind(), strict=True))
         return lower, factors
 
 
@@ -291,13 +320,13 @@ def likelihoods(scores: Tensor, y: Tensor) -> Tensor:
     Args:
         scores: ``(m, n, K)`` log-posteriors up to a constant.
     """
-    scores = scores - scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))
+    scores = (scores - scores.gather(-1, y.view(1, -1, 1).expand(len(scores), -1, 1))).movedim(-1, 0).contiguous()
     least = -5 * LEAST  # from there on nothing but the bound counts, and no fourth power overflows
     found = []
     for temperature in TEMPERATURES:
         powers = (temperature * scores).clamp_(max=least).exp_()
         for _ in range(3):
-            found.append(powers.sum(-1).log_().neg_().clamp_(min=LEAST).sum(-1))
+            found.append(powers.sum(0).log_().neg_().clamp_(min=LEAST).sum(-1))
             powers.square_()
     return torch.stack(found).amax(0)
 
@@ -317,18 +346,19 @@ def choose(
     if not len(some) or len(held) == 1 or len(mixtures) == 1:
         return Selection(mixtures[0], 0)
     y = torch.searchsorted(held, labels[some])
-    found: dict[Mix, float] = {}
-    left: dict[Mix, Tensor] = {}
+    values: list[float] = []
+    left: list[tuple[Tensor, int]] = []
     for view in range(pools.views):
         x = features[some, part_of(features.shape[1], view, pools.views)]
         own = [mixture for mixture in mixtures if mixture.view == view]
         for chosen, scores in pools.view(view).leave_out(x, labels[some], own, dtype):
-            sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf)
-            found |= zip(chosen, sums.tolist(), strict=True)
-            left |= zip(chosen, scores, strict=True)
-    values = {m: found[m] - PREFERENCE * (m.share is not None) for m in mixtures}
-    best = next(m for m in mixtures if values[m] >= max(values.values()) - TIE)
-    return Selection(best, len(some), left[best])
+            sums = likelihoods(scores, y).nan_to_num(nan=-math.inf, neginf=-math.inf).tolist()
+            values += (v - PREFERENCE * (m.share is not None) for v, m in zip(sums, chosen, strict=True))
+            left += ((scores, number) for number in range(len(scores)))
+    least = max(values) - TIE
+    best = next(number for number, value in enumerate(values) if value >= least)
+    scores, number = left[best]
+    return Selection(mixtures[best], len(some), scores[number])
 
 
 def discriminant(

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from functools import cached_property
-from typing import ClassVar, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, lru_cache
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ RIDGE = 1e-12
 """Least ridge, as a multiple of the features' mean square: those that never vary leave a matrix singular."""
 
 O = TypeVar("O")  # noqa: E741
+T = TypeVar("T")
 
 
 class Sums(NamedTuple):
@@ -110,10 +111,6 @@ class Sums(NamedTuple):
         here = part_of(self.sums.shape[1], number, of)
         return Sums(self.counts, self.sums[:, here], self.moment[here, here])
 
-    def cpu(self) -> Sums:
-        """Return the sums in the host's memory."""
-        return Sums(*(part.cpu() for part in self))
-
     @property
     def means(self) -> Prototypes:
         """Class means ``μ_k``; samples may count less than once."""
@@ -143,20 +140,26 @@ def triangle(matrix: Tensor, views: int = 1) -> Tensor:
     Args:
         views: Number of equally large blocks on the diagonal, of which each has a triangle; the rest is left out.
     """
-    d = len(matrix) // views
-    i, j = torch.triu_indices(d, d, device=matrix.device)
-    return torch.cat([matrix[i + v * d, j + v * d] for v in range(views)])
+    upper, _ = _places(len(matrix) // views, matrix.device)
+    blocks = (part_of(len(matrix), view, views) for view in range(views))
+    return torch.cat([matrix[block, block].reshape(-1).index_select(0, upper) for block in blocks])
 
 
 def symmetric(upper: Tensor, d: int, views: int = 1) -> Tensor:
     """Return a symmetric matrix ``(d, d)`` from its ``(d·(d + 1)/2,)`` upper triangle; inverts :func:`triangle`."""
-    i, j = torch.triu_indices(d // views, d // views, device=upper.device)
-    matrix = upper.new_zeros(d, d)
-    for v, part in enumerate(upper.chunk(views)):
-        at = v * (d // views)
-        matrix[i + at, j + at] = part
-        matrix[j + at, i + at] = part
-    return matrix
+    side = d // views
+    _, entries = _places(side, upper.device)
+    blocks = [part.index_select(0, entries).view(side, side) for part in upper.chunk(views)]
+    return blocks[0] if views == 1 else torch.block_diag(*blocks)
+
+
+@lru_cache(maxsize=2)
+def _places(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where the entries of a triangle are in a matrix, and where those of a matrix are in a triangle."""
+    i, j = torch.triu_indices(d, d, device=device)
+    entries = torch.empty(d, d, dtype=torch.int32, device=device)
+    entries[i, j] = entries[j, i] = torch.arange(len(i), dtype=torch.int32, device=device)
+    return (i * d + j).int(), entries.view(-1)
 
 
 def size(d: int, views: int = 1) -> int:
@@ -239,6 +242,21 @@ def within(scores: Tensor, present: Tensor, own: Tensor) -> Tensor:
     """
     known = own & present
     return over(scores, known | ~known.any())
+
+
+class Latest(Generic[T]):
+    """A function of a message that remembers its last result: all clients mostly receive the same."""
+
+    def __init__(self, make: Callable[[Payload], T]) -> None:
+        self.make = make
+        self._last: tuple[Payload, T] | None = None
+
+    def __call__(self, message: Payload) -> T:
+        """Return the result, which must not be modified."""
+        last = self._last
+        if last is None or not all(torch.equal(tensor, last[0][name]) for name, tensor in message.items()):
+            last = self._last = message, self.make(message)
+        return last[1]
 
 
 class ClosedForm(Method[O]):
@@ -352,17 +370,22 @@ class ClosedForm(Method[O]):
         """Return sums and counts per class, and the second moment, in float64."""
         return Sums.of(output.features, batch.y, self.task.num_classes, second=self.second)._asdict()
 
+    def samples(self, local: Local) -> tuple[Tensor, Tensor]:
+        """Return the features of a client's samples, ``(n, d)`` float64, and their labels."""
+        features, labels = torch.zeros(0, self.task.feature_dim), local.counts[:0]
+        if int(local.counts.sum()):
+            features, labels = local.features()
+        return features.cpu().double(), labels.cpu()
+
     def own_sums(self, local: Local, *, among: Tensor | None = None) -> Sums:
         """Return the sums of a client's samples, computed anew: the features do not change.
 
         Args:
             among: ``(K,)`` bool, the classes whose samples count; None for all.
         """
-        if not int(local.counts.sum()):
-            return Sums.none(self.task.num_classes, self.task.feature_dim, second=self.second)
-        features, labels = local.features()
-        chosen = slice(None) if among is None else among.to(labels.device)[labels]
-        return Sums.of(features[chosen], labels[chosen], self.task.num_classes, second=self.second).cpu()
+        features, labels = self.samples(local)
+        chosen = slice(None) if among is None else among.cpu()[labels]
+        return Sums.of(features[chosen], labels[chosen], self.task.num_classes, second=self.second)
 
     def reported(self, local: Local) -> Tensor:
         """Return the classes of which a client has enough samples to report them, ``(K,)`` bool."""
@@ -378,7 +401,7 @@ class ClosedForm(Method[O]):
                 moment = released["moment"]
                 released["moment"] = triangle(isometric((moment + moment.mT) / 2))
             return released
-        sums, reported = Sums(*(statistics[name] for name in Sums._fields)).cpu(), self.reported(local)
+        sums, reported = Sums(*(statistics[name].cpu() for name in Sums._fields)), self.reported(local)
         if self.second and bool((reported != (sums.counts > 0)).any()):  # sums of rare classes would tell of them
             sums = self.own_sums(local, among=reported)
         rows, classes = sums.means.to_send()
