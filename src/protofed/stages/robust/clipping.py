@@ -9,6 +9,7 @@ clients send.
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -133,9 +134,7 @@ class Spool:
         self._kept: list[Upload] = []
         self._places: list[tuple[str, int]] = []
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
-
-    def __del__(self) -> None:
-        self._file.close()
+        weakref.finalize(self, self._file.close)
 
     def append(self, upload: Upload) -> None:
         """Add an upload at the end."""
