@@ -76,16 +76,17 @@ class RunDirectory:
         if config.is_file():
             changed = self.differs(experiment)
             if not resume:
-                state = "finished" if self.finished else "unfinished"
                 raise ConfigError(
-                    f"{self.path} holds a{'n' if not self.finished else ''} {state} run of this configuration: "
+                    f"{self.path} holds {'a ' if self.finished else 'an un'}finished run of this configuration: "
                     "pass --resume to continue it, or choose another --out"
                 )
-            if changed and self.finished and not (self.path / END).is_file():
-                raise CheckpointError(
-                    f"{self.path}: has no end.json: an older version ran it and kept no state to go on from: start "
-                    "a new run with another --out"
-                )
+            if self.finished:
+                if changed and not (self.path / END).is_file():
+                    raise CheckpointError(
+                        f"{self.path}: has no end.json: an older version ran it and kept no state to go on from: "
+                        "start a new run with another --out"
+                    )
+                shutil.rmtree(self.checkpoints, ignore_errors=True)  # remnants: end.json is newer
             if changed:
                 self._write("config.toml", tomli_w.dumps(experiment.to_tree()))
             wipe(self.path)
@@ -105,7 +106,6 @@ class RunDirectory:
         """Turn a finished run into an unfinished one, now that there is something to add to it."""
         if not self._planned:
             return
-        shutil.rmtree(self.checkpoints, ignore_errors=True)  # remnants: end.json is newer
         with writing(self.path):
             for name in ("summary.json", METRICS):  # first the summary, without which the run counts as unfinished
                 (self.path / name).unlink(missing_ok=True)
