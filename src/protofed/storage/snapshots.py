@@ -68,8 +68,8 @@ def unpack(data: bytes) -> Snapshot:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a record to a file of its own, atomically."""
-    write_bytes(path, records.pack(tensors, metadata))
+    """Write a record to a file of its own, atomically; the order of its tensors is that of their names."""
+    write_bytes(path, records.pack(dict(sorted(tensors.items())), metadata))
 
 
 def read(path: Path, weights: Path | None = None) -> Snapshot:
