@@ -19,8 +19,8 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_905,
-    "all sources": 65_343,
+    "src": 45_904,
+    "all sources": 65_342,
     "tests": 47_986,
     "recipes": 14,
     "variants": 5,

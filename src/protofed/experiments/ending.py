@@ -119,7 +119,6 @@ class _Described(Struct):
 
 def write_client(folder: Path, client: Member, snapshot: Snapshot, server: Tensors) -> None:
     """Store a client at the end of a run: its model, and what it keeps and received beside that."""
-    # Only one entry, because safetensors does not keep the order of several.
     write_tensors(client_model(folder, client.name), snapshot.model, {"architecture": client.architecture})
     known = {n: (t, server[n].cpu()) for n, t in snapshot.received.items() if n in server}
     same = sorted(n for n, (t, its) in known.items() if t.dtype == its.dtype and torch.equal(t, its))
