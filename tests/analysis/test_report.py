@@ -190,6 +190,9 @@ def test_of_a_comparison(page, comparison_at):
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d%", rows["fedproto global prototypes"][2])
     assert "ETF : the class whose fixed direction" in parsed.text
     assert "Entry by entry" not in parsed.text
+    assert "protofed report fedproto-seed0" in parsed.text
+    assert "Training loss" not in parsed.text, "each method's own figures are drawn by its own report"
+    assert "Training loss" in page(comparison_at(["fedproto"], (0, 1), rounds=4)).text
 
 
 @pytest.mark.slow

@@ -58,10 +58,11 @@ def _along(axes: Mapping[str, Sequence[str]], runs: list[Run]) -> list[PageFigur
 
 def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
     """Return the page: about one run, or a comparison of several, and why others were ``left_out``."""
-    template = environment().get_template("report.html")
+    template, groups = environment().get_template("report.html"), by_label(runs)
     return template.render(
         runs=list(runs),
-        groups=by_label(runs),
+        groups=groups,
+        drawn=len(groups) == 1,  # figures of every method take longer than a comparison's own
         answer=answer(runs),
         short=answer_table,
         plot=Plots().draw,
