@@ -104,12 +104,8 @@ def test_of_one_run(page, run_at):
     best = run.outcome.accuracy["global"]
     assert f"{100 * best.best:.1f}% round {best.best_round}, chosen on test data" in parsed.text
     clients = [row for row in parsed.rows if row and row[0].startswith("client_")]
-    assert [row[:2] for row in clients[:4]] == [
-        ["client_00", "resnet8"],
-        ["client_01", "efficientnet_b0"],
-        ["client_02", "shufflenet_v2"],
-        ["client_03", "mobilenet_v2"],
-    ]
+    kinds = ["resnet8", "efficientnet_b0", "shufflenet_v2", "mobilenet_v2"]
+    assert [row[:2] for row in clients[:4]] == [[f"client_0{n}", kind] for n, kind in enumerate(kinds)]
     assert clients[3][-4:] == ["–"] * 4
     assert ["client_00", "prototypes", "holds NaN in 2 of 7 rows", "0", "1", "3"] in parsed.rows
     assert ["client_01", "training", "no answer within 60 s", "0", "2", "2 to 4"] in parsed.rows
@@ -190,8 +186,8 @@ def test_of_a_comparison(page, comparison_at):
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d%", rows["fedproto global prototypes"][2])
     assert "ETF : the class whose fixed direction" in parsed.text
     assert "Entry by entry" not in parsed.text
-    assert "protofed report fedproto-seed0" in parsed.text
-    assert "Training loss" not in parsed.text, "each method's own figures are drawn by its own report"
+    assert "protofed report fedproto-seed0" in parsed.text, "each method's own figures are drawn by its own report"
+    assert "Training loss" not in parsed.text
     assert "Training loss" in page(comparison_at(["fedproto"], (0, 1), rounds=4)).text
 
 

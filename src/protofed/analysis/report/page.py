@@ -58,11 +58,10 @@ def _along(axes: Mapping[str, Sequence[str]], runs: list[Run]) -> list[PageFigur
 
 def render(runs: Sequence[Run], left_out: Sequence[str] = ()) -> str:
     """Return the page: about one run, or a comparison of several, and why others were ``left_out``."""
-    template, groups = environment().get_template("report.html"), by_label(runs)
+    template = environment().get_template("report.html")
     return template.render(
         runs=list(runs),
-        groups=groups,
-        drawn=len(groups) == 1,  # figures of every method take longer than a comparison's own
+        groups=by_label(runs),
         answer=answer(runs),
         short=answer_table,
         plot=Plots().draw,
