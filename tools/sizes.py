@@ -21,7 +21,7 @@ REPOSITORY = ROOT.parents[1]
 BUDGET = {
     "src": 45_904,
     "all sources": 65_342,
-    "tests": 47_986,
+    "tests": 47_985,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 3_930,
@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 33_290,
+    "words of docs by hand": 33_269,
 }
 """Most of each: lines, unless the name says otherwise."""
 

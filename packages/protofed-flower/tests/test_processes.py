@@ -257,12 +257,8 @@ def test_rounds_do_not_wait_for_a_node_that_is_slow(tmp_path):
 
 @pytest.mark.slow
 def test_a_server_killed_in_round_3_is_resumed_with_the_numbers_of_the_undisturbed_run(tmp_path):
-    with begun(tmp_path, "fedtgp", 5, until_round=2) as (
-        d,
-        chosen,
-        out,
-    ):  # of it nothing is clipped
-        d.kill_server_app()
+    with begun(tmp_path, "fedtgp", 5, until_round=2) as (d, chosen, out):
+        d.kill_server_app()  # of a method of which nothing is clipped
         assert d.end() == "finished:failed"
         assert 2 <= len(rounds_of(out)) < 5
         d.begin(chosen, out, resume=True)
