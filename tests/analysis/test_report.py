@@ -188,7 +188,7 @@ def test_of_a_comparison(page, comparison_at):
     assert "Entry by entry" not in parsed.text
     assert "protofed report fedproto-seed0" in parsed.text, "each method's own figures are drawn by its own report"
     assert "Training loss" not in parsed.text
-    assert "Training loss" in page(comparison_at(["fedproto"], (0, 1), rounds=4)).text
+    assert "Training loss" in page(comparison_at(["fedproto"], (0, 1), "seeds", rounds=4)).text
 
 
 @pytest.mark.slow
