@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.progress import Progress as Bars
 
+from protofed.cli import common
 from protofed.experiments.progress import BarProgress, NotebookProgress, in_notebook
 from protofed.runs.loading import load_run
 from rundirs import make_run
@@ -65,3 +66,9 @@ def test_notebooks_are_recognised(monkeypatch):
     terminal = type("TerminalInteractiveShell", (), {})()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: terminal))
     assert in_notebook() is None
+
+
+def test_a_signal_whose_exception_a_destructor_swallowed_is_obeyed_at_the_next_report(monkeypatch):
+    monkeypatch.setattr(common, "signals", [15])
+    with pytest.raises(KeyboardInterrupt), common.report_progress(quiet=True) as progress:
+        progress.advanced()

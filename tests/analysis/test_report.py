@@ -68,10 +68,8 @@ def page(tmp_path):
         for link in parsed.links:
             assert link.startswith(("#", "data:")), f"not self-contained: {link}"
             assert not link.startswith("#") or link[1:] in parsed.ids, f"leads nowhere: {link}"
-        assert "http://" not in text
-        assert "https://" not in text
-        assert "<script" not in text
-        assert "@import" not in text
+        for foreign in ("http://", "https://", "<script", "@import"):
+            assert foreign not in text
         return parsed
 
     return write
@@ -83,7 +81,6 @@ def test_of_one_run(page, run_at):
     for words in (
         "protonorm on fake-images",
         "finished, 6 rounds",
-        "seed 0",
         "Final accuracy",
         "chosen on test data",
         "“best validated”",
@@ -92,11 +89,9 @@ def test_of_one_run(page, run_at):
         "Training loss",
         "Diagnostics",
         "Bytes per client and round",
-        "Euclidean distance",
         "Entry by entry",
         "Refused uploads",
         "protofed run config.toml",
-        "Resolved configuration",
         "peak memory",
     ):
         assert words in parsed.text, words
@@ -177,17 +172,15 @@ def test_why_training_alone_can_be_ahead(page, comparison_at):
 @pytest.mark.pictures
 def test_of_a_comparison(page, comparison_at):
     parsed = page(comparison_at(["local", "fedproto", "gfpl"], (0, 1), rounds=4))
-    assert "Comparison on fake-images" in parsed.text
-    assert "3 methods with seeds 0, 1 on the same task: 4 clients" in parsed.text
-    assert "all 6 runs finished" in parsed.text
+    said = "3 methods with seeds 0, 1 on the same task: 4 clients"
+    assert all(words in parsed.text for words in ("Comparison on fake-images", said, "all 6 runs finished"))
     rows = {row[0]: row for row in parsed.rows if len(row) == 11 and row[1] in ("Runs", "2")}
     assert set(rows) == {"Method", "local classifier head", "fedproto global prototypes", "gfpl classifier head"}
     assert rows["local classifier head"][7:10] == ["0 B", "0 B", "0 B"]
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d%", rows["fedproto global prototypes"][2])
     assert "ETF : the class whose fixed direction" in parsed.text
-    assert "Entry by entry" not in parsed.text
+    assert not any(words in parsed.text for words in ("Entry by entry", "Training loss"))
     assert "protofed report fedproto-seed0" in parsed.text, "each method's own figures are drawn by its own report"
-    assert "Training loss" not in parsed.text
     assert "Training loss" in page(comparison_at(["fedproto"], (0, 1), "seeds", rounds=4)).text
 
 

@@ -69,9 +69,7 @@ def overrides_of(items: list[str], device: str, data_dir: Path | None) -> dict[s
     """Return the options set on the command line, by dotted name."""
     from protofed.config.schema import parse_overrides
 
-    found = parse_overrides(items)
-    if device != "auto":
-        found["execution.device"] = device
+    found = parse_overrides(items) | ({} if device == "auto" else {"execution.device": device})
     if data_dir is not None:
         if not data_dir.is_dir():
             raise ConfigError(f"--data-dir {data_dir}: no such folder")
@@ -86,13 +84,10 @@ def names_of(text: str) -> list[str]:
 
 def seeds_of(text: str) -> list[int]:
     """Return the seeds in a text that separates them by commas."""
-    found = []
-    for name in names_of(text):
-        try:
-            found.append(int(name))
-        except ValueError:
-            raise ConfigError(f"--seeds: {name!r} is not an integer") from None
-    return found
+    names = names_of(text)
+    if wrong := next((name for name in names if not name.removeprefix("-").isdecimal()), ""):
+        raise ConfigError(f"--seeds: {wrong!r} is not an integer")
+    return [int(name) for name in names]
 
 
 @contextmanager
@@ -101,10 +96,16 @@ def report_progress(*, quiet: bool, log_format: str = "auto", resume: bool = Tru
     from protofed.experiments.progress import KeptRuns, progress_bar
     from protofed.experiments.running import Progress
 
+    class Obedient(Progress):
+        def _pass_on(self, report: str, *about: object) -> None:
+            if signals:  # and the exception ended within a destructor
+                raise KeyboardInterrupt
+            super()._pass_on(report, *about)
+
     kept = KeptRuns()
     try:
         with progress_bar(console, quiet=quiet, log_format=log_format) as shown:
-            yield Progress.share(kept, shown)
+            yield Obedient.share(kept, shown)
     except BaseException:
         # A signal inside a C library may surface as one of the library's own exceptions.
         if not signals:

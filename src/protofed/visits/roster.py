@@ -186,9 +186,8 @@ class _Opened:
         return self._files[name]
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        while self._files:
+            self._files.popitem()[1].close()
 
     __del__ = close
 
