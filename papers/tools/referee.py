@@ -854,8 +854,8 @@ def statements(page: Path) -> Iterator[tuple[str, set[str], list[Source]]]:
             linked = links(page, own)
             if not alone:
                 here = [(page, anchor(title))] if page.parent == STUDIES and tables(section) else [(page, "")]
-                always = page.parent.name == "reproduction" and not any(to.suffix == ".csv" for to, _ in linked)
-                linked = [*(linked or links(page, section)), *(here if always or not linked else [])]
+                beside = page.parent.name == "reproduction" and all(to.suffix != ".csv" for to, _ in linked)
+                linked = [*(linked or links(page, section)), *(here if beside or not linked else [])]
                 part = SINGLE if re.search("one seed|split|one machine", own) else ""
                 linked = [(path, part if path.parent.name == "reproduction" else of) for path, of in linked]
             named = " ".join(map(" ".join, re.findall(r"`([^`]+)`|\b([A-Z]\w*[A-Z]\w*(?:-\w+)*)", own)))

@@ -69,7 +69,9 @@ def overrides_of(items: list[str], device: str, data_dir: Path | None) -> dict[s
     """Return the options set on the command line, by dotted name."""
     from protofed.config.schema import parse_overrides
 
-    found = parse_overrides(items) | ({} if device == "auto" else {"execution.device": device})
+    found = parse_overrides(items)
+    if device != "auto":
+        found["execution.device"] = device
     if data_dir is not None:
         if not data_dir.is_dir():
             raise ConfigError(f"--data-dir {data_dir}: no such folder")
@@ -84,25 +86,30 @@ def names_of(text: str) -> list[str]:
 
 def seeds_of(text: str) -> list[int]:
     """Return the seeds in a text that separates them by commas."""
-    names = names_of(text)
-    if wrong := next((name for name in names if not name.removeprefix("-").isdecimal()), ""):
-        raise ConfigError(f"--seeds: {wrong!r} is not an integer")
-    return [int(name) for name in names]
+    found = []
+    for name in names_of(text):
+        try:
+            found.append(int(name))
+        except ValueError:
+            raise ConfigError(f"--seeds: {name!r} is not an integer") from None
+    return found
 
 
 @contextmanager
-def report_progress(*, quiet: bool, log_format: str = "auto", resume: bool = True) -> Iterator[Progress]:
-    """Yield a receiver of progress reports; if a run is stopped, say how to continue it."""
+def report_progress(
+    *, quiet: bool, log_format: str = "auto", full: bool = False, resume: bool = True
+) -> Iterator[Progress]:
+    """Yield a receiver of progress reports, for all rounds if ``full``; say how a stopped run is continued."""
     from protofed.experiments.progress import KeptRuns, progress_bar
     from protofed.experiments.running import Progress
 
     class Obedient(Progress):
         def _pass_on(self, report: str, *about: object) -> None:
-            if signals:  # and the exception ended within a destructor
+            if signals:  # Python drops an exception that a signal raises in a destructor
                 raise KeyboardInterrupt
             super()._pass_on(report, *about)
 
-    kept = KeptRuns()
+    kept, log_format = KeptRuns(), "text" if full and log_format == "auto" else log_format
     try:
         with progress_bar(console, quiet=quiet, log_format=log_format) as shown:
             yield Obedient.share(kept, shown)

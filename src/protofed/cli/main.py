@@ -102,11 +102,6 @@ def protofed(
     """Accept options that belong to no command."""
 
 
-def _lines(log_format: str, full: bool) -> str:
-    """Return the format of the log, in which every round has a line if everything is to be printed."""
-    return "text" if full and log_format == "auto" else log_format
-
-
 @app.command()
 def run(
     arguments: Annotated[
@@ -138,7 +133,7 @@ def run(
     overrides = overrides_of(items, device, data_dir)
     if start is not None:
         overrides["model.start"] = str(start.resolve())
-    with report_progress(quiet=quiet, log_format=_lines(log_format, full)) as progress:
+    with report_progress(quiet=quiet, log_format=log_format, full=full) as progress:
         result = api.run(
             recipe,
             overrides,
@@ -188,7 +183,7 @@ def compare(
 
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
-    with report_progress(quiet=quiet or bool(form), log_format=_lines(log_format, full)) as progress:
+    with report_progress(quiet=quiet or bool(form), log_format=log_format, full=full) as progress:
         result = api.compare(
             recipe,
             names_of(methods),

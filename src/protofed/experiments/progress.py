@@ -306,10 +306,8 @@ class KeptRuns(Progress):
 
     @staticmethod
     def _state(directory: Path) -> str:
-        found = sorted((directory / "checkpoint").glob("round-*"))
-        return (
-            f"a checkpoint of round {int(found[-1].name.removeprefix('round-'))}" if found else "no checkpoint yet"
-        )
+        found = [int(path.name.removeprefix("round-")) for path in (directory / "checkpoint").glob("round-*")]
+        return f"a checkpoint of round {max(found)}" if found else "no checkpoint yet"
 
 
 def in_notebook() -> Progress | None:
