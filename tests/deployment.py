@@ -222,7 +222,7 @@ class Deployment(Programs):
             config += f' roster="{self.keys}/roster.json" authority="{self.keys}/ca.crt" key="{self.keys / own}"'
         self.start(
             name or own,
-            f"flower-supernode --superlink 127.0.0.1:{self.port} "
+            f"protofed deploy node --superlink 127.0.0.1:{self.port} "
             f"--root-certificates {self.keys / 'ca.crt'} "
             f"--auth-supernode-private-key {key or self.keys / own} --port {free_port()} "
             f"--node-config {shlex.quote(config)}",

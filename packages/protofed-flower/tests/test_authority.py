@@ -198,13 +198,16 @@ def test_a_changed_certificate_is_refused_or_has_the_same_key(made, data):
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 @pytest.mark.filterwarnings("ignore")
-def test_a_changed_request_is_refused_in_one_line(made, data):
+def test_a_changed_request_is_refused_in_one_line_or_the_same(made, data):
     path = made / "north" / "north.request"
     changed = made / "changed" / "north.request"
     mutate(path, changed, data)
-    with pytest.raises(ConfigError) as error:
-        read_request(changed)
-    assert "\n" not in str(error.value)
+    try:
+        found = read_request(changed)
+    except ConfigError as error:
+        found = str(error)
+    same = found == read_request(path)  # a changed bit of the last character may mean nothing
+    assert same or "\n" not in found
 
 
 # Approval.

@@ -19,7 +19,7 @@ from deployment import Programs, free_port, rounds_of, until
 GUIDE = REPOSITORY / "docs" / "deployment.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORTS = ("18443", "9101", "9102", "9103", "9104")
-STAYS = ("flower-superlink", "flower-supernode")
+STAYS = ("flower-superlink", "protofed deploy node")
 INSTALLS = (
     "uv build --wheel\nuv build --wheel --package protofed-flower\n"
     f"pip install dist/protofed*-{protofed.__version__}-py3-none-any.whl"

@@ -147,8 +147,8 @@ def test_the_unit(kit):
     assert (options["StateDirectory"], options["StateDirectoryMode"]) == ("protofed", "0700")
     assert options["User"] == options["Group"] == "protofed"
     program, *words = started(options)
-    assert program == "/opt/protofed/bin/flower-supernode"
-    expected(kit, words, "/srv/protofed/")
+    assert [program, *words[:2]] == ["/opt/protofed/bin/protofed", "deploy", "node"]
+    expected(kit, words[2:], "/srv/protofed/")
 
 
 def test_the_log_says_why_a_node_may_have_ended(kit, monkeypatch, capsys):
@@ -164,7 +164,7 @@ def test_the_log_says_why_a_node_may_have_ended(kit, monkeypatch, capsys):
     assert "not admit the node: its key was" in (kit / "README.txt").read_text()
 
 
-def contained(folder: Path, name: str, program: str, place: str) -> dict:
+def contained(folder: Path, name: str, program: list[str], place: str) -> dict:
     """Check what the containers of node and server share; return the service."""
     found = compose(folder)[name]
     assert found["read_only"] is True
@@ -175,13 +175,13 @@ def contained(folder: Path, name: str, program: str, place: str) -> dict:
     lines = (folder / "Dockerfile").read_text()
     assert f"COPY {wheels} /tmp/" in lines
     assert "pip install --no-cache-dir /tmp/protofed*.whl" in lines
-    assert json.loads(re.search("^ENTRYPOINT (.*)$", lines, re.MULTILINE).group(1)) == [program]
+    assert json.loads(re.search("^ENTRYPOINT (.*)$", lines, re.MULTILINE).group(1)) == program
     assert (folder / "Dockerfile.dockerignore").read_text().splitlines()[1:] == ["*", "!*.whl"]
     return found
 
 
 def test_the_container(kit):
-    expected(kit, contained(kit, "node", "flower-supernode", "protofed")["command"], "")
+    expected(kit, contained(kit, "node", ["protofed", "deploy", "node"], "protofed")["command"], "")
 
 
 def test_the_server_has_one_command(server, kit):
@@ -192,7 +192,7 @@ def test_the_server_has_one_command(server, kit):
     assert (found.host, found.port, found.enable_supernode_auth) == ("0.0.0.0", 8443, True)
     assert found.runtime_dependency_install is False
     assert found.database == "/var/lib/protofed-server/state.db"
-    container = contained(server, "superlink", "flower-superlink", "protofed-server")
+    container = contained(server, "superlink", ["flower-superlink"], "protofed-server")
     assert container["command"] == words
     assert container["ports"] == ["8443:8443"]
     own = {"User", "Group", "WorkingDirectory", "StateDirectory", "Environment", "ExecStart", "ExecStopPost"}

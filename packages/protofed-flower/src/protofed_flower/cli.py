@@ -16,8 +16,7 @@ from protofed.errors import ConfigError
 GONE = {
     "example": "deploy example is gone: write the data as step 1 of docs/deployment.md does",
     "roster": "deploy roster is gone: deploy approve signs the roster of the sites whose requests it is given",
-    "warm": "deploy warm is gone: start flower-supernode itself, with FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1 in its "
-    "environment",
+    "warm": "deploy warm is gone: protofed deploy node does what it did, for every node",
 }
 """What to do in place of commands that earlier versions had."""
 
@@ -206,6 +205,18 @@ def check(
         console.print(Text.assemble(state, f" {finding.name:<17}  {finding.text}"), soft_wrap=True)
         problems += finding.state == "problem"
     raise typer.Exit(1 if problems else 0)
+
+
+@deploy.command(context_settings={"ignore_unknown_options": True}, no_args_is_help=True, add_help_option=False)
+def node(
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="ARGUMENT...", help="As for Flower's flower-supernode, e.g. --help.")
+    ],
+) -> None:
+    """Start the node of a client: Flower's SuperNode, whose messages do not wait for programs to load."""
+    from protofed_flower.forks import start
+
+    start(arguments)
 
 
 @deploy.command(no_args_is_help=True)
