@@ -1,10 +1,15 @@
+import os
+from hashlib import blake2b
+from pathlib import Path
+
 import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 from data.files import png, write_images, write_npz, write_parquet
-from protofed.data import DataOptions, load, load_pool
+from protofed.data import DataOptions, apart, load, load_pool
 from protofed.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.fast
@@ -127,6 +132,41 @@ def test_local_copies_are_found_and_splits_merged(tmp_path, layout, monkeypatch)
     assert pool.x.shape == (5, 1, 4, 4)
     assert pool.x[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 30]
     assert pool.class_names[1] == "no 1"
+
+
+def test_images_of_a_public_set_are_decoded_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PROTOFED_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / "mnist" / "{}.parquet"
+    for split, labels in (("test", [3, 3]), ("train", [0, 1, 2])):
+        path = write_parquet(Path(str(place).format(split)), labels)
+    decode, decoded = apart.read_images, []
+    monkeypatch.setattr(apart, "read_images", lambda some, *rest: decoded.append(len(some)) or decode(some, *rest))
+
+    def pixels(**more):
+        decoded.clear()
+        found = load_pool(options("mnist", data_dir=str(tmp_path), **more), 0).x
+        return found[:, 0, 0, 0].tolist(), sum(decoded)
+
+    assert [pixels() for _ in range(2)] == [([0, 10, 20, 30, 30], 5), ([0, 10, 20, 30, 30], 0)]
+    assert pixels(samples=4)[1] == 4  # whoever reads some decodes them
+    (kept,) = (tmp_path / "cache").rglob("*.safetensors")
+    content = kept.read_bytes()
+    other = save({"images": torch.zeros(4, 1, 4, 4, dtype=torch.uint8)})
+    for name, damaged in (
+        (kept.name, content[:-1] + b"\1"),
+        (kept.name, content[:40]),
+        (f"{blake2b(other, digest_size=16).hexdigest()}.safetensors", other),
+    ):
+        kept.unlink()
+        kept.with_name(name).write_bytes(damaged)
+        caplog.clear()
+        assert pixels() == ([0, 10, 20, 30, 30], 5)
+        assert "damaged" in caplog.text
+        assert [path.read_bytes() for path in kept.parent.iterdir()] == [content]
+    before = path.stat()
+    write_parquet(path, [0, 1, 4])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # what counts is what a file holds
+    assert pixels() == ([0, 10, 40, 30, 30], 5)
 
 
 def test_an_incomplete_copy_is_refused(tmp_path):

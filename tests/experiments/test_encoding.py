@@ -178,7 +178,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch, c
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("PROTOFED_CACHE", str(tmp_path / "file"))
     assert encode(two(), EncoderOptions(name="random")).input_shape == (3600,)
-    assert "features are not kept on disk" in caplog.text
+    assert "nothing is kept there" in caplog.text
 
 
 OWN = """

@@ -186,7 +186,7 @@ def test_changes_in_operation(tmp_path):
         for number, block in enumerate(guide.sections[4][1:], start=1):
             terminals.stay(f"node{number}", block)
 
-        terminals.run(guide.sections[5][1].replace("--stream ", "").replace("rounds=3", "rounds=5"))
+        terminals.run(guide.sections[5][1].replace("--stream ", "").replace("rounds=3", "rounds=15"))
         until(lambda: len(rounds_of(trial / "protonorm")) >= 1, 300, "the first round")
         terminals.run(request)
         node = re.search(r"\b(\d{15,20})\b", terminals.run(register)).group()

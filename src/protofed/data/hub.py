@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from protofed.data.checks import open_file
 from protofed.data.local import data_dirs, find_parquet
 from protofed.data.options import Columns, DataOptions
 from protofed.data.pool import Dataset, Listing, datasets
 from protofed.data.tabular import read_parquet
 from protofed.errors import DataError
 from protofed.options import Options, option
+from protofed.storage.cache import cache_folder, keep, read_kept, remove_kept
+from protofed.untrusted.limits import Budget
+
+KEPT = 2**29  #: Most bytes of decoded images that are kept on disk
 
 
 @dataclass(frozen=True)
@@ -84,12 +94,40 @@ def open_hub(spec: HubSpec, data: DataOptions, options: Any, seed: int) -> Listi
     )
     folders = dict.fromkeys((spec.name, spec.hub.rpartition("/")[2], spec.hub))
     places = [d / folder for d in data_dirs(data) for folder in folders]
+    budget = data.budget()
     for place in places:
         files = find_parquet(place, spec.splits) if place.is_dir() else []
         if files:
-            return read_parquet(files, columns, str(place), data.budget())
-    fetched = _fetch(spec, places)
-    return read_parquet(find_parquet(fetched, spec.splits), columns, spec.hub, data.budget())
+            return _decode_once(read_parquet(files, columns, str(place), budget), files, columns, budget)
+    files = find_parquet(_fetch(spec, places), spec.splits)
+    return _decode_once(read_parquet(files, columns, spec.hub, budget), files, columns, budget)
+
+
+def _decode_once(listing: Listing, files: Sequence[Path], columns: Columns, budget: Budget) -> Listing:
+    """Return a listing whose images are decoded once for all runs that read all of them: these data are public."""
+    if (folder := cache_folder("images")) is None:
+        return listing
+    key = blake2b(repr((columns.image, columns.channels, columns.resize)).encode(), digest_size=16)
+    for path in files:
+        with open_file(path) as file:
+            key.update(file_digest(file, "blake2b").digest())  # type: ignore[arg-type]
+    place = folder / key.hexdigest()
+
+    def read(rows: Tensor) -> Tensor:
+        if len(rows) < len(listing):
+            return listing.read(rows)
+        for path, found in read_kept(place):
+            images = found.get("images", torch.empty(0))
+            if images.dtype == torch.uint8 and images.ndim == 4 and len(images) == len(listing):
+                budget.take(images.nbytes, listing.where)
+                return images[rows]
+            remove_kept(path)
+        images = listing.read(torch.arange(len(listing)))
+        if images.nbytes <= KEPT:
+            keep(place, {"images": images})
+        return images[rows]
+
+    return replace(listing, read=read)
 
 
 def _fetch(spec: HubSpec, places: list[Path]) -> Path:

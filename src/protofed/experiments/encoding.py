@@ -1,12 +1,8 @@
-"""The encoder as a step of data preparation: features are computed once and kept on disk.
-
-What is on disk is never trusted: a file's name is the hash of its content, and what is damaged is computed again.
-"""
+"""The encoder as a step of data preparation: features are computed once and kept on disk."""
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,21 +10,16 @@ from hashlib import blake2b
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from protofed.data.options import memory_gb
-from protofed.errors import ConfigError, DataError, OutputError
+from protofed.errors import ConfigError, DataError
 from protofed.models.encoders import Encoder, EncoderOptions, build_encoder, choose_encoder
 from protofed.samples import Encoding, FederatedData, Samples
-from protofed.storage.files import write_bytes
+from protofed.storage.cache import cache_folder, keep, read_kept, remove_kept
 from protofed.text import duration, size
-from protofed.untrusted.reading import read_bytes
 
-CACHE = "PROTOFED_CACHE"  #: Environment variable with the folder of the cache; empty for none
 BLOCK = 4096  #: Samples whose features are written together
-BLOCK_BYTES = 2**31  #: Most bytes of a file of the cache
 LONG = 5.0  #: Seconds after which a long computation is announced
 log = logging.getLogger("protofed")
 
@@ -57,7 +48,7 @@ def encode(
         )
     for where, part in parts:
         _check_finite(part.x, where)
-    x, folder = [part.x for _, part in parts], cache_folder() if kept else None
+    x, folder = [part.x for _, part in parts], cache_folder("features") if kept else None
     name = choose_encoder(options, federated.input_shape, texts)
     features = iter(_features(encoder, x, name, folder))
     encoded = federated.map(lambda samples: Samples(next(features), samples.y))
@@ -113,57 +104,26 @@ def _features(encoder: Encoder, parts: Sequence[Tensor], name: str, folder: Path
                 told = True
                 left = passed * (len(missing) / (first + done) - 1)
                 log.warning("encoder %s: %s more for %d samples", name, duration(left), len(missing) - first - done)
-        folder = _write(folder, [keys[place] for place in block], features[torch.tensor(block)])
+        digests = bytearray(b"".join(keys[place] for place in block))
+        rows = torch.frombuffer(digests, dtype=torch.uint8).reshape(-1, 16)
+        folder = keep(folder, {"rows": rows, "features": features[torch.tensor(block)]})
     if not bool(features.isfinite().all()):
         raise DataError(f"encoder {name}: gives features that are not finite")
     every = torch.tensor(order, dtype=torch.int64).split([len(x) for x in parts])
     return [torch.from_numpy(features.numpy()[rows.numpy()]) for rows in every]
 
 
-def cache_folder() -> Path | None:
-    """Return the folder of the cache of features; None if there is to be none."""
-    if (given := os.environ.get(CACHE)) is not None:
-        return Path(given).expanduser() / "features" if given else None
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "protofed" / "features"
-
-
 def _read(folder: Path | None, places: dict[bytes, int], features: Tensor) -> list[bool]:
-    """Fill in the features that are in the cache, and return which are; a damaged file is removed."""
+    """Fill in the features that are in the cache, and return which are."""
     known = [False] * len(places)
-    for path in sorted(folder.glob("*.safetensors")) if folder is not None else ():
-        try:
-            content = read_bytes(path, BLOCK_BYTES)
-            if _name(content) != path.name:
-                raise ValueError("damaged")
-            found = load(content)
-            rows, values = found["rows"], found["features"]
-            if values.dtype != features.dtype or values.shape != (len(rows), features.shape[1]):
-                raise ValueError("damaged")
-            at = {places.get(digest.tobytes(), -1): row for row, digest in enumerate(rows.numpy())}
-            at.pop(-1, None)
-            features[list(at)] = values[list(at.values())]
-            for place in at:
-                known[place] = True
-        except (OSError, ValueError, LookupError, SafetensorError):
-            log.warning("%s: damaged: its features are computed again", path)
-            path.unlink(missing_ok=True)
+    for path, found in read_kept(folder):
+        rows, values = found.get("rows", features[:0]), found.get("features")
+        if values is None or values.dtype != features.dtype or values.shape != (*rows.shape[:1], features.shape[1]):
+            remove_kept(path)
+            continue
+        at = {places.get(digest.tobytes(), -1): row for row, digest in enumerate(rows.numpy())}
+        at.pop(-1, None)
+        features[list(at)] = values[list(at.values())]
+        for place in at:
+            known[place] = True
     return known
-
-
-def _write(folder: Path | None, keys: Sequence[bytes], features: Tensor) -> Path | None:
-    """Add features to the cache; without room for them, the run goes on without a cache."""
-    if folder is None:
-        return None
-    rows = torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.uint8).reshape(-1, 16)
-    content = save({"rows": rows, "features": features.contiguous()})
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_bytes(folder / _name(content), content)
-    except (OSError, OutputError) as error:
-        log.warning("features are not kept on disk: %s", error)
-        return None
-    return folder
-
-
-def _name(content: bytes) -> str:
-    return f"{blake2b(content, digest_size=16).hexdigest()}.safetensors"
