@@ -67,6 +67,14 @@ def test_without_the_process_that_forks_flowers_program_answers(tmp_path):
     assert (done.returncode, done.stderr, lines) == (0, "", ["itself 2"])
 
 
+def test_a_folder_for_no_socket_is_told(tmp_path):
+    (place := tmp_path / ("long" * 30)).mkdir()
+    done, lines = node(place, "echo plain")
+    assert (done.returncode, lines) == (0, ["plain"])
+    assert done.stderr.startswith("every message loads a program: no socket in ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_whoever_is_not_the_program_gets_nothing(tmp_path):
     """The folder is for this user alone, and other bytes than arguments start nothing."""
     (tmp_path / "talk.py").write_text(TALK)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -24,6 +25,7 @@ from typing import NoReturn
 from protofed.engine import resolve
 from protofed.errors import ConfigError
 
+log = logging.getLogger("protofed")
 MOST = 2**16  #: Bytes of the arguments of one program
 _LOADED = "protofed_flower.client_app", "flwr.supernode.cli", "httpcore"  #: What each message imports
 _HAND_ON = """
@@ -43,25 +45,37 @@ def start(arguments: Sequence[str]) -> NoReturn:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     supernode, answering = (shutil.which(name, path=path) for name in ("flower-supernode", "flwr-clientapp"))
     if supernode is None or answering is None:
-        raise ConfigError("flower-supernode and flwr-clientapp are not in the PATH: install protofed[flower] anew")
+        raise ConfigError("flower-supernode and flwr-clientapp are not in the PATH: install protofed-flower anew")
     if sys.platform == "linux":  # elsewhere, libraries that are loaded may not be forked
-        folder = Path(tempfile.mkdtemp(prefix="protofed-node-"))  # for this user alone
-        place, program, node = folder / "socket", folder / "flwr-clientapp", os.getpid()
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(place))
-        listening.listen()
-        hand_on = shlex.join([sys.executable, "-ISc", _HAND_ON, str(place), answering])
-        program.write_text(f'#!/bin/sh\nexec {hand_on} "$@"\n')
-        program.chmod(0o700)
-        path = os.pathsep.join([str(folder), path])
-        if not os.fork():
-            try:
-                _serve(listening, node)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-                os._exit(0)
+        try:
+            path = os.pathsep.join([str(_fork_beside(answering)), path])
+        except OSError as error:
+            log.warning("every message loads a program: no socket in %s (%s)", tempfile.gettempdir(), error)
     environment = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **os.environ, "PATH": path}
     os.execve(supernode, [supernode, *arguments], environment)
+
+
+def _fork_beside(answering: str) -> Path:
+    """Begin the process that forks; return a folder, for this user alone, with the program that asks it."""
+    folder, node = Path(tempfile.mkdtemp(prefix="protofed-node-")), os.getpid()
+    try:
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(folder / "socket"))
+        listening.listen()
+        program = folder / "flwr-clientapp"
+        hand_on = shlex.join([sys.executable, "-ISc", _HAND_ON, str(folder / "socket"), answering])
+        program.write_text(f'#!/bin/sh\nexec {hand_on} "$@"\n')
+        program.chmod(0o700)
+        if os.fork():
+            return folder
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    try:
+        _serve(listening, node)
+    finally:  # messages load programs from now on
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
 
 
 def _serve(listening: socket.socket, node: int) -> None:
