@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -67,12 +68,24 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: object) ->
     return int(ended.value.code or 0), printed.out, printed.err
 
 
+@contextmanager
+def one_line(
+    error: type[Exception] | tuple[type[Exception], ...], match: str | None = None, *, says: str = ""
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Expect an error of one line, with a match of a pattern or a text in it."""
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert "\n" not in str(caught.value)
+    assert says in str(caught.value)
+
+
 def script(path: Path) -> ModuleType:
     """Return a script of ``tools`` as a module, without running its ``main``."""
     spec = importlib.util.spec_from_file_location(f"tools_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
+    with mock.patch.object(sys, "path", [str(path.parent), *sys.path]):  # as when it is run
+        spec.loader.exec_module(module)
     return module
 
 

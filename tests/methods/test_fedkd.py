@@ -13,7 +13,7 @@ from naive import build, same, same_nets, uneven
 from protofed.errors import ModelError, PayloadError
 from protofed.methods.contract import Upload
 from protofed.methods.parts.lowrank import LowRank, factorise
-from support import K, client, degenerate, federated, few, visited
+from support import K, client, degenerate, federated, few, one_line, visited
 
 MENTEE = {"method__auxiliary": "mlp", "method__auxiliary_options": {"hidden": [], "relu_features": True}}
 START, END = 0.6, 0.9
@@ -282,6 +282,5 @@ def test_extreme_uploads_do_not_end_the_run(compress):
     [({"auxiliary": "cnn2"}, ModelError, "method.auxiliary, the mentee of fedkd: cnn2 takes images")],
 )
 def test_bad_options(options, error, message):
-    with pytest.raises(error, match=message) as caught:
+    with one_line(error, message):
         build("fedkd", **{f"method__{n}": v for n, v in options.items()})
-    assert "\n" not in str(caught.value)

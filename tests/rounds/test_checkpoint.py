@@ -16,7 +16,7 @@ from protofed.runs.records import RoundRecord
 from protofed.storage.files import read_tensors
 from protofed.storage.snapshots import write_tensors
 from protofed.visits.roster import Roster, StoreSnapshot
-from support import experiment, ordinary
+from support import experiment, one_line, ordinary
 
 pytestmark = pytest.mark.fast
 
@@ -51,9 +51,8 @@ def test_a_truncated_file_is_named(federation, tmp_path, file):
     save(federation, tmp_path, 1)
     path = tmp_path / "round-000001" / file
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(CheckpointError, match=rf"{file}: (cid )?cannot be read") as caught:
+    with one_line(CheckpointError, rf"{file}: (cid )?cannot be read"):
         load(tmp_path, federation)
-    assert "\n" not in str(caught.value)
 
 
 def test_another_model_or_other_clients_are_named(federation, tmp_path):
@@ -197,6 +196,5 @@ def test_damaged_refusals_are_named(federation, tmp_path, refusals):
     save(federation, tmp_path, 1)
     index = tmp_path / "round-000001" / "state.json"
     index.write_text(json.dumps({**json.loads(index.read_text()), "refusals": refusals}))
-    with pytest.raises(CheckpointError, match=r"state\.json: damaged: refusals") as caught:
+    with one_line(CheckpointError, r"state\.json: damaged: refusals"):
         load(tmp_path, federation)
-    assert "\n" not in str(caught.value)

@@ -19,7 +19,7 @@ from protofed.methods import methods
 from protofed.runs.loading import load_run
 from protofed.runs.metrics import HEADLINES, METRICS, Metrics, SampleMetrics
 from protofed.trained.metrics import compute, of_samples, store
-from support import SMALL_RUN, few, write_vectors
+from support import SMALL_RUN, few, one_line, write_vectors
 
 
 def drawn(seed, K, n, absent=()):
@@ -244,6 +244,5 @@ def test_a_damaged_file_is_one_line(change, message, finished):
     changed = (
         {**whole, "overall": {**whole["overall"], **inner}} if isinstance(inner, dict) else {**whole, **change}
     )
-    with pytest.raises(CheckpointError, match=message) as error:
+    with one_line(CheckpointError, message):
         Metrics.from_dict(changed, "metrics.json", names, 10)
-    assert "\n" not in str(error.value)
