@@ -12,15 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.cases import case_experiment
-from benchmarks.htfllib import (
-    AS_PEER,
-    PEER,
-    Peer,
-    check_checkout,
-    check_data,
-    check_experiment,
-    steps_per_round,
-)
+from benchmarks.htfllib import AS_PEER, PEER, Peer, check_checkout, check_data, check_experiment, steps_per_round
 from benchmarks.ours import our_variants
 from benchmarks.request import Note, Request, Result, new_table
 from benchmarks.timing import Timings, take_turns, thread_counts

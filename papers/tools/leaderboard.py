@@ -15,19 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from does_it_help import (
-    PLAIN,
-    STUDY,
-    Arm,
-    Measured,
-    Scores,
-    apart,
-    control_of,
-    final,
-    measured,
-    table,
-    written,
-)
+from does_it_help import PLAIN, STUDY, Arm, Measured, Scores, apart, control_of, final, measured, table, written
 from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ProtofedError
 from protofed.runs.files import read_comparison

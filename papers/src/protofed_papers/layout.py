@@ -16,15 +16,7 @@ from protofed.trained.paired import POINT, interval
 from protofed_papers.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
 from protofed_papers.papers import ACCURACY, CODED, Paper, PaperTable, Printed, find_paper
 from protofed_papers.results import FOLDER, Result, committed
-from protofed_papers.verdicts import (
-    AGREES,
-    FAILED,
-    NO_DATA,
-    NOT_RUN,
-    UNREACHED,
-    UNTESTABLE,
-    number_verdict,
-)
+from protofed_papers.verdicts import AGREES, FAILED, NO_DATA, NOT_RUN, UNREACHED, UNTESTABLE, number_verdict
 
 Find = Callable[[str], "Result | None"]  #: Returns the result of a configuration by its key
 NEARLY_ALL = 0.95
