@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,13 +59,23 @@ def few(names: str | tuple[str, ...], cases: Iterable[Any], ordinary: int, **opt
     return pytest.mark.parametrize(names, marked, **options)
 
 
-def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: object) -> tuple[int, str, str]:
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: object, main: Callable[[], None] = cli.main
+) -> tuple[int, str, str]:
     """Run ``protofed`` as typed; return its status, and what it printed to stdout and stderr."""
     monkeypatch.setattr(sys, "argv", ["protofed", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     printed = capsys.readouterr()
     return int(ended.value.code or 0), printed.out, printed.err
+
+
+def assert_mistake(status: int, errors: str, says: str = "") -> None:
+    """Check that a command ended as with a user's mistake: by one line that has a text in it."""
+    assert status == 2, errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert says in errors
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from protofed.cli.catalogue import KINDS
 from protofed.cli.common import console
 from protofed.runs.loading import load_run
 from rundirs import make_run
-from support import few, write_vectors
+from support import assert_mistake, command, few, write_vectors
 
 SMALL = [
     "data.samples=300",
@@ -39,12 +39,8 @@ SMALL = [
 def inside(monkeypatch, capsys, cwd: Path, *arguments: str, main=cli.main) -> tuple[int, str, str]:
     """Call the same entry point in this process; return exit status, output and errors."""
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", ["protofed", *arguments])
     monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out, printed.err
+    return command(monkeypatch, capsys, *arguments, main=main)
 
 
 def test_run_prints_one_table_and_where_the_report_is(tmp_path, monkeypatch, capsys):
@@ -163,10 +159,7 @@ def test_inspect_prints_and_draws_the_split(tmp_path, monkeypatch, capsys):
 )
 def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsys):
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
-    assert status == 2
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert expected in error
+    assert_mistake(status, error, expected)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -199,9 +192,7 @@ def test_a_mistake_in_a_process_of_its_own_where_the_package_is_the_command(tmp_
     result = subprocess.run(
         [sys.executable, "-m", "protofed", "run", "quikstart"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: unknown recipe 'quikstart'")
+    assert_mistake(result.returncode, result.stderr, "error: unknown recipe 'quikstart'")
 
 
 @pytest.mark.parametrize(("number", "ends"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -21,7 +21,7 @@ from protofed.config.schema import (
 from protofed.errors import ConfigError
 from protofed.experiments.sweeping import sweep_plan
 from protofed.methods import methods
-from support import few, one_line
+from support import assert_mistake, command, few, one_line
 
 pytestmark = pytest.mark.fast
 
@@ -104,17 +104,11 @@ def test_what_is_wrong_is_told_in_one_line(overrides, message):
     2,
 )
 def test_a_malformed_recipe_on_the_command_line_is_one_line(text, message, tmp_path, monkeypatch, capsys):
-    from protofed.cli import main as cli
-
     (tmp_path / "mine.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["protofed", "run", "mine.toml", "rounds=1", "partition.self_balancing=true"])
-    with pytest.raises(SystemExit, match="2"):
-        cli.main()
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert told.count("\n") == 1
-    assert message in told
+    typed = ("run", "mine.toml", "rounds=1", "partition.self_balancing=true")
+    status, _, told = command(monkeypatch, capsys, *typed)
+    assert_mistake(status, told, message)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
 
 

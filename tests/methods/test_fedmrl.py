@@ -81,11 +81,7 @@ def test_two_rounds(weighting, clip, softmax):
                     b = naive.clipped(m, b, clip)
                 w, m = a, b
             own[c.name], sent[c.name] = w, m
-        shares = [len(c.train) if weighting == "samples" else 1 for c in data.clients]
-        small = [
-            sum(s * sent[c.name][i] for s, c in zip(shares, data.clients, strict=True)) / sum(shares)
-            for i in range(4)
-        ]
+        small = naive.averaged(sent, data, weighting)
         same_nets(list(federation.server.values()), small)
         hits: dict[str, list[float]] = {rule: [] for rule in ANSWERS}
         for c in data.clients:

@@ -66,11 +66,7 @@ def test_two_rounds(preset, weighting, monkeypatch):
             for batch in naive.rounds_of(c.train, c.name, number):
                 w, m = local_step(w, m, batch, preset == "htfl")
             own[c.name], sent[c.name] = w, m
-        shares = [len(c.train) if weighting == "samples" else 1 for c in data.clients]
-        meme = [
-            sum(s * sent[c.name][i] for s, c in zip(shares, data.clients, strict=True)) / sum(shares)
-            for i in range(4)
-        ]
+        meme = naive.averaged(sent, data, weighting)
         same_nets(list(federation.server.values()), meme)
         for c in data.clients:
             same_nets(naive.own_net(federation, c.name), own[c.name])

@@ -31,7 +31,7 @@ from protofed.errors import CheckpointError, ConfigError, FederationError
 from protofed.experiments.assemble import assemble
 from protofed.experiments.ending import read_server
 from protofed.untrusted import claims, limits
-from protofed_flower.grid import RECORD
+from protofed_flower.nodes import RECORD
 from support import client, federated, few, one_line, ordinary
 
 HONEST = (101, 102, 103)

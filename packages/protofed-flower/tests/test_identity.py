@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from network import FakeGrid, apart, dying, nodes_of, over, wanted, write_folders
 from protofed.errors import ConfigError
 from protofed.untrusted import claims, limits
-from protofed_flower.grid import RECORD
 from protofed_flower.identity import Bindings, fingerprint, read_roster
+from protofed_flower.nodes import RECORD
 from support import client, federated, one_line, ordinary
 
 

@@ -31,9 +31,9 @@ from network import (
 from protofed import load_run
 from protofed.errors import FederationError, ProtofedError
 from protofed.methods import methods
-from protofed_flower.grid import RECORD
 from protofed_flower.ledger import NAME, read_ledger
 from protofed_flower.node import Node
+from protofed_flower.nodes import RECORD
 from support import client, federated, few, one_line
 
 USUAL = {"beacon", "fedavg", "fedgen", "fedgh", "fedlda", "fedproto", "fedtgp", "gfpl", "local"}
