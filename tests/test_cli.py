@@ -244,34 +244,28 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "called"),
-    [
-        (("tune", "quickstart", "method.lambda=1..2"), "protofed.api.tune"),
-    ],
-)
-def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tmp_path, monkeypatch, capsys):
+def test_a_command_that_goes_on_by_itself_says_what_was_kept(tmp_path, monkeypatch, capsys):
     directory = make_run(tmp_path / "r", finished=False)
     (directory / "checkpoint" / "round-000004").mkdir(parents=True)
     record = load_run(directory).rounds[4]
     at_work = iter([True, False])
 
-    def run(*given, **named):
-        progress = named.get("progress") or given[-1]
+    def tune(*_, progress, **__):
         progress.started("first", 30, 0, directory)
         progress.round("first", record)
         if not next(at_work):
             progress.finished("first", None)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(called, run)
+    monkeypatch.setattr("protofed.api.tune", tune)
     before = signal.getsignal(signal.SIGTERM)
     try:
         for said in (
             f"first stopped after round 5 of 30: {directory} holds a checkpoint of round 4",
             "stopped between two runs: what had finished is kept",
         ):
-            status, _, errors = inside(monkeypatch, capsys, tmp_path, *command, "--quiet")
+            tuning = ("tune", "quickstart", "method.lambda=1..2", "--quiet")
+            status, _, errors = inside(monkeypatch, capsys, tmp_path, *tuning)
             assert (status, errors) == (143, f"{said}; repeat the command to continue\n")
     finally:
         signal.signal(signal.SIGTERM, before)
