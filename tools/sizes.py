@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_904,
-    "all sources": 65_342,
-    "tests": 47_985,
+    "src": 45_803,
+    "all sources": 65_066,
+    "tests": 47_775,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 3_930,
