@@ -12,7 +12,7 @@ from benchmarks.report import Report
 from benchmarks.request import Request, Result
 from benchmarks.running import ALL, measure
 from protofed.analysis.figures import save_figure
-from protofed.cli.common import console
+from protofed.cli.common import console, integers_of, names_of
 from protofed.cli.main import main
 from protofed.config.schema import parse_overrides
 from protofed.errors import ConfigError
@@ -62,15 +62,15 @@ def bench(
     request = Request(
         rounds,
         parse_overrides(items),
-        [part.strip() for part in cases.split(",") if part.strip()],
-        _integers(threads, "--threads"),
+        names_of(cases),
+        integers_of(threads, "--threads"),
         processes,
         peer,
-        _integers(clients, "--clients"),
+        integers_of(clients, "--clients"),
         per_client,
         target,
         limit,
-        _integers(seeds, "--seeds"),
+        integers_of(seeds),
     )
     if figure is not None and name != "until":
         raise ConfigError(f"--figure: only until has a picture, not {name}")
@@ -90,13 +90,6 @@ def bench(
         if figure is not None and result.draw is not None:
             drawn = save_figure(result.draw(), figure)
             console.print(f"Drawn: {', '.join(map(str, drawn))}", soft_wrap=True)
-
-
-def _integers(text: str, option: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ConfigError(f"{option}: must be integers separated by commas, not {text!r}") from None
 
 
 if __name__ == "__main__":

@@ -170,11 +170,7 @@ class BareLoop:
             return {"local": local, "global": Table(own, own[:0]), "global_own": Table(own, own[:0])}
         rows, known = self.table
         mine = known[torch.isin(known, own)]
-        return {
-            "local": local,
-            "global": Table(rows[known], known),
-            "global_own": Table(rows[mine], mine),
-        }
+        return {"local": local, "global": Table(rows[known], known), "global_own": Table(rows[mine], mine)}
 
     def _rows(self, client: BareClient, round_number: int, epoch: int) -> Sequence[Tensor]:
         random = generator(self.seed, "shuffle", round_number, client.name, 0, epoch)

@@ -96,8 +96,10 @@ class Peer:
             for part in ("train", "test"):
                 path = self.folder / "dataset" / DATASET / part / f"{number}.npz"
                 path.parent.mkdir(parents=True, exist_ok=True)
+                samples: Samples = getattr(client, part)
+                x = normalise(samples.x, torch.float32).contiguous().cpu()
                 # HtFLlib itself writes compressed files; uncompressed ones are read faster.
-                np.savez(path, data=np.array(_arrays(getattr(client, part)), dtype=object))
+                np.savez(path, data=np.array({"x": x.numpy(), "y": samples.y.cpu().numpy()}, dtype=object))
         # The working directory of main.py, which reads ../dataset and writes to sibling folders.
         (self.folder / "system").mkdir()
 
@@ -207,8 +209,3 @@ def _arguments(experiment: Experiment, federated: FederatedData, rounds: int) ->
     for option, name in OPTIONS[experiment.method].items():
         arguments[name] = getattr(experiment.method_options, option)
     return [str(part) for pair in arguments.items() for part in pair]
-
-
-def _arrays(samples: Samples) -> dict[str, np.ndarray]:
-    x = normalise(samples.x, torch.float32).contiguous().cpu()
-    return {"x": x.numpy(), "y": samples.y.cpu().numpy()}

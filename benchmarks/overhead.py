@@ -52,20 +52,14 @@ def _measure(name: str, experiment: Experiment, request: Request, note: Note) ->
     experiment = replace(experiment, rounds=(request.rounds + 1) * len(counts))
     with ExitStack() as stack:
         ours, variants = our_variants(experiment, hardware, counts, request.processes, stack)
-        for label, reduced in _loops(experiment, hardware):
-            loop = BareLoop(experiment, ours.federated, hardware, reduced=reduced)
+        reduces = experiment.execution.convolutions == "auto" and hardware.device.type == "cpu"  # the engine
+        for label in (BARE, REDUCED) if reduces else (BARE,):
+            loop = BareLoop(experiment, ours.federated, hardware, reduced=label == REDUCED)
             loop.load(ours.federation)
             variants += [_bare(label, loop, ours, threads) for threads in counts]
         # Variants that are compared most closely run next to each other.
         variants.sort(key=lambda variant: (variant.name not in (SEQUENTIAL, BARE, REDUCED), variant.threads))
         return take_turns(variants, request.rounds, lambda text: note(f"{name}, {text}"))
-
-
-def _loops(experiment: Experiment, hardware: Hardware) -> list[tuple[str, bool]]:
-    """Return the bare loops to compare with; the second only if the engine reduces convolutions."""
-    execution = experiment.execution
-    reduced = execution.convolutions == "auto" and hardware.device.type == "cpu"
-    return [(BARE, False), (REDUCED, True)] if reduced else [(BARE, False)]
 
 
 def _bare(label: str, loop: BareLoop, ours: Rounds, threads: int) -> Variant:
@@ -86,16 +80,14 @@ def _ratios(timings: Timings, name: str) -> dict[str, float]:
 
 def _table(cases: Mapping[str, Timings], rounds: int) -> Table:
     counts = sorted({threads for timings in cases.values() for _, threads in timings.seconds})
+    threads = (f"{count} thread{'s' if count > 1 else ''}" for count in counts)
     table = new_table(
         f"Overhead: seconds per round, median of {rounds}, and ratios to other variants",
         "Ratios are medians over rounds run in turn, each variant with its best number of threads "
         "(seq. 1: one thread). The bare loop has the same models, batches, optimiser, prototypes and predictions "
         "and nothing else; reduced: with small convolutions computed as in the engine.",
+        *("", *threads, "/ bare", "/ reduced", "/ seq.", "/ seq. 1"),
     )
-    table.add_column("", no_wrap=True)
-    threads = (f"{count} thread{'s' if count > 1 else ''}" for count in counts)
-    for heading in (*threads, "/ bare", "/ reduced", "/ seq.", "/ seq. 1"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for case, timings in cases.items():
         table.add_row(f"[bold]{case}[/]")
         for name in sorted(timings.names, key=lambda name: name not in (BARE, REDUCED)):

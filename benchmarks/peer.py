@@ -12,15 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.cases import case_experiment
-from benchmarks.htfllib import (
-    AS_PEER,
-    PEER,
-    Peer,
-    check_checkout,
-    check_data,
-    check_experiment,
-    steps_per_round,
-)
+from benchmarks.htfllib import AS_PEER, PEER, Peer, check_checkout, check_data, check_experiment, steps_per_round
 from benchmarks.ours import our_variants
 from benchmarks.request import Note, Request, Result, new_table
 from benchmarks.timing import Timings, take_turns, thread_counts
@@ -63,13 +55,13 @@ def checkout(request: Request) -> Path:
 
 
 def _experiments(request: Request) -> dict[str, Experiment]:
-    """Return the experiments of the cases, with prototypes collected as the peer does."""
-    experiments = {}
-    for name in request.cases or CASES:
-        plain = case_experiment(name, request.overrides, rounds=1)
-        also = AS_PEER.get(plain.method)
-        experiments[name] = case_experiment(name, request.overrides, rounds=1, also=also)
-    return experiments
+    return {name: as_peer(name, request, rounds=1) for name in request.cases or CASES}
+
+
+def as_peer(name: str, request: Request, *, rounds: int) -> Experiment:
+    """Return the experiment of a case, with options by which it does what the peer's does."""
+    plain = case_experiment(name, request.overrides, rounds=rounds)
+    return case_experiment(name, request.overrides, rounds=rounds, also=AS_PEER.get(plain.method))
 
 
 def _measure(name: str, experiment: Experiment, request: Request, note: Note) -> dict[str, Any]:
@@ -106,10 +98,8 @@ def _table(figures: list[dict[str, Any]], rounds: int) -> Table:
         f"Against {PEER}: seconds per round, median of {rounds}, and ratio of its time to each variant's",
         "Each with its best number of threads; sequential and workers are ours. The peer drops the last "
         "partial batch of each epoch and therefore takes fewer steps.",
+        *("", "steps", "threads", "s per round", f"{PEER} / this"),
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("steps", "threads", "s per round", f"{PEER} / this"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for row in figures:
         table.add_row(f"[bold]{row['case']}[/]")
         for name, median in row["medians"].items():

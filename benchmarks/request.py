@@ -61,7 +61,10 @@ class Result:
     draw: Callable[[], Figure] | None = None  #: Draws them for ``--figure``; None if the benchmark has no picture
 
 
-def new_table(title: str, caption: str) -> Table:
-    """Return an empty table."""
+def new_table(title: str, caption: str, *headings: str) -> Table:
+    """Return an empty table with columns for names and then for numbers, or none yet."""
     left: Any = {"title_justify": "left", "caption_justify": "left"}
-    return Table(title=title, caption=caption, box=box.SIMPLE, padding=(0, 1, 0, 0), **left)
+    table = Table(title=title, caption=caption, box=box.SIMPLE, padding=(0, 1, 0, 0), **left)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    return table

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from benchmarks.cases import case_experiment
-from benchmarks.htfllib import AS_PEER, PEER, Peer, steps_per_round
+from benchmarks.htfllib import PEER, Peer, steps_per_round
 from benchmarks.ours import Rounds
-from benchmarks.peer import check_supported, checkout
+from benchmarks.peer import as_peer, check_supported, checkout
 from benchmarks.request import Note, Request, Result, new_table
 from protofed import methods
 from protofed.analysis.figures.base import apply_theme, legend_below, log_axis, panels, percent_axis
@@ -112,9 +111,7 @@ def until(request: Request, note: Note) -> Iterator[Result]:
 
 
 def _experiment(name: str, request: Request, seed: int) -> Experiment:
-    plain = case_experiment(name, request.overrides, rounds=request.limit)
-    also = AS_PEER.get(plain.method)
-    chosen = replace(case_experiment(name, request.overrides, rounds=request.limit, also=also), seed=seed)
+    chosen = replace(as_peer(name, request, rounds=request.limit), seed=seed)
     traits = methods.get(chosen.method).traits(chosen.method_options)
     if traits.rounds == "one":
         chosen = replace(chosen, rounds=1)
@@ -211,10 +208,8 @@ def _table(figures: Sequence[dict[str, Any]], request: Request) -> Table:
         f"Until {100 * request.target:g} % of all test samples (mean of up to {SMOOTHED} rounds), median of "
         f"{len(request.seeds)} seeds",
         f"not reached: not within {request.limit} rounds. {PEER} does not count its bytes.",
+        *("", "seconds", "rounds", "steps", "bytes", "best"),
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("seconds", "rounds", "steps", "bytes", "best"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for row in figures:
         table.add_row(f"[bold]{row['case']}[/]")
         for library, runs in row["runs"].items():

@@ -6,7 +6,7 @@ loops over samples and classes; only their derivatives are left to autograd.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -119,6 +119,19 @@ def rounds_of(samples, name: str, number: int, epochs: int = 1) -> Iterator[list
 def mean(values: list[Tensor]) -> Tensor:
     """Return the mean of scalars or tensors."""
     return sum(values[1:], values[0]) / len(values)
+
+
+def averaged(sent: Mapping[str, Net], data: FederatedData, weighting: str) -> Net:
+    """Return the mean of the clients' networks, by their samples or all alike."""
+    shares = [len(c.train) if weighting == "samples" else 1 for c in data.clients]
+    parts = zip(*(sent[c.name] for c in data.clients), strict=True)
+    return [sum(n * t for n, t in zip(shares, part, strict=True)) / sum(shares) for part in parts]
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """``a·b / (‖a‖·‖b‖)``, 0 for a vector of length 0."""
+    lengths = (a @ a).sqrt() * (b @ b).sqrt()
+    return a @ b / lengths if float(lengths.detach()) else (a @ b) * 0
 
 
 def same(found: Tensor, expected: Tensor) -> None:

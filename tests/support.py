@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -58,13 +59,34 @@ def few(names: str | tuple[str, ...], cases: Iterable[Any], ordinary: int, **opt
     return pytest.mark.parametrize(names, marked, **options)
 
 
-def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: object) -> tuple[int, str, str]:
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, *arguments: object, main: Callable[[], None] = cli.main
+) -> tuple[int, str, str]:
     """Run ``protofed`` as typed; return its status, and what it printed to stdout and stderr."""
     monkeypatch.setattr(sys, "argv", ["protofed", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     printed = capsys.readouterr()
     return int(ended.value.code or 0), printed.out, printed.err
+
+
+def assert_mistake(status: int, errors: str, says: str = "") -> None:
+    """Check that a command ended as with a user's mistake: by one line that has a text in it."""
+    assert status == 2, errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert says in errors
+
+
+@contextmanager
+def one_line(
+    error: type[Exception] | tuple[type[Exception], ...], match: str | None = None, *, says: str = ""
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Expect an error of one line, with a match of a pattern or a text in it."""
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert "\n" not in str(caught.value)
+    assert says in str(caught.value)
 
 
 def script(path: Path) -> ModuleType:
@@ -72,7 +94,8 @@ def script(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tools_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
+    with mock.patch.object(sys, "path", [str(path.parent), *sys.path]):  # as when it is run
+        spec.loader.exec_module(module)
     return module
 
 

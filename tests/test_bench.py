@@ -24,7 +24,7 @@ from protofed.cli import main as cli
 from protofed.experiments.hardware import Hardware
 from protofed.experiments.loading import load_data
 from protofed.visits.batches import normalise
-from support import experiment, few
+from support import assert_mistake, experiment, few
 
 DIGITS = {
     "data__source": "digits",
@@ -328,10 +328,7 @@ def test_a_lucky_round_is_not_enough():
 )
 def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsys):
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
-    assert status == 2
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert expected in error
+    assert_mistake(status, error, expected)
     assert list(tmp_path.iterdir()) == []
 
 

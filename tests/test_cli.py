@@ -23,7 +23,7 @@ from protofed.cli.catalogue import KINDS
 from protofed.cli.common import console
 from protofed.runs.loading import load_run
 from rundirs import make_run
-from support import few, write_vectors
+from support import assert_mistake, command, few, write_vectors
 
 SMALL = [
     "data.samples=300",
@@ -39,12 +39,8 @@ SMALL = [
 def inside(monkeypatch, capsys, cwd: Path, *arguments: str, main=cli.main) -> tuple[int, str, str]:
     """Call the same entry point in this process; return exit status, output and errors."""
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", ["protofed", *arguments])
     monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out, printed.err
+    return command(monkeypatch, capsys, *arguments, main=main)
 
 
 def test_run_prints_one_table_and_where_the_report_is(tmp_path, monkeypatch, capsys):
@@ -163,10 +159,7 @@ def test_inspect_prints_and_draws_the_split(tmp_path, monkeypatch, capsys):
 )
 def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsys):
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
-    assert status == 2
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert expected in error
+    assert_mistake(status, error, expected)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -199,9 +192,7 @@ def test_a_mistake_in_a_process_of_its_own_where_the_package_is_the_command(tmp_
     result = subprocess.run(
         [sys.executable, "-m", "protofed", "run", "quikstart"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: unknown recipe 'quikstart'")
+    assert_mistake(result.returncode, result.stderr, "error: unknown recipe 'quikstart'")
 
 
 @pytest.mark.parametrize(("number", "ends"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -253,34 +244,28 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "called"),
-    [
-        (("tune", "quickstart", "method.lambda=1..2"), "protofed.api.tune"),
-    ],
-)
-def test_commands_that_go_on_by_themselves_say_what_was_kept(command, called, tmp_path, monkeypatch, capsys):
+def test_a_command_that_goes_on_by_itself_says_what_was_kept(tmp_path, monkeypatch, capsys):
     directory = make_run(tmp_path / "r", finished=False)
     (directory / "checkpoint" / "round-000004").mkdir(parents=True)
     record = load_run(directory).rounds[4]
     at_work = iter([True, False])
 
-    def run(*given, **named):
-        progress = named.get("progress") or given[-1]
+    def tune(*_, progress, **__):
         progress.started("first", 30, 0, directory)
         progress.round("first", record)
         if not next(at_work):
             progress.finished("first", None)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(called, run)
+    monkeypatch.setattr("protofed.api.tune", tune)
     before = signal.getsignal(signal.SIGTERM)
     try:
         for said in (
             f"first stopped after round 5 of 30: {directory} holds a checkpoint of round 4",
             "stopped between two runs: what had finished is kept",
         ):
-            status, _, errors = inside(monkeypatch, capsys, tmp_path, *command, "--quiet")
+            tuning = ("tune", "quickstart", "method.lambda=1..2", "--quiet")
+            status, _, errors = inside(monkeypatch, capsys, tmp_path, *tuning)
             assert (status, errors) == (143, f"{said}; repeat the command to continue\n")
     finally:
         signal.signal(signal.SIGTERM, before)

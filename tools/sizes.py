@@ -19,12 +19,12 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_904,
-    "all sources": 65_342,
-    "tests": 47_985,
+    "src": 45_870,
+    "all sources": 65_268,
+    "tests": 47_902,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 3_930,
+    "behind the round loop": 3_904,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
     "methods/contract.py": 283,
@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 33_269,
+    "words of docs by hand": 33_233,
 }
 """Most of each: lines, unless the name says otherwise."""
 

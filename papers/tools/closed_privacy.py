@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,10 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rows import load, markdown, save
 
 from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.experiments.assemble import assemble
@@ -33,6 +28,7 @@ from protofed.samples import FederatedData
 from protofed.stages.privacy.samples import multiplier
 from protofed.text import mean_std
 from protofed.visits.executor import Sequential
+from rows import load, markdown, save
 
 DIMS, BUDGETS, SEEDS = (32, 64, 128), (0.5, 1.0, 2.0, 4.0, 8.0, math.inf), (0, 1, 2)
 CLIENTS = "each client's upload"

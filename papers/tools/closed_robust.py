@@ -7,7 +7,6 @@ with all honest clients' in view.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from itertools import product
@@ -18,15 +17,12 @@ from unittest import mock
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rows import load, markdown, save
-
 from protofed.config.schema import apply_overrides, load_recipe, resolve
 from protofed.experiments.assemble import assemble
 from protofed.experiments.loading import load_data
 from protofed.methods import Upload
 from protofed.methods.parts.moments import symmetric, triangle
+from rows import load, markdown, save
 
 SEEDS, MOST = (0, 1, 2), 2**30
 SMALL: dict[str, Any] = {"data.clients": 20, "evaluation.on": "union"}

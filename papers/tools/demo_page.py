@@ -6,14 +6,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import rows
-
 from protofed_lab.demo.engine import LiveFederation, federated_digits
 from protofed_lab.demo.setup import Chosen, Setup, usual
 

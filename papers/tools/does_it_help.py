@@ -18,15 +18,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rows import fill, markdown, read_rows, update, write_rows
-
 from protofed.config.schema import load_recipe
 from protofed.runs.loading import load_runs
 from protofed.runs.run import Run
 from protofed.runs.summary import RuleOutcome
 from protofed.trained.paired import difference, relation
+from rows import fill, markdown, read_rows, update, write_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 STUDY = Path(__file__).parents[1] / "studies"
@@ -117,15 +114,10 @@ class Arm:
         return self.label.removesuffix("-fixed")
 
     @property
-    def sends_nothing(self) -> bool:
-        """It is a control of some group."""
-        return any(self.plain in controls for controls in GROUPS.values())
-
-    @property
     def group(self) -> str:
         """What its clients compute."""
-        if self.sends_nothing:
-            return next(group for group, controls in GROUPS.items() if self.plain in controls)
+        if own := [group for group, controls in GROUPS.items() if self.plain in controls]:
+            return own[0]  # sends nothing
         if self.label in ("fedavg-tiny", "fedlc-tiny", "fedetf", "fpl", "fedproc", "fedplvm", "moon"):
             return SHARED
         if self.label.startswith("beacon") or self.label.endswith("-tiny"):

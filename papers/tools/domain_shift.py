@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rows import markdown, read_rows, write_rows
 
 from protofed.config.schema import apply_overrides, resolve
 from protofed.experiments.loading import load_data
@@ -29,6 +24,7 @@ from protofed.methods.parts.gaussian import discriminant
 from protofed.methods.parts.moments import Linear, Sums
 from protofed.samples import FederatedData
 from protofed.trained.paired import difference
+from rows import markdown, read_rows, write_rows
 
 SEEDS = (0, 1, 2, 3, 4)
 IMAGES: dict[str, Any] = {
@@ -128,32 +124,20 @@ def _right(classifier: Linear, x: Tensor, y: Tensor, counts: Tensor, prior: bool
 
 def table(rows: Sequence[dict[str, str]]) -> str:
     """Return the table as Markdown: own accuracy in %, and paired differences over seeds."""
-
-    def values(scenario: str, labels: str, arm: str, figure: str = "own") -> list[float]:
-        return [
-            100 * float(r[figure])
-            for r in rows
-            if (r["scenario"], r["labels"], r["arm"]) == (scenario, labels, arm)
-        ]
-
     head = ["domains", "labels", "`local_lda`", "`fedlda`", "gain", "own mean subtracted", "`method.centre=true`"]
     head += ["union: `fedlda`", "centred", "`fedncm` − `local_ncm`"]
     lines = []
-    for scenario in SCENARIOS:
-        for labels in LABELS:
-
-            def own(arm: str, figure: str = "own") -> list[float]:
-                return values(scenario, labels, arm, figure)  # noqa: B023
-
-            def mean(numbers: Sequence[float]) -> str:
-                return f"{sum(numbers) / len(numbers):.1f}"
-
-            cells = [scenario, labels, mean(own("local_lda")), mean(own("fedlda"))]
-            cells += [difference(own("fedlda"), own("local_lda")).text()]
-            cells += [difference(own(arm), own("fedlda")).text() for arm in ("own mean", "centre")]
-            cells += [mean(own(arm, "union")) for arm in ("fedlda", "centre")]
-            cells += [difference(own("fedncm"), own("local_ncm")).text()]
-            lines.append(cells)
+    for case in itertools.product(SCENARIOS, LABELS):
+        here = [row for row in rows if (row["scenario"], row["labels"]) == case]
+        own, union = (
+            {arm: [100 * float(row[figure]) for row in here if row["arm"] == arm] for arm in ARMS}
+            for figure in ("own", "union")
+        )
+        shown = (own["local_lda"], own["fedlda"], union["fedlda"], union["centre"])
+        means = [f"{sum(values) / len(values):.1f}" for values in shown]
+        pairs = (("fedlda", "local_lda"), ("own mean", "fedlda"), ("centre", "fedlda"), ("fedncm", "local_ncm"))
+        gains = [difference(own[a], own[b]).text() for a, b in pairs]
+        lines.append([*case, *means[:2], *gains[:3], *means[2:], gains[3]])
     return markdown(head, lines)
 
 

@@ -13,20 +13,16 @@ import argparse
 import itertools
 import statistics
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from does_it_help import OWN_RULE, STUDY, TUNED, Arm, arms_of, save
-from rows import read_rows, write_rows
-
 from protofed.config.schema import apply_overrides, load_recipe
 from protofed.runs.loading import load_run
+from rows import read_rows, write_rows
 
 GRID: dict[str, tuple[float, ...]] = {
     "training.lr": (0.001, 0.003),

@@ -15,28 +15,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from does_it_help import (
-    PLAIN,
-    STUDY,
-    Arm,
-    Measured,
-    Scores,
-    apart,
-    control_of,
-    final,
-    measured,
-    table,
-    written,
-)
-from rows import markdown, read_rows, update, write_rows
-
+from does_it_help import PLAIN, STUDY, Arm, Measured, Scores, apart, control_of, final, measured, table, written
 from protofed.config.schema import Tree, apply_overrides, load_recipe, resolve
 from protofed.errors import ProtofedError
 from protofed.runs.files import read_comparison
 from protofed.runs.loading import load_run
 from protofed.trained.paired import BETTER, WORSE, relation
+from rows import markdown, read_rows, update, write_rows
 
 RECIPE = STUDY / "leaderboard.toml"
 FIGURES = STUDY / "leaderboard.csv"

@@ -9,13 +9,10 @@ from __future__ import annotations
 import argparse
 import csv
 import re
-import sys
 import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import closed_privacy
 import domain_shift

@@ -7,18 +7,14 @@ the clients' own test samples after the last round.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rows import load, markdown, save
-
 from protofed.runs.loading import load_runs
 from protofed.text import mean_std
+from rows import load, markdown, save
 
 ROWS = {
     ("local", "head"): "`local`",

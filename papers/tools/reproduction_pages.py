@@ -12,14 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rows import fill, markdown, update
 
 from protofed.trained.paired import interval, relation
 from protofed_papers.cells import CONTROLS
@@ -27,8 +22,9 @@ from protofed_papers.judging import Side, judged, rules_of, verdicts
 from protofed_papers.layout import Row, Scope, Sheet, committed_scopes, formula_runs
 from protofed_papers.output import Facts, as_markdown, facts_of, heading, section_label, shown_rows
 from protofed_papers.papers import ACCURACY, CODED, Claim, Paper, papers
-from protofed_papers.results import FOLDER, Result, committed, read_results, write_results
+from protofed_papers.results import FOLDER, committed, read_results, write_results
 from protofed_papers.verdicts import CONTRADICTED, NOT_RUN, Judgement
+from rows import fill, markdown, update
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "papers/reproduction"
@@ -42,8 +38,7 @@ JPEG = (
 """What is known of the copies behind the committed results."""
 
 
-def find(key: str) -> Result | None:
-    return RESULTS.get(key)
+find = RESULTS.get
 
 
 def verdict(paper: Paper, claim: Claim, rule: str) -> str:

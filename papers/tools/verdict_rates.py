@@ -8,18 +8,14 @@ point over seeds.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rows import fill, markdown, update
-
 from protofed.trained.paired import interval
 from protofed_papers.verdicts import Contrast, judge, number_verdict
+from rows import fill, markdown, update
 
 PAGE = Path(__file__).parents[1] / "reproduction/README.md"
 DRAWS = 2000

@@ -1,11 +1,10 @@
-import sys
-
 import pytest
 
 from protofed.analysis.figures import figure_rows, figures
 from protofed.cli import main as cli
 from protofed.cli.catalogue import entries
 from protofed.errors import CheckpointError, ConfigError
+from support import assert_mistake, command, one_line
 
 
 def call(*arguments):
@@ -62,22 +61,15 @@ def test_several_options(run_at, tmp_path):
 def test_mistakes_are_told(run_at, tmp_path, monkeypatch, arguments, error, message):
     monkeypatch.chdir(tmp_path)
     run = str(run_at())
-    with pytest.raises(error) as raised:
+    with one_line(error, says=message):
         call("report", *(a.format(run=run) for a in arguments))
-    assert message in str(raised.value)
-    assert "\n" not in str(raised.value)
     assert not list(tmp_path.glob("*.png"))
 
 
 def test_on_the_command_line_a_mistake_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["protofed", "report", "nowhere", "--figure", "tsne"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert told.count("\n") == 1
+    status, _, told = command(monkeypatch, capsys, "report", "nowhere", "--figure", "tsne")
+    assert_mistake(status, told)
 
 
 def test_figures_are_listed_with_their_options(capsys):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
+import support
 from protofed import load_run
-from protofed.cli import main as cli
 from protofed.experiments.assemble import assemble
 from protofed.methods import methods
 from protofed.runs.loading import load_runs
@@ -56,12 +55,9 @@ def command(hospitals, monkeypatch, capsys):
     monkeypatch.chdir(hospitals)
 
     def run(line: str) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["protofed", *line.split()])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed = capsys.readouterr()
-        assert not ended.value.code, printed.err
-        return printed.out, printed.err
+        status, out, err = support.command(monkeypatch, capsys, *line.split())
+        assert not status, err
+        return out, err
 
     return run
 
@@ -155,10 +151,7 @@ def test_splits_that_differ_are_named_by_seed(tmp_path, monkeypatch, capsys):
     options = "data.samples=120 data.clients=4 partition.alpha=0.05 model.name=mlp rounds=1 execution.device=cpu"
     monkeypatch.chdir(tmp_path)
     line = f"compare quickstart --methods local --seeds 0,1 {options} --quiet --full --out c"
-    monkeypatch.setattr(sys, "argv", ["protofed", *line.split()])
-    with pytest.raises(SystemExit):
-        cli.main()
-    printed = capsys.readouterr().out
+    _, printed, _ = support.command(monkeypatch, capsys, *line.split())
     lone = {
         run.seed: [f"{c.name} ({c.only_class})" for c in run.clients if c.only_class is not None]
         for run in load_runs([tmp_path / "c"])

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from protofed.cli import main as cli
+import support
 from protofed.data import DataOptions, load
 from protofed.data.comparing import Site, compare
 from protofed.data.tables import RawColumn
@@ -50,11 +50,7 @@ def command(tmp_path, monkeypatch, capsys):
 
     def typed(name, *more):
         words = (name, "quickstart", "data.source=path", f"data.path={tmp_path / 'data'}", *MODEL, *more)
-        monkeypatch.setattr("sys.argv", ["protofed", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
+        return support.command(monkeypatch, capsys, *words)
 
     return typed
 

@@ -6,7 +6,7 @@ from data.files import png, write_images, write_npz, write_parquet
 from protofed.data import DataOptions, load
 from protofed.data.federation import load_client
 from protofed.errors import ConfigError, DataError
-from support import few
+from support import few, one_line
 
 
 def fed(root, seed=0, **more):
@@ -175,10 +175,8 @@ def test_bad_federation_toml(federation, content, expected):
 
 def refused(root, where, expected, **more):
     """Loading fails with one line that names ``where``."""
-    with pytest.raises(DataError, match=expected) as caught:
+    with one_line(DataError, expected, says=where):
         fed(root, **more)
-    assert "\n" not in str(caught.value)
-    assert where in str(caught.value)
 
 
 def north(root, name):
@@ -314,8 +312,7 @@ def test_validation_may_not_leave_a_client_without_training_data(federation, tmp
         write_npz(clients / name / "test.npz", np.ones((1, 4, 4), np.uint8), [1])
     assert len(fed(tmp_path / "own", classes=2).clients[1].train) == 0
     write_npz(clients / "b" / "validation.npz", np.ones((3, 4, 4), np.uint8), [1, 0, 1])
-    with pytest.raises(DataError, match=r"clients/b: its 3 samples for validation leave none for training") as told:
+    with one_line(DataError, r"clients/b: its 3 samples for validation leave none for training"):
         fed(tmp_path / "own")
-    assert "\n" not in str(told.value)
     with pytest.raises(DataError, match="leave none for training"):
         load_client(clients / "b", DataOptions(), 0)

@@ -11,6 +11,7 @@ from safetensors.torch import save
 from data.files import png, write_images, write_npz, write_parquet
 from protofed.data import DataOptions, apart, load, load_pool
 from protofed.errors import ConfigError, DataError
+from support import one_line
 
 pytestmark = pytest.mark.fast
 
@@ -99,9 +100,8 @@ def test_spiral_as_the_supplement_prints_it():
     ],
 )
 def test_bad_options_are_told_in_one_line(data, expected):
-    with pytest.raises(ConfigError, match=expected) as caught:
+    with one_line(ConfigError, expected):
         load(data, "iid", None, 0)
-    assert "\n" not in str(caught.value)
 
 
 def test_classes_beyond_the_data_get_numbers_for_names():
@@ -184,10 +184,8 @@ def test_without_copy_and_network_the_error_says_what_to_do(tmp_path, monkeypatc
         raise ConnectionError("no\nnetwork")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(DataError, match=r"mnist.*ConnectionError.*PROTOFED_DATA") as caught:
+    with one_line(DataError, r"mnist.*ConnectionError.*PROTOFED_DATA", says=str(tmp_path / "mnist")):
         load_pool(options("mnist", data_dir=str(tmp_path)), 0)
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path / "mnist") in str(caught.value)
     with pytest.raises(DataError, match=r"data.data_dir = .*: no such folder"):
         load_pool(options("mnist", data_dir=str(tmp_path / "gone")), 0)
 
@@ -332,6 +330,5 @@ def test_data_sets_that_are_not_alike_are_refused_in_one_line(tmp_path, x, names
     if x is not None:
         write_npz(tmp_path / "x.npz", x, np.arange(len(x)))
         given["path"] = str(tmp_path / "x.npz")
-    with pytest.raises(error, match=expected) as caught:
+    with one_line(error, expected):
         load(options("several", **given), "domain", {}, 0)
-    assert "\n" not in str(caught.value)

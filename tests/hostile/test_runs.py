@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save, save_file
 from typer.testing import CliRunner
 
 from hostile.bounds import bounded, refused
@@ -263,25 +264,21 @@ STATES: dict[str, tuple[object, str]] = {
 }
 
 
+def refused_checkpoint(place: Path, records: bytes, state: object) -> str:
+    """Return the error of a checkpoint with such files."""
+    folder = place / "checkpoint" / "round-000003"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"a": torch.ones(1)}, folder / "server.safetensors")
+    (folder / "clients.records").write_bytes(records)
+    (folder / "state.json").write_text(json.dumps(state))
+    return refused(lambda: load_checkpoint(folder.parent, ServerState(), Clients(ann=None)), CheckpointError)
+
+
 @pytest.mark.parametrize("name", STATES)
 def test_prepared_checkpoints(tmp_path, name):
-    from safetensors.torch import save, save_file
-
-    content, said = STATES[name]
-    folder = tmp_path / "checkpoint" / "round-000003"
-    folder.mkdir(parents=True)
-    save_file({"a": torch.ones(1)}, folder / "server.safetensors")
-    (folder / "clients.records").write_bytes(2 * save({"elsewhere.a": torch.ones(1)}))
-    (folder / "state.json").write_text(json.dumps(content))
-    message = refused(
-        lambda: load_checkpoint(tmp_path / "checkpoint", ServerState(), Clients(ann=None)), CheckpointError
-    )
-    assert said in message
-    (folder / "state.json").write_text(json.dumps(STATE))
-    message = refused(
-        lambda: load_checkpoint(tmp_path / "checkpoint", ServerState(), Clients(ann=None)), CheckpointError
-    )
-    assert "clients.records: ann cannot be read" in message
+    (content, said), records = STATES[name], 2 * save({"elsewhere.a": torch.ones(1)})
+    assert said in refused_checkpoint(tmp_path, records, content)
+    assert "clients.records: ann cannot be read" in refused_checkpoint(tmp_path, records, STATE)
 
 
 HEADER = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
@@ -306,17 +303,10 @@ RECORDS: dict[str, tuple[object, bytes]] = {
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_prepared_records_of_a_checkpoint(tmp_path, name):
-    from safetensors.torch import save_file
-
     places, data = RECORDS[name]
-    folder = tmp_path / "checkpoint" / "round-000003"
-    folder.mkdir(parents=True)
-    save_file({"a": torch.ones(1)}, folder / "server.safetensors")
     data = data or record(HEADER)
     places = {"ann": [[0, len(data)]] * 2} if places == {} else places
-    (folder / "clients.records").write_bytes(data)
-    (folder / "state.json").write_text(json.dumps({**STATE, "records": places}))
-    refused(lambda: load_checkpoint(tmp_path / "checkpoint", ServerState(), Clients(ann=None)), CheckpointError)
+    refused_checkpoint(tmp_path, data, {**STATE, "records": places})
 
 
 def test_links_are_no_checkpoints(tmp_path):

@@ -94,11 +94,7 @@ def test_two_rounds(fusion, expert, weighting):
             sent[c.name] = naive_beacon.descend(theta, steps, of_beacon, LR, MOMENTUM)
             steps = naive_beacon.batches(c.train, c.name, number, 1, 1)
             own[c.name] = naive_beacon.descend(own[c.name], steps, of_expert, naive.LR, 0.0)
-        shares = [len(c.train) if weighting == "samples" else 1 for c in data.clients]
-        theta = [  # step 3
-            sum(n * sent[c.name][i] for n, c in zip(shares, data.clients, strict=True)) / sum(shares)
-            for i in range(len(theta))
-        ]
+        theta = naive.averaged(sent, data, weighting)  # step 3
         same_nets(list(federation.server.values()), theta)
         for c in data.clients:
             same_nets(naive.own_net(federation, c.name), own[c.name])

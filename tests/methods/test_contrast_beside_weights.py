@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import naive
-from naive import build, same, same_nets, uneven
+from naive import build, cosine, same, same_nets, uneven
 from protofed.methods import Batch
 from protofed.methods.contract import Upload
 from protofed.methods.parts.beside import contrast
@@ -20,11 +20,6 @@ LAMBDA, POWER = 0.3, 0.25
 TABLES = ("prototypes", "present", "clusters", "held")
 
 ROUNDS = 3
-
-
-def cosine(a, b):
-    lengths = (a @ a).sqrt() * (b @ b).sqrt()
-    return a @ b / lengths if float(lengths.detach()) else (a @ b) * 0
 
 
 def apart(f, y, table, tau, power=1.0):

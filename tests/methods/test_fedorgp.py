@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import naive
-from naive import build, same, same_nets, uneven
+from naive import build, cosine, same, same_nets, uneven
 from protofed.compute.seeding import generator
 from protofed.prototypes.contrastive import orthogonality, prototype_network, train_prototypes
 from support import K
@@ -22,12 +22,6 @@ CHOSEN = {
     "method__server_epochs": EPOCHS,
     "method__server_batch_size": SIZE,
 }
-
-
-def cosine(a, b):
-    """``a·b / (‖a‖·‖b‖)``, 0 for a vector of length 0."""
-    lengths = (a @ a).sqrt() * (b @ b).sqrt()
-    return a @ b / lengths if float(lengths.detach()) else (a @ b) * 0
 
 
 def prototype(net, y):

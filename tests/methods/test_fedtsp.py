@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import naive
 import protofed
-from naive import build, same, same_nets, uneven
+from naive import build, cosine, same, same_nets, uneven
 from protofed.data import text
 from protofed.errors import ConfigError
 from protofed.methods import Batch
@@ -25,11 +25,6 @@ NAMES = ("cat", "kitten", "lorry", "3")
 
 def named(data, names=NAMES):
     return replace(data, class_names=names)
-
-
-def cosine(a, b):
-    lengths = (a @ a).sqrt() * (b @ b).sqrt()
-    return a @ b / lengths if float(lengths.detach()) else (a @ b) * 0
 
 
 def loss(w, batch, t):

@@ -8,7 +8,7 @@ import torch
 import naive
 from naive import build, same_nets, uneven
 from protofed.errors import ConfigError, ModelError
-from support import K, client, degenerate, federated, few, visited
+from support import K, client, degenerate, federated, few, one_line, visited
 
 ALPHA, BETA, CLIP = 0.3, 0.6, 0.4
 MEME = {"method__auxiliary": "mlp", "method__auxiliary_options": {"hidden": [], "relu_features": True}}
@@ -66,11 +66,7 @@ def test_two_rounds(preset, weighting, monkeypatch):
             for batch in naive.rounds_of(c.train, c.name, number):
                 w, m = local_step(w, m, batch, preset == "htfl")
             own[c.name], sent[c.name] = w, m
-        shares = [len(c.train) if weighting == "samples" else 1 for c in data.clients]
-        meme = [
-            sum(s * sent[c.name][i] for s, c in zip(shares, data.clients, strict=True)) / sum(shares)
-            for i in range(4)
-        ]
+        meme = naive.averaged(sent, data, weighting)
         same_nets(list(federation.server.values()), meme)
         for c in data.clients:
             same_nets(naive.own_net(federation, c.name), own[c.name])
@@ -127,6 +123,5 @@ def test_degenerate_clients():
     ],
 )
 def test_bad_options(options, error, message):
-    with pytest.raises(error, match=message) as caught:
+    with one_line(error, message):
         build("fml", **{f"method__{n}": v for n, v in options.items()})
-    assert "\n" not in str(caught.value)

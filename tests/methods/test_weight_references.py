@@ -52,53 +52,61 @@ def check_scores(record, parties, global_weights):
     assert found["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
 
 
-@few("weighting", ["samples", "uniform"], 1)
-@pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_fedprox(mu, weighting):
-    """``L = CE + (μ/2)·‖w − w^t‖²``, then ``w^{t+1} = Σ (n_i/Σ n)·w_i``; with μ = 0, FedAvg."""
-    options = {"method__mu": mu, "method__weighting": weighting, "training__epochs": 2}
-    federation, parties = build("fedprox", **options)
+def check_rounds(federation, parties, loss_of, *, weighting="samples", epochs=1, scores=check_scores):
+    """Compare rounds in which all clients start from the same weights, which are then averaged; return the last.
+
+    Args:
+        loss_of: Returns the loss of a client, given its weights before and the common ones, in a round.
+    """
     current = {n: w.numpy().copy() for n, w in federation.server.items()}
     for number, record in enumerate(federation.run(), start=1):
         losses = []
         for p in parties:
-            start, p.weights = current, dict(current)
-
-            def loss(w, batch, start=start):
-                drift = sum(((w[n] - start[n]) ** 2).sum() for n in ALL)
-                return cross_entropy(w, batch) + mu / 2 * drift
-
-            losses.append(sum(p.epoch(loss, ALL, number, 0, epoch) for epoch in range(2)) / 2)
+            loss = loss_of(p, current, number)
+            p.weights = dict(current)
+            losses.append(sum(p.epoch(loss, ALL, number, 0, epoch) for epoch in range(epochs)) / epochs)
         current = mean([p.weights for p in parties], sizes(parties, weighting))
         assert record.losses["total"] == pytest.approx(total(parties, losses), rel=1e-6)
         assert_near(federation.server, current)
-        check_scores(record, parties, current)
+        scores(record, parties, current)
+    return record
+
+
+@few("weighting", ["samples", "uniform"], 1)
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_fedprox(mu, weighting):
+    """``L = CE + (μ/2)·‖w − w^t‖²``, then ``w^{t+1} = Σ (n_i/Σ n)·w_i``; with μ = 0, FedAvg."""
+
+    def loss_of(p, start, number):
+        def loss(w, batch):
+            drift = sum(((w[n] - start[n]) ** 2).sum() for n in ALL)
+            return cross_entropy(w, batch) + mu / 2 * drift
+
+        return loss
+
+    options = {"method__mu": mu, "method__weighting": weighting, "training__epochs": 2}
+    record = check_rounds(*build("fedprox", **options), loss_of, weighting=weighting, epochs=2)
     assert (record.losses["proximal"] > 0) is (mu > 0)
 
 
 @few(("mu", "tau"), [(0.0, 0.5), (1.5, 0.3)], 2)
 def test_moon(mu, tau):
     """``L = CE + μ·ℓ_con`` (Eq. 3), with the client's last model and the received one held still."""
-    federation, parties = build("moon", method__mu=mu, method__temperature=tau)
-    current = {n: w.numpy().copy() for n, w in federation.server.items()}
-    for number, record in enumerate(federation.run(), start=1):
-        losses = []
-        for p in parties:
-            last, start, p.weights = p.weights, current, dict(current)
 
-            def loss(w, batch, last=last, start=start, weight=mu if number > 1 else 0.0):
-                total = 0.0
-                for x, _ in batch:
-                    z, z_g, z_l = (unit(features(v, x)) for v in (w, start, last))
-                    near, far = math.exp(z @ z_g / tau), math.exp(z @ z_l / tau)
-                    total -= math.log(near / (near + far)) / len(batch)
-                return cross_entropy(w, batch) + weight * total
+    def loss_of(p, start, number):
+        last = p.weights
 
-            losses.append(p.epoch(loss, ALL, number))
-        current = mean([p.weights for p in parties], sizes(parties))
-        assert record.losses["total"] == pytest.approx(total(parties, losses), rel=1e-6)
-        assert_near(federation.server, current)
-        check_scores(record, parties, current)
+        def loss(w, batch):
+            total = 0.0
+            for x, _ in batch:
+                z, z_g, z_l = (unit(features(v, x)) for v in (w, start, last))
+                near, far = math.exp(z @ z_g / tau), math.exp(z @ z_l / tau)
+                total -= math.log(near / (near + far)) / len(batch)
+            return cross_entropy(w, batch) + (mu if number > 1 else 0.0) * total
+
+        return loss
+
+    check_rounds(*build("moon", method__mu=mu, method__temperature=tau), loss_of)
 
 
 def calibrations(p, tau, prior):
@@ -112,44 +120,41 @@ def calibrations(p, tau, prior):
 @few(("tau", "prior"), [(0.0, False), (0.7, False), (1.0, True)], 2)
 def test_fedlc(tau, prior):
     """``L = CE(g(f(x)) + c_i)``, then ``w^{t+1} = Σ (n_i/Σ n)·w_i``; answers with ``c_i`` and without."""
-    options = {"method__calibration": "prior" if prior else "margin", "method__tau": tau, "method__rho": 0.5}
-    federation, parties = build("fedlc", **options)
-    current = {n: w.numpy().copy() for n, w in federation.server.items()}
-    for number, record in enumerate(federation.run(), start=1):
-        losses = []
-        for p in parties:
-            c, p.weights = calibrations(p, tau, prior), dict(current)
 
-            def loss(w, batch, c=c):
-                return -sum(math.log(softmax(logits(w, x) + c)[y]) for x, y in batch) / len(batch)
+    def loss_of(p, start, number):
+        c = calibrations(p, tau, prior)
+        return lambda w, batch: -sum(math.log(softmax(logits(w, x) + c)[y]) for x, y in batch) / len(batch)
 
-            losses.append(p.epoch(loss, ALL, number))
-        current = mean([p.weights for p in parties], sizes(parties))
-        assert record.losses["total"] == pytest.approx(total(parties, losses), rel=1e-6)
-        assert_near(federation.server, current)
+    def scores(record, parties, current):
         found = record.accuracy.clients
         for p, *three in zip(parties, found["global_model"], found["global_prior"], found["head"], strict=True):
             c = calibrations(p, tau, prior)
             own, everyone = ([logits(w, x) for x, _ in p.test] for w in (p.weights, current))
-            for scores, accuracy in zip(
-                (everyone, [z + c for z in everyone], [z + c for z in own]), three, strict=True
-            ):
-                assert accuracy == pytest.approx(p.accuracy_of(scores))
+            answers = (everyone, [z + c for z in everyone], [z + c for z in own])
+            assert three == pytest.approx([p.accuracy_of(each) for each in answers])
+
+    options = {"method__calibration": "prior" if prior else "margin", "method__tau": tau, "method__rho": 0.5}
+    check_rounds(*build("fedlc", **options), loss_of, scores=scores)
+
+
+def check_shared(federation, parties, names, weighting="samples"):
+    """Compare rounds in which clients train all weights, and some are averaged."""
+    for number, record in enumerate(federation.run(), start=1):
+        losses = [p.epoch(cross_entropy, ALL, number) for p in parties]
+        shared = mean([{n: p.weights[n] for n in names} for p in parties], sizes(parties, weighting))
+        for p in parties:
+            p.weights |= shared
+        assert record.losses["cross_entropy"] == pytest.approx(total(parties, losses), rel=1e-6)
+        assert set(federation.server) == set(names)
+        assert_near(federation.server, shared)
+        # Scored with what is fresh of the server's and the rest of their own.
+        assert record.accuracy.clients["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
 
 
 def test_fedper():
     """``L = CE`` over θ and φ_i together; ``θ^{t+1} = Σ (n_i/Σ n)·θ_i``; φ_i is never reset."""
     federation, parties = build("fedper")
-    for number, record in enumerate(federation.run(), start=1):
-        losses = [p.epoch(cross_entropy, ALL, number) for p in parties]
-        shared = mean([{n: p.weights[n] for n in THETA} for p in parties], sizes(parties))
-        for p in parties:
-            p.weights |= shared
-        assert record.losses["cross_entropy"] == pytest.approx(total(parties, losses), rel=1e-6)
-        assert set(federation.server) == set(THETA)
-        assert_near(federation.server, shared)
-        # Scored with the fresh θ and their own φ.
-        assert record.accuracy.clients["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
+    check_shared(federation, parties, THETA)
     for p in parties:
         assert_near(visited(federation)[p.name].model.state_dict(), p.weights)
 
@@ -173,16 +178,7 @@ def test_fedrep():
 @few("weighting", ["samples", "uniform"], 1)
 def test_lg_fedavg(weighting):
     """``L = CE`` over θ_i and φ together; ``φ^{t+1} = Σ (n_i/Σ n)·φ_i``; θ_i never leaves."""
-    federation, parties = build("lg_fedavg", method__weighting=weighting)
-    for number, record in enumerate(federation.run(), start=1):
-        losses = [p.epoch(cross_entropy, ALL, number) for p in parties]
-        shared = mean([{n: p.weights[n] for n in PHI} for p in parties], sizes(parties, weighting))
-        for p in parties:
-            p.weights |= shared
-        assert record.losses["cross_entropy"] == pytest.approx(total(parties, losses), rel=1e-6)
-        assert set(federation.server) == set(PHI)
-        assert_near(federation.server, shared)
-        assert record.accuracy.clients["head"] == pytest.approx([p.accuracy(answer(p.weights)) for p in parties])
+    check_shared(*build("lg_fedavg", method__weighting=weighting), PHI, weighting)
 
 
 def test_fesem():
@@ -233,8 +229,6 @@ def near(server, explained) -> bool:
 
 def test_feduv():
     """``CE + λ_v·(1/K)Σ max(0, 1/√K − std_b p_k) + λ_u·mean_{a<b} exp(−‖z_a − z_b‖²/median)``."""
-    federation, parties = build("feduv")
-    current = {n: w.numpy().copy() for n, w in federation.server.items()}
 
     def loss(w, batch):
         value = cross_entropy(w, batch)
@@ -252,15 +246,7 @@ def test_feduv():
         sigma = apart[(len(apart) - 1) // 2]
         return value + 0.5 * sum(math.exp(-v / sigma) for v in squared) / len(squared)
 
-    for number, record in enumerate(federation.run(), start=1):
-        losses = []
-        for p in parties:
-            p.weights = dict(current)
-            losses.append(p.epoch(loss, ALL, number))
-        current = mean([p.weights for p in parties], sizes(parties))
-        assert record.losses["total"] == pytest.approx(total(parties, losses), rel=1e-6)
-        assert_near(federation.server, current)
-        check_scores(record, parties, current)
+    record = check_rounds(*build("feduv"), lambda p, start, number: loss)
     assert record.losses["variance"] > 0
     assert record.losses["uniformity"] > 0
 

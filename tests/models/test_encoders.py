@@ -17,7 +17,7 @@ from protofed.models.encoders.building import orthonormal
 from protofed.models.encoders.contract import RandomOptions, ScatteringOptions
 from protofed.models.encoders.fixed import Filters, Kernels, Waves
 from protofed.models.encoders.scattering import Scattering
-from support import few
+from support import few, one_line
 
 IMAGES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 30, 41)]
 KYMATIO = Path(__file__).with_name("kymatio.npz")
@@ -165,9 +165,8 @@ def test_the_map_has_orthonormal_columns_and_follows_the_seed():
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line(options, shape, why):
-    with pytest.raises(ConfigError, match=why) as raised:
+    with one_line(ConfigError, why):
         build_encoder(EncoderOptions(**options), shape)
-    assert "\n" not in str(raised.value)
 
 
 def test_options_without_an_encoder_are_refused():

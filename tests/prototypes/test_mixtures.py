@@ -153,14 +153,18 @@ def test_degenerate_features_stay_finite(n, d, components, seed, scale, offset, 
 # --- sampling -----------------------------------------------------------------------------------------------
 
 
-def test_samples_have_the_mixtures_moments():
-    made = mixture(3, 2, seed=4)
-    x = sample(made, 200_000, generator(1))
+def assert_moments(x, made):
+    """Check mean and variance of many samples of a mixture."""
     w = made.weights.unsqueeze(1)
     mean = (w * made.means).sum(0)
     variance = (w * (made.stds**2 + (made.means - mean) ** 2)).sum(0)
     torch.testing.assert_close(x.mean(0), mean, rtol=0, atol=0.02)
     torch.testing.assert_close(x.var(0), variance, rtol=0.03, atol=0)
+
+
+def test_samples_have_the_mixtures_moments():
+    made = mixture(3, 2, seed=4)
+    assert_moments(sample(made, 200_000, generator(1)), made)
 
 
 def test_sampling_a_batch_skips_unused_places():
@@ -180,12 +184,7 @@ def test_draws_from_uniform_numbers_have_the_mixtures_moments():
     chosen = choose(shares(made.weights), numbers[:, 0])
     counts = torch.bincount(chosen, minlength=3) / r
     torch.testing.assert_close(counts.double(), made.weights, rtol=0, atol=0.005)
-    x = place(made.means, made.stds, chosen, gaussian(numbers[:, 1:]))
-    w = made.weights.unsqueeze(1)
-    mean = (w * made.means).sum(0)
-    variance = (w * (made.stds**2 + (made.means - mean) ** 2)).sum(0)
-    torch.testing.assert_close(x.mean(0), mean, rtol=0, atol=0.02)
-    torch.testing.assert_close(x.var(0), variance, rtol=0.03, atol=0)
+    assert_moments(place(made.means, made.stds, chosen, gaussian(numbers[:, 1:])), made)
     assert gaussian(torch.tensor([0.0, 0.5, 1 - 2**-24])).isfinite().all()
 
 

@@ -16,7 +16,7 @@ from protofed.runs.records import RoundRecord
 from protofed.storage.files import read_tensors
 from protofed.storage.snapshots import write_tensors
 from protofed.visits.roster import Roster, StoreSnapshot
-from support import experiment, ordinary
+from support import experiment, one_line, ordinary
 
 pytestmark = pytest.mark.fast
 
@@ -51,9 +51,8 @@ def test_a_truncated_file_is_named(federation, tmp_path, file):
     save(federation, tmp_path, 1)
     path = tmp_path / "round-000001" / file
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(CheckpointError, match=rf"{file}: (cid )?cannot be read") as caught:
+    with one_line(CheckpointError, rf"{file}: (cid )?cannot be read"):
         load(tmp_path, federation)
-    assert "\n" not in str(caught.value)
 
 
 def test_another_model_or_other_clients_are_named(federation, tmp_path):
@@ -91,12 +90,16 @@ def test_a_server_of_another_method_or_shape_is_named(federation, tmp_path, chan
         load_checkpoint(tmp_path, fresh.state, fresh.executor.clients)
 
 
+def amend(folder, **values):
+    """Replace values in the index of the checkpoint of round 1."""
+    index = folder / "round-000001" / "state.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), **values}))
+
+
 @pytest.mark.parametrize("version", [1, 2, "later"])
 def test_another_format_is_named(federation, tmp_path, version):
     save(federation, tmp_path, 1)
-    index = tmp_path / "round-000001" / "state.json"
-    record = json.loads(index.read_text())
-    index.write_text(json.dumps({**record, "version": version}))
+    amend(tmp_path, version=version)
     with pytest.raises(
         CheckpointError, match=rf"round-000001/state\.json: written in format {version} by another version"
     ):
@@ -106,8 +109,7 @@ def test_another_format_is_named(federation, tmp_path, version):
 @pytest.mark.parametrize("round_number", [7, True, "1", None])
 def test_a_round_that_is_not_its_folders_is_named(federation, tmp_path, round_number):
     save(federation, tmp_path, 1)
-    index = tmp_path / "round-000001" / "state.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), "round": round_number}))
+    amend(tmp_path, round=round_number)
     with pytest.raises(CheckpointError, match=r"state\.json: (its round is 7|damaged: round: expected a whole)"):
         load(tmp_path, federation)
 
@@ -128,8 +130,7 @@ def test_the_states_of_nodes_are_part_of_the_state(federation, tmp_path, monkeyp
 @pytest.mark.parametrize("generations", [None, [], "ann", {"eve": "1-a"}, {"ann": 1}])
 def test_damaged_states_of_nodes_are_named(federation, tmp_path, generations):
     save(federation, tmp_path, 1)
-    index = tmp_path / "round-000001" / "state.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), "generations": generations}))
+    amend(tmp_path, generations=generations)
     with pytest.raises(
         CheckpointError, match=r"state.json: damaged: (generations|does not say which states its clients had)"
     ):
@@ -195,8 +196,6 @@ def test_refusals_are_part_of_the_state(federation, tmp_path):
 )
 def test_damaged_refusals_are_named(federation, tmp_path, refusals):
     save(federation, tmp_path, 1)
-    index = tmp_path / "round-000001" / "state.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), "refusals": refusals}))
-    with pytest.raises(CheckpointError, match=r"state\.json: damaged: refusals") as caught:
+    amend(tmp_path, refusals=refusals)
+    with one_line(CheckpointError, r"state\.json: damaged: refusals"):
         load(tmp_path, federation)
-    assert "\n" not in str(caught.value)

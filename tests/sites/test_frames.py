@@ -20,6 +20,7 @@ from protofed.data import frames
 from protofed.errors import ConfigError, DataError
 from protofed.experiments.loading import load_data
 from protofed.sites.looking import inspect_folder
+from support import one_line
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +152,8 @@ def _frame(**columns):
     ],
 )
 def test_what_cannot_be_read_is_one_line(frame, options, error):
-    with pytest.raises(DataError, match=error) as caught:
+    with one_line(DataError, error) as caught:
         protofed.federation(frame, **options)
-    assert "\n" not in str(caught.value)
     assert ".parquet" not in str(caught.value)
 
 

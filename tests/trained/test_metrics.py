@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import warnings
 
 import numpy as np
@@ -13,13 +12,12 @@ import torch
 from sklearn import metrics as sklearn
 
 import protofed
-from protofed.cli import main as cli
 from protofed.errors import CheckpointError, ConfigError, DataError
 from protofed.methods import methods
 from protofed.runs.loading import load_run
 from protofed.runs.metrics import HEADLINES, METRICS, Metrics, SampleMetrics
 from protofed.trained.metrics import compute, of_samples, store
-from support import SMALL_RUN, few, write_vectors
+from support import SMALL_RUN, command, few, one_line, write_vectors
 
 
 def drawn(seed, K, n, absent=()):
@@ -151,12 +149,9 @@ def test_executors_agree(executor, finished, tmp_path):
 
 def test_the_command_writes_and_shows_them(finished, tmp_path, monkeypatch, capsys):
     place = shutil.copytree(finished, tmp_path / "run")
-    monkeypatch.setattr(sys, "argv", ["protofed", "metrics", str(place), "--rule", "head"])
     monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code
-    printed = capsys.readouterr().out
+    status, printed, _ = command(monkeypatch, capsys, "metrics", place, "--rule", "head")
+    assert status == 0
     stored = load_run(place).measured
     assert (stored.rule, stored.round) == ("head", 2)
     assert f"{100 * stored.overall.balanced_accuracy:.1f}" in printed
@@ -244,6 +239,5 @@ def test_a_damaged_file_is_one_line(change, message, finished):
     changed = (
         {**whole, "overall": {**whole["overall"], **inner}} if isinstance(inner, dict) else {**whole, **change}
     )
-    with pytest.raises(CheckpointError, match=message) as error:
+    with one_line(CheckpointError, message):
         Metrics.from_dict(changed, "metrics.json", names, 10)
-    assert "\n" not in str(error.value)

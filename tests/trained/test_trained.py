@@ -21,7 +21,7 @@ from protofed.errors import CheckpointError, ConfigError, DataError, ModelError
 from protofed.experiments import resolve
 from protofed.experiments.loading import load_data
 from protofed.trained.exporting import TOLERANCE
-from support import command, few
+from support import command, few, one_line
 
 SMALL = {
     "data.samples": 300,
@@ -367,9 +367,8 @@ def test_tables_by_columns(tmp_path):
     ],
 )
 def test_wrong_samples_are_one_line(run, samples, message):
-    with pytest.raises(DataError, match=message) as caught:
+    with one_line(DataError, message):
         run.predict("client-00", samples)
-    assert "\n" not in str(caught.value)
 
 
 def test_images_of_another_size_are_scaled_on_request(run, tmp_path):
@@ -441,9 +440,8 @@ def changed_server(tensors):
 )
 def test_damaged_directories_are_one_line(run, tmp_path, name, change, message):
     loaded = damaged(run, tmp_path, name, change)
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with one_line(CheckpointError, message):
         loaded.model("client-00")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_model_that_is_announced_as_huge_takes_no_memory(run, tmp_path):
@@ -566,9 +564,8 @@ def test_a_model_that_cannot_be_traced_leaves_no_file(run, tmp_path, monkeypatch
         return forward(self, x if float(x.sum()) > 0 else -x)
 
     monkeypatch.setattr(SplitModel, "forward", depends_on_data)
-    with pytest.raises(ModelError, match="the model cannot be exported as torch_export") as caught:
+    with one_line(ModelError, "the model cannot be exported as torch_export"):
         run.export("client-00", tmp_path / "m.pt2")
-    assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

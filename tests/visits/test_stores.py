@@ -11,6 +11,7 @@ from safetensors.torch import load
 from protofed.errors import CheckpointError
 from protofed.storage.snapshots import Snapshot, join_snapshot
 from protofed.visits.roster import PAGE, Files, Memory, Store
+from support import one_line
 
 
 def snapshot(value: float) -> Snapshot:
@@ -151,6 +152,5 @@ def test_a_damaged_record_is_one_line(tmp_path):
     whole = path.read_bytes()
     for damaged in (whole[:9], b"\xff" * len(whole), whole[:20] + b"?" + whole[21:]):
         path.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match=r"a client cannot be read \(.*go on with --resume") as caught:
+        with one_line(CheckpointError, r"a client cannot be read \(.*go on with --resume"):
             store.read("ann")
-        assert "\n" not in str(caught.value)

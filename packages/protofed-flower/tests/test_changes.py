@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
 from network import FakeGrid, apart, forget, locally, nodes_of, over, round_of, training, wanted
-from protofed_flower.grid import RECORD
+from protofed_flower.nodes import RECORD
 
 
 def numbers(run) -> list[tuple]:

@@ -6,7 +6,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import torch
 
 from data.files import write_images, write_npz
 from protofed import models
-from protofed.cli import main as cli
+from support import command
 
 pytest.importorskip("cryptography", reason="needs cryptography: install protofed-flower")
 
@@ -415,17 +414,12 @@ def test_a_key_that_others_may_read_or_whose_public_key_is_not_its_own(tmp_path)
 
 # The command.
 
-
-def command(monkeypatch, capsys, *arguments: object) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["protofed", "deploy", "check", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0), capsys.readouterr().out
+CHECK = ("deploy", "check")
 
 
 def test_the_command_prints_one_line_per_check(north, made, monkeypatch, capsys):
     options = ("--client-dir", north, "--key", made / "node1", "--classes", "ant, cat")
-    status, printed = command(monkeypatch, capsys, "method.name=fedproto", *SMALL, *options)
+    status, printed, _ = command(monkeypatch, capsys, *CHECK, "method.name=fedproto", *SMALL, *options)
     assert status == 0
     lines = [line.split()[:2] for line in printed.splitlines()]
     assert lines == [
@@ -441,9 +435,10 @@ def test_the_command_prints_one_line_per_check(north, made, monkeypatch, capsys)
         ["ok", "key"],
         ["skipped", "roster"],
     ]
-    status, printed = command(monkeypatch, capsys, "quickstart", "method.name=local", *options[:-1], "ant,[bold]")
+    wrong = ("quickstart", "method.name=local", *options[:-1], "ant,[bold]")
+    status, printed, _ = command(monkeypatch, capsys, *CHECK, *wrong)
     assert status == 1
     assert "unknown class 'cat': did you mean 'ant'? Valid: [bold], ant" in printed
-    status, printed = command(monkeypatch, capsys, "--key", made / "none")
+    status, printed, _ = command(monkeypatch, capsys, *CHECK, "--key", made / "none")
     assert status == 1
     assert "skipped  recipe             no RECIPE given\n" in printed

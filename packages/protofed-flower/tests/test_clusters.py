@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
 from network import FakeGrid, apart, dying, elsewhere, locally, nodes_of, over, wanted, write_folders
-from protofed.cli.main import main
 from protofed.errors import ConfigError
-from protofed_flower.grid import RECORD
-from support import few
+from protofed_flower.nodes import RECORD
+from support import command, few
 
 CLIENTS = ("ann", "bob", "cid")
 SHARES = {101 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
@@ -64,11 +62,9 @@ def test_a_simulation_of_nodes_is_measured_as_the_local_engine(method, root, tmp
     stored = remote.measured
     assert stored.overall.accuracy == pytest.approx(remote.rounds[-1].accuracy.weighted[stored.rule])
     files[1].unlink()
-    monkeypatch.setattr(sys, "argv", ["protofed", "metrics", str(tmp_path / "remote")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    assert "Balanced accuracy" in capsys.readouterr().out
+    status, printed, _ = command(monkeypatch, capsys, "metrics", tmp_path / "remote")
+    assert status == 0
+    assert "Balanced accuracy" in printed
     assert files[0].read_bytes() == files[1].read_bytes()
 
 

@@ -18,8 +18,8 @@ from protofed.stages.robust.vectors import cap_counts
 from protofed.untrusted import claims
 from protofed.visits.contract import Evaluated
 from protofed.wire.schema import Field, Schema
-from protofed_flower.grid import RECORD
 from protofed_flower.messages import Description, Scored, evaluated_values, read_evaluated
+from protofed_flower.nodes import RECORD
 from protofed_flower.summary import describe_federation, scored
 from support import client, federated, few, ordinary
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from protofed.cli import main as cli
 from protofed.errors import ConfigError
 
 pytest.importorskip("cryptography", reason="needs cryptography: install protofed-flower")
@@ -20,17 +18,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed_flower.keys import create_keys
-from support import few
+from support import assert_mistake, command, few
 
 FILES = ["ca.crt", "ca.key", "node1", "node1.pub", "node2", "node2.pub", "roster.json"]
 FILES += ["server.key", "server.pem"]
-
-
-def protofed(monkeypatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["protofed", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
 
 
 def certificate(path: Path) -> x509.Certificate:
@@ -113,19 +104,18 @@ def test_nothing_half_written_stays(failing, tmp_path, monkeypatch):
 
 def test_the_command_says_what_is_what(tmp_path, monkeypatch, capsys):
     arguments = ("deploy", "keys", tmp_path / "k", "--nodes", 3, "--host", "10.0.0.5", "--host", "link.org")
-    assert protofed(monkeypatch, *arguments) == 0
-    printed = capsys.readouterr().out
+    status, printed, _ = command(monkeypatch, capsys, *arguments)
+    assert status == 0
     for part in ("ca.crt", "server.pem", "10.0.0.5, link.org", "365 days", "node1 … node3", "For trials only"):
         assert part in printed
     assert (tmp_path / "k" / "node3.pub").is_file()
-    assert protofed(monkeypatch, *arguments) == 2
-    error = capsys.readouterr().err
-    assert "is not empty" in error
-    assert error.count("\n") == 1
+    status, _, error = command(monkeypatch, capsys, *arguments)
+    assert_mistake(status, error, "is not empty")
 
 
 @few("host", ["10.0.0.5:8443", "https://link.org", "a b", "", "10.0.0.300", "-a.org"], 5)
 def test_a_host_is_a_name_or_an_address(host, tmp_path, monkeypatch, capsys):
-    assert protofed(monkeypatch, "deploy", "keys", tmp_path / "k", "--nodes", 1, "--host", host) == 2
-    assert "expected an IP address or a DNS name, without a port" in capsys.readouterr().err
+    arguments = ("deploy", "keys", tmp_path / "k", "--nodes", 1, "--host", host)
+    status, _, error = command(monkeypatch, capsys, *arguments)
+    assert_mistake(status, error, "expected an IP address or a DNS name, without a port")
     assert list(tmp_path.iterdir()) == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,6 @@ from network import (
     wanted,
 )
 from protofed import load_run
-from protofed.cli import main as cli
 from protofed.config.architectures import FederationSummary
 from protofed.errors import ProtofedError
 from protofed.experiments.running import run_experiment
@@ -39,7 +38,7 @@ from protofed_flower.messages import Job
 from protofed_flower.node import Node
 from protofed_flower.sources import Folder, plan_text
 from protofed_flower.summary import client_summaries
-from support import few, ordinary
+from support import command, few, ordinary
 
 
 class Begun:
@@ -74,12 +73,9 @@ def scored_in_round_2(node: int, message: Message) -> bool:
 
 def protofed(monkeypatch, capsys, *words: object) -> tuple[int, str]:
     """Call the command line in this process; return its status and what it prints."""
-    monkeypatch.setattr(sys, "argv", ["protofed", *map(str, words)])
     monkeypatch.setenv("COLUMNS", "400")
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out + printed.err
+    status, out, err = command(monkeypatch, capsys, *words)
+    return status, out + err
 
 
 # A finished run goes on, or nothing changes.
@@ -239,27 +235,25 @@ def test_a_local_run_killed_at_any_change_when_it_goes_on(stride, root, tmp_path
 
 @pytest.mark.slow
 def test_the_models_are_used_where_they_are(finished, root, monkeypatch, capsys, tmp_path):
-    def command(*words: object) -> tuple[int, str]:
-        return protofed(monkeypatch, capsys, *words)
-
+    typed = partial(protofed, monkeypatch, capsys)
     test = root / "clients" / "ann" / "test.npz"
     mine = own_run(finished.state, "ann")
     before = contents(finished.out)
     for words in (("predict", "ann", test), ("export", "ann", "--out", tmp_path / "a.safetensors"), ("metrics",)):
-        status, printed = command(words[0], finished.out, *words[1:])
+        status, printed = typed(words[0], finished.out, *words[1:])
         assert status == 2
         assert f"take STATE-DIR/CLIENT/{mine.name} in place of this folder" in printed
-        status, printed = command(words[0], mine, *words[1:])
+        status, printed = typed(words[0], mine, *words[1:])
         assert status == 0, printed
     for folder in (finished.out, mine):
-        status, printed = command("audit", folder)
+        status, printed = typed("audit", folder)
         assert status == 2
         assert "an audit needs the data of all clients" in printed
     assert contents(finished.out) == before
     local = locally(finished.wanted(2), tmp_path / "local")
-    assert command("predict", mine, "ann", test) == command("predict", local.directory, "ann", test)
+    assert typed("predict", mine, "ann", test) == typed("predict", local.directory, "ann", test)
     assert load_run(mine).measured.clients["ann"] == local.metrics().clients["ann"]
-    status, printed = command("report", mine, "--out", tmp_path / "report.html")
+    status, printed = typed("report", mine, "--out", tmp_path / "report.html")
     assert status == 0, printed
     assert "only the server can repeat the run" in (tmp_path / "report.html").read_text()
 

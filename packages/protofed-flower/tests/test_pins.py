@@ -18,7 +18,7 @@ from protofed_flower.messages import Job
 from protofed_flower.node import Node
 from protofed_flower.pins import check_weights
 from protofed_flower.sources import LEAST_SAMPLES, Folder, source_of
-from support import few
+from support import few, one_line
 
 
 def node_of(root: Path, state: Path, least: int = 0) -> Node:
@@ -49,11 +49,8 @@ def test_what_a_server_may_not_change(root, tmp_path, section, options):
     node, job = node_of(root, tmp_path / "state"), job_of(root)
     train(node, job)
     before = contents(tmp_path / "state")
-    with pytest.raises(
-        ConfigError, match=rf"ann: the server changed {section}\.{next(iter(options))} from"
-    ) as found:
+    with one_line(ConfigError, rf"ann: the server changed {section}\.{next(iter(options))} from"):
         train(node, changed(job, section, **options))
-    assert "\n" not in str(found.value)
     assert contents(tmp_path / "state") == before
     train(node, changed(job, "participation", attempts=7))  # only the server reads that
 
@@ -170,9 +167,8 @@ def test_a_client_of_a_sum_starts_from_what_all_are_sent(root, tmp_path):
     node = node_of(root, tmp_path / "state")
     job = job_of(root, "beacon", secure__aggregation=True, robust__rule="none")
     node.evaluate(replace(job, message=broadcast(node, job)))
-    with pytest.raises(PayloadError, match=r"ann: the request has no broadcast, but an earlier one had") as error:
+    with one_line(PayloadError, r"ann: the request has no broadcast, but an earlier one had"):
         train(node, replace(job, order=1))
-    assert "\n" not in str(error.value)
     train(node, replace(job, order=2, message=broadcast(node, job)))
 
 

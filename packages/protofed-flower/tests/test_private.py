@@ -11,7 +11,7 @@ from support import few
 
 pytest.importorskip("dp_accounting", reason="pip install 'protofed[privacy]'")
 
-from network import FakeGrid, apart, dying, forget, locally, nodes_of, numbers, over, wanted
+from network import FakeGrid, apart, dying, elsewhere, forget, locally, nodes_of, numbers, over, wanted
 from protofed.errors import FederationError
 from protofed.experiments import stages
 from protofed.experiments.builder import Builder
@@ -83,11 +83,6 @@ def test_simulated_nodes_give_the_numbers_of_the_local_engine(method, protection
     """Clients travel there, and each visit may be in another process."""
     chosen = wanted(method, root, rounds=2, **protection)
     local = locally(chosen, tmp_path / "local")
-
-    def elsewhere(node, message, reply):
-        forget()
-        return reply
-
     shares = {101 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
     remote = over(FakeGrid(shares, elsewhere), chosen, tmp_path / "remote", simulated=True)
     assert same(local, remote)

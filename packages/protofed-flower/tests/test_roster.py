@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,13 +11,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from deployment import write_trial
-from protofed.cli import main as cli
 from protofed.errors import ConfigError
 from protofed_flower.held import peers_of
 from protofed_flower.identity import fingerprint, read_roster
 from protofed_flower.keys import create_keys
 from protofed_flower.peers import TRUSTING, KnownPeers
 from protofed_flower.roster import sign_roster
+from support import command, one_line
 
 CLIENTS = ("north", "south", "west")
 
@@ -28,13 +27,6 @@ def made(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("roster")
     create_keys(folder, 3, clients=CLIENTS)
     return folder
-
-
-def protofed(monkeypatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["protofed", "deploy", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
 
 
 def node(folder: Path, **changes: object) -> dict[str, object]:
@@ -84,9 +76,8 @@ def changed(made: Path, folder: Path, **changes: object) -> Path:
 
 
 def refusal(made: Path, name: str = "north", **changes: object) -> str:
-    with pytest.raises(ConfigError) as error:
+    with one_line(ConfigError) as error:
         peers_of(node(made, **changes), name)
-    assert "\n" not in str(error.value)
     return str(error.value)
 
 
@@ -184,9 +175,11 @@ def test_the_server_certificate_cannot_sign_a_roster(made, tmp_path):
 def test_the_check_notices_the_key_of_another_node(made, tmp_path, monkeypatch, capsys):
     data = write_trial(tmp_path)
     files = ("--roster", made / "roster.json", "--authority", made / "ca.crt", "--key", made / "node2")
-    assert protofed(monkeypatch, "check", "--client-dir", data / "north", *files) == 1
-    assert "lists north with another key than" in (printed := " ".join(capsys.readouterr().out.split()))
-    assert "which is that of south" in printed
+    check = ("deploy", "check", *files, "--client-dir")
+    status, printed, _ = command(monkeypatch, capsys, *check, data / "north")
+    assert status == 1
+    assert "lists north with another key than" in (told := " ".join(printed.split()))
+    assert "which is that of south" in told
     (data / "north").rename(data / "mine")
-    protofed(monkeypatch, "check", "--client-dir", data / "mine", *files)
-    assert 'this node is south, which needs client="south"' in " ".join(capsys.readouterr().out.split())
+    _, printed, _ = command(monkeypatch, capsys, *check, data / "mine")
+    assert 'this node is south, which needs client="south"' in " ".join(printed.split())

@@ -26,7 +26,7 @@ from protofed_flower.messages import Job
 from protofed_flower.nodes import RECORD
 from protofed_flower.peers import TRUSTING
 from protofed_flower.protocol import STAGES, SecureServer, conduct
-from support import few
+from support import few, one_line
 
 SECURE = {"secure__aggregation": True, "rounds": 1, "participation__attempts": 1}
 ask_nodes = GridExecutor.ask
@@ -90,10 +90,8 @@ def test_a_server_reads_nothing_of_nodes_that_have_a_roster(
         found, vectors = read.value.args
         assert np.array_equal(found, sum((vectors[name] for name in counted), np.zeros(len(found), np.uint64)))
         return
-    with pytest.raises((PayloadError, FederationError)) as error:
+    with one_line((PayloadError, FederationError), says=reason):
         attacked(monkeypatch, grid, root, tmp_path / "out", attack, *words)
-    assert reason in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @few("trusting", [True, False], 1)
@@ -310,9 +308,8 @@ def test_a_hostile_client_is_named_and_no_wrong_sum_is_taken(how, outcome, tmp_p
     chosen = wanted("fedproto", root, **{**SECURE, "rounds": 2})
     nodes = enrolled(nodes_of(root, tmp_path / "state"), tmp_path / "keys")
     if outcome is not None:
-        with pytest.raises(FederationError, match=outcome) as error:
+        with one_line(FederationError, outcome):
             over(FakeGrid(nodes, hostile), chosen, tmp_path / "out")
-        assert "\n" not in str(error.value)
         return
     run = over(FakeGrid(nodes, hostile), chosen, tmp_path / "out")
     shutil.rmtree(tmp_path / "state")

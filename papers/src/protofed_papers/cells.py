@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -192,7 +193,4 @@ def figure_runs(
 
 def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Tree]:
     """Return every combination of the values of options."""
-    found: list[Tree] = [{}]
-    for name, values in vary.items():
-        found = [{**given, name: value} for given in found for value in values]
-    return found
+    return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]

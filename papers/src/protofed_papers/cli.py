@@ -15,9 +15,9 @@ from protofed.cli.common import (
     Quiet,
     Seeds,
     console,
+    integers_of,
     overrides_of,
     report_progress,
-    seeds_of,
 )
 from protofed.compute.imports import pause_collection
 from protofed.errors import ConfigError
@@ -61,7 +61,7 @@ def reproduce(
 
     if "=" in target:
         raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")
-    numbers = tuple(seeds_of(seeds))
+    numbers = tuple(integers_of(seeds))
     scope = showing.scope(scale, numbers, overrides_of(items or [], "auto", None), rule)
     if not target:
         for line in showing.listing(scope, out):

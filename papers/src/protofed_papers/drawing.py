@@ -251,12 +251,8 @@ def alignment_accuracy(runs: list[Run]) -> Drawing:
     shown: list[float] = []
     for label, group in groups.items():
         line = styles[label].line()
-        band(
-            axes[0],
-            [c for r in group if (c := read_numbers(r, "diagnostics", "alignment_iterations"))],
-            line,
-            label,
-        )
+        counts = [c for run in group if (c := read_numbers(run, "diagnostics", "alignment_iterations"))]
+        band(axes[0], counts, line, label)
         curves = [{t: 100 * a for t, a in run.accuracy(run.main_rule).items()} for run in group]
         shown += band(axes[1], curves, line, label)
     axes[0].set_ylabel("Alignment iterations")

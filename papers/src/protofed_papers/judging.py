@@ -10,7 +10,7 @@ from typing import Any
 from protofed.trained.paired import POINT
 from protofed_papers.cells import figure_cells
 from protofed_papers.layout import Entry, Find, Scope, Sheet, measured
-from protofed_papers.papers import ACCURACY, Claim, Paper, Printed, papers
+from protofed_papers.papers import ACCURACY, Claim, Paper, papers
 from protofed_papers.verdicts import CONTRADICTED, UNTESTABLE, Contrast, Judgement, judge
 
 
@@ -88,7 +88,7 @@ def _read_wanted(part: Any) -> dict[str, str]:
 def _numbers(sheet: Sheet) -> list[tuple[dict[str, str], Entry]]:
     """Return the accuracies of a table with their settings and method."""
     return [
-        ({"method": row.method, **_settings(entry.printed, entry.runs)}, entry)
+        ({"method": row.method, **(entry.printed.settings if entry.printed else dict(entry.runs[0][0]))}, entry)
         for (row, _), entry in sheet.layout.entries.items()
         if entry.metric == ACCURACY
     ]
@@ -127,10 +127,6 @@ def _from_tables(paper: Paper, claim: Claim, scopes: Sequence[Scope], find: Find
                         difference = _difference(claim, own, values(others, against))
                         found.setdefault(f"{name} against {_words(right)}", []).append(difference)
     return found
-
-
-def _settings(printed: Printed | None, runs: Any) -> dict[str, str]:
-    return dict(printed.settings) if printed else dict(runs[0][0])
 
 
 def _of_methods(paper: Paper) -> set[str]:

@@ -14,17 +14,9 @@ from protofed.config.schema import Experiment, apply_overrides, identity, load_r
 from protofed.runs.labels import flat
 from protofed.trained.paired import POINT, interval
 from protofed_papers.cells import CONTROLS, DATASETS, SCALES, divided, experiment_of, is_added
-from protofed_papers.papers import ACCURACY, CODED, Paper, PaperTable, Printed
+from protofed_papers.papers import ACCURACY, CODED, Paper, PaperTable, Printed, find_paper
 from protofed_papers.results import FOLDER, Result, committed
-from protofed_papers.verdicts import (
-    AGREES,
-    FAILED,
-    NO_DATA,
-    NOT_RUN,
-    UNREACHED,
-    UNTESTABLE,
-    number_verdict,
-)
+from protofed_papers.verdicts import AGREES, FAILED, NO_DATA, NOT_RUN, UNREACHED, UNTESTABLE, number_verdict
 
 Find = Callable[[str], "Result | None"]  #: Returns the result of a configuration by its key
 NEARLY_ALL = 0.95
@@ -196,9 +188,8 @@ class Scope:
     @property
     def as_printed(self) -> bool:
         """Return whether runs have the paper's scale, options and rule, however and wherever they are computed."""
-        if self.scale != "full" or self.rule:
-            return False
-        return not flat(identity(apply_overrides({}, self.overrides)))
+        plain = self.scale == "full" and not self.rule
+        return plain and not flat(identity(apply_overrides({}, self.overrides)))
 
     def shown(self, verdict: str) -> str:
         """Return a verdict as it is shown: in brackets where nothing follows from it for the paper."""
@@ -442,8 +433,6 @@ def formulas(paper: Paper, table: PaperTable, scope: Scope, find: Find) -> list[
 @cache
 def hyperparameters(name: str, number: int) -> tuple[Hyperparameter, ...]:
     """Return a table of hyperparameters with the values of the recipes."""
-    from protofed_papers.papers import find_paper
-
     paper = find_paper(name)
     table = paper.table(number)
     found = []

@@ -195,11 +195,7 @@ def read_printed(path: Path) -> tuple[Printed, ...]:
         return tuple(
             Printed(
                 dict(part.split("=", 1) for part in row["setting"].split(";") if part),
-                row["method"],
-                row["metric"],
-                row["value"],
-                row["std"],
-                row["note"],
+                *(row[name] for name in Printed._fields[1:]),
             )
             for row in csv.DictReader(file)
         )

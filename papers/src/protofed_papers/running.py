@@ -179,11 +179,7 @@ def _directory(request: Reproduction, experiment: Experiment, models: bool) -> P
 
 
 def _run(
-    wanted: Sequence[_Wanted],
-    request: Reproduction,
-    library: ResultLibrary,
-    found: Reproduced,
-    progress: Progress,
+    wanted: Sequence[_Wanted], request: Reproduction, library: ResultLibrary, found: Reproduced, progress: Progress
 ) -> None:
     """Run what has no result yet, or whose models a figure needs."""
     probed: dict[str, bool] = {}

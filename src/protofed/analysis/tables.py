@@ -58,12 +58,13 @@ NOTES = {
 def summaries_of(runs: Mapping[str, Sequence[Run]]) -> Groups:
     """Return the summaries of finished runs; methods that exchange the same stand together."""
     groups = {name: [run.summary for run in group if run.summary] for name, group in runs.items()}
-    return dict(sorted(groups.items(), key=lambda item: _place(_exchanges(item[1]))))
+    places = {kind: place for place, kind in enumerate(EXCHANGES)}
+    return dict(sorted(groups.items(), key=lambda item: places.get(item[1][0].exchanges, len(places))))
 
 
 def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -> TextTable:
     """Return the accuracies of each method by every rule, mean ± std over its runs."""
-    sections = len({_exchanges(group) for group in groups.values()}) > 1
+    sections = len({group[0].exchanges for group in groups.values()}) > 1
     outcomes = [outcome for group in groups.values() for s in group for outcome in s.outcome.accuracy.values()]
     lines = [line for line in LINES if line.always or any(getattr(o, line.figure) is not None for o in outcomes)]
     names = dict.fromkeys(r for group in groups.values() for s in group for r in s.outcome.accuracy)
@@ -82,7 +83,7 @@ def results_table(groups: Groups, described: Mapping[str, Rule] | None = None) -
     )
     last = ""
     for name, group in groups.items():
-        if sections and (what := _exchanges(group)) != last:
+        if sections and (what := group[0].exchanges) != last:
             last = table.sections[len(table.rows)] = what
         for i, line in enumerate(lines):
             table.add("" if i else name, line.title, *(_accuracy(group, rule, line) for rule in rules))
@@ -129,14 +130,6 @@ def trials_table(trials: Sequence[Trial]) -> TextTable:
         values = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in trials[place].values.values())
         table.add(str(place), *values, f"{100 * score:.1f}")
     return table
-
-
-def _exchanges(group: Sequence[Summary]) -> str:
-    return group[0].exchanges
-
-
-def _place(exchanges: str) -> int:
-    return EXCHANGES.index(exchanges) if exchanges in EXCHANGES else len(EXCHANGES)
 
 
 def _main_rules(groups: Groups) -> str:

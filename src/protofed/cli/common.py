@@ -84,14 +84,14 @@ def names_of(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def seeds_of(text: str) -> list[int]:
-    """Return the seeds in a text that separates them by commas."""
+def integers_of(text: str, option: str = "--seeds") -> list[int]:
+    """Return the integers in the text of an option, which separates them by commas."""
     found = []
     for name in names_of(text):
         try:
             found.append(int(name))
         except ValueError:
-            raise ConfigError(f"--seeds: {name!r} is not an integer") from None
+            raise ConfigError(f"{option}: {name!r} is not an integer") from None
     return found
 
 

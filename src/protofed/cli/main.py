@@ -27,10 +27,10 @@ from protofed.cli.common import (
     commands_beside,
     console,
     errors,
+    integers_of,
     names_of,
     overrides_of,
     report_progress,
-    seeds_of,
     signals,
 )
 from protofed.compute import numerics
@@ -187,7 +187,7 @@ def compare(
         result = api.compare(
             recipe,
             names_of(methods),
-            seeds_of(seeds),
+            integers_of(seeds),
             overrides_of([], device, data_dir),
             vary=items,
             out=out,
@@ -218,8 +218,7 @@ def tune(
     jobs: Jobs = 1,
     budget: Budget = "",
     out: Annotated[
-        Path | None,
-        typer.Option(help="Output directory, which may hold parts (default: below runs/)."),
+        Path | None, typer.Option(help="Output directory, which may hold parts (default: below runs/).")
     ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -237,7 +236,7 @@ def tune(
             recipe,
             items,
             method,
-            seeds_of(seeds),
+            integers_of(seeds),
             overrides_of([], device, data_dir),
             out=out,
             progress=progress,
@@ -376,10 +375,9 @@ def _print(result: Any, full: bool) -> None:
     if isinstance(result, Comparison) and result.axes:
         console.print(grid.table(grid.rows_of(runs, result.axes), result.axes))
     else:
-        found = answer(runs)
-        for sentence in found.sentences if found else ():
-            console.print(sentence, markup=False, highlight=False)
-        if found:
+        if found := answer(runs):
+            for sentence in found.sentences:
+                console.print(sentence, markup=False, highlight=False)
             console.print(answer_table(found, len(found.results) if full else ROWS))
         if full:
             _print_all(runs)
@@ -414,13 +412,9 @@ def _split_recipe(arguments: list[str]) -> tuple[str, list[str]]:
 
 def _toml(value: Any) -> str:
     """Return a value as an override has it."""
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:.6g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 app.add_typer(commands.app)

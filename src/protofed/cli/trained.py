@@ -143,11 +143,7 @@ def export(
 
 
 @app.command()
-def forget(
-    directory: Directory,
-    client: Client,
-    trust_code: TrustCode = False,
-) -> None:
+def forget(directory: Directory, client: Client, trust_code: TrustCode = False) -> None:
     """Take a client's sums out of a finished run of a closed form, which is then as if it had not taken part."""
     with pause_collection():
         from protofed import api

@@ -69,9 +69,7 @@ EXCLUSIONS = (
     ),
     *(
         Exclusion(
-            *(option, (usual,), "privacy.mode", ("sample",)),
-            "DP-SGD draws its batches",
-            f"leave {option} out",
+            *(option, (usual,), "privacy.mode", ("sample",)), "DP-SGD draws its batches", f"leave {option} out"
         )
         for option, usual in (("training.shuffle", True), ("training.drop_last", False))
     ),

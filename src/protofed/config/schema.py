@@ -176,9 +176,7 @@ class ExecutionOptions(Options):
     workers: int = option(0, "processes of the executor workers (0 = one per core)", least=0)
     threads: int = option(0, "CPU threads of each process (0 = the cores divided among the processes)", least=0)
     memory_budget: float = option(
-        0.0,
-        "GB that clients stepping together may use with fused (0 = 4, or 70 % of a GPU's free memory)",
-        least=0,
+        0.0, "GB that clients stepping together may use with fused (0 = 4, or 70 % of a GPU's free memory)", least=0
     )
     clients_in: Literal["auto", "memory", "disk"] = option(
         "auto", "where clients' models are stored between visits (auto: on disk above 1 GiB, and with workers)"

@@ -126,6 +126,11 @@ class Group:
 
 groups: Registry[Group] = Registry("model group")
 
+
+def _group(name: str, summary: str, *members: tuple[str, dict[str, Any]]) -> None:
+    groups.register(name)(Group(summary, members))
+
+
 # EfficientNet's dropout before the head is that of both papers' public code, and of torchvision.
 _LIGHT: tuple[tuple[str, dict[str, Any]], ...] = (
     ("resnet8", {}),
@@ -134,62 +139,48 @@ _LIGHT: tuple[tuple[str, dict[str, Any]], ...] = (
     ("efficientnet_b0", {"dropout": 0.2}),
 )
 
-groups.register("light4")(Group("ProtoNorm's and TinyProto's four lightweight models", _LIGHT))
-groups.register("light4_as_coded")(
-    Group(
-        "light4 as in ProtoNorm's and TinyProto's code: MobileNet's features have dropout",
-        tuple((name, {**own, "feature_dropout": 0.2} if name == "mobilenet_v2" else own) for name, own in _LIGHT),
-    )
+_group("light4", "ProtoNorm's and TinyProto's four lightweight models", *_LIGHT)
+_group(
+    "light4_as_coded",
+    "light4 as in ProtoNorm's and TinyProto's code: MobileNet's features have dropout",
+    *((name, {**own, "feature_dropout": 0.2} if name == "mobilenet_v2" else own) for name, own in _LIGHT),
 )
 for _name, _network, _data in (
     ("fedproto_mh", "fedproto_cnn", "MNIST"),
     ("fedproto_femnist_mh", "fedproto_femnist_cnn", "FEMNIST"),
 ):
-    groups.register(_name)(
-        Group(
-            f"FedProto-mh on {_data}: its CNN with 18, 20 or 22 channels",
-            tuple((_network, {"channels": c}) for c in (18, 20, 22)),
-        )
-    )
-groups.register("resnet18_mh")(
-    Group(
-        "FedProto-mh on CIFAR-10: ResNet-18 with two kinds of stem",
-        tuple(("resnet18", {"stem_stride": s}) for s in ((1, 4), (2, 2))),
-    )
+    _channels = ((_network, {"channels": c}) for c in (18, 20, 22))
+    _group(_name, f"FedProto-mh on {_data}: its CNN with 18, 20 or 22 channels", *_channels)
+_group(
+    "resnet18_mh",
+    "FedProto-mh on CIFAR-10: ResNet-18 with two kinds of stem",
+    *(("resnet18", {"stem_stride": s}) for s in ((1, 4), (2, 2))),
 )
-groups.register("small4")(
-    Group(
-        "four tiny models for 8×8 digits, each with fewer than 60 thousand parameters at d = 64",
-        (
-            ("mlp", {"hidden": (256,)}),
-            ("cnn2", {"channels": (16, 32)}),
-            ("mlp", {"hidden": (128, 128)}),
-            ("cnn4", {"channels": (8, 16, 32, 64)}),
-        ),
-    )
+_group(
+    "small4",
+    "four tiny models for 8×8 digits, each with fewer than 60 thousand parameters at d = 64",
+    ("mlp", {"hidden": (256,)}),
+    ("cnn2", {"channels": (16, 32)}),
+    ("mlp", {"hidden": (128, 128)}),
+    ("cnn4", {"channels": (8, 16, 32, 64)}),
 )
-groups.register("series4")(
-    Group(
-        "four small models for time series (C, T)",
-        (
-            ("cnn1d", {"channels": (8, 16)}),
-            ("fcn1d", {"channels": (16, 32, 16)}),
-            ("mlp", {"hidden": (64,)}),
-            ("tiny", {}),
-        ),
-    )
+_group(
+    "series4",
+    "four small models for time series (C, T)",
+    ("cnn1d", {"channels": (8, 16)}),
+    ("fcn1d", {"channels": (16, 32, 16)}),
+    ("mlp", {"hidden": (64,)}),
+    ("tiny", {}),
 )
-groups.register("text4")(
-    Group(
-        "four small networks for texts as tokens (data.text_as=tokens)",
-        (("text_bag", {}), ("text_cnn", {}), ("text_gru", {}), ("text_transformer", {})),
-    )
+_group(
+    "text4",
+    "four small networks for texts as tokens (data.text_as=tokens)",
+    *((name, {}) for name in ("text_bag", "text_cnn", "text_gru", "text_transformer")),
 )
-groups.register("mlp4")(
-    Group(
-        "four perceptrons for tables and vectors, such as embeddings",
-        tuple(("mlp", {"hidden": hidden}) for hidden in ((128,), (64, 64), (256,), (128, 128))),
-    )
+_group(
+    "mlp4",
+    "four perceptrons for tables and vectors, such as embeddings",
+    *(("mlp", {"hidden": hidden}) for hidden in ((128,), (64, 64), (256,), (128, 128))),
 )
 
 

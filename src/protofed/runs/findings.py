@@ -35,14 +35,7 @@ class Findings:
         clipped = [{"client": c, "vectors": n, "factor": f} for c, (n, f) in self.clipped.items()]
         left_out = [{"client": c, "reason": reason} for c, reason in self.left_out.items()]
         capped = [{"client": c, "fields": names} for c, names in self.capped.items()]
-        parts = {
-            "clipped": clipped,
-            "left_out": left_out,
-            "capped": capped,
-            "alone": self.alone,
-            "out_of_proportion": self.out_of_proportion,
-            "kept": self.kept,
-        }
+        parts = vars(self) | {"clipped": clipped, "left_out": left_out, "capped": capped}
         return {name: value for name, value in parts.items() if value}
 
 

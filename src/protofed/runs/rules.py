@@ -42,92 +42,73 @@ GLOBAL_MODEL = Rule(
     "global_model",
     "Global model",
     "the class with the largest output of the server's model, for all or for the client's group",
-    "model",
-    "sky",
-    10,
+    short="model",
+    colour="sky",
+    place=10,
     open=True,
 )
 LOCAL = Rule(
     "local",
     "Own prototypes",
     "the class whose prototype, made from the client's own data, is nearest",
-    "",
-    "green",
-    30,
+    colour="green",
+    place=30,
 )
 GLOBAL = Rule(
     "global",
     "Global prototypes",
     "the class whose global prototype is nearest, among all classes",
-    "",
-    "vermillion",
-    40,
+    colour="vermillion",
+    place=40,
 )
 GLOBAL_OWN = Rule(
     "global_own",
     "Global, own classes",
     "the nearest global prototype among the classes the client trains on, an easier question",
-    "own",
-    "orange",
-    50,
+    short="own",
+    colour="orange",
+    place=50,
 )
 ALL_CLASSES = Rule(
     "all_classes",
     "Classes alike",
     "as the head, without the frequencies of the client's classes",
-    "all",
-    "black",
-    90,
+    short="all",
+    colour="black",
+    place=90,
 )
 GLOBAL_PRIOR = Rule(
     "global_prior",
     "Global model with prior",
     "the server's model, weighed with the frequencies of the client's classes",
-    "prior",
-    "grey",
-    20,
+    short="prior",
+    colour="grey",
+    place=20,
 )
 ETF = Rule(
     "etf",
     "ETF",
     "the class whose fixed direction (simplex equiangular tight frame) is closest to the features",
-    "",
-    "purple",
-    60,
+    colour="purple",
+    place=60,
 )
 EXPERT = Rule(
     "expert",
     "Expert",
     "the client's own model, among the classes it trains on, weighed with their frequencies",
-    "",
-    "purple",
-    70,
+    colour="purple",
+    place=70,
 )
 BEACON = Rule(
     "beacon",
     "Beacon with prior",
     "the shared tiny network, weighed with the frequencies of the client's classes",
-    "",
-    "grey",
-    80,
+    colour="grey",
+    place=80,
 )
 NEAREST = Rule("nearest", "nearest", "the class whose mean, over the samples of all clients, is nearest")
-KNOWN_RULES = {
-    rule.name: rule
-    for rule in (
-        HEAD,
-        GLOBAL_MODEL,
-        LOCAL,
-        GLOBAL,
-        GLOBAL_OWN,
-        ALL_CLASSES,
-        GLOBAL_PRIOR,
-        ETF,
-        EXPERT,
-        BEACON,
-        NEAREST,
-    )
-}
+_KNOWN = (HEAD, GLOBAL_MODEL, LOCAL, GLOBAL, GLOBAL_OWN, ALL_CLASSES, GLOBAL_PRIOR, ETF, EXPERT, BEACON, NEAREST)
+KNOWN_RULES = {rule.name: rule for rule in _KNOWN}
 """Rules in runs of version 0.2 and before, which do not describe them."""
 
 

@@ -226,14 +226,9 @@ class Summary(_About):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``summary.json``."""
+        first = ("protofed", "recipe", "method", "exchanges", "seed", "clients", "main_rule")
         return {
-            "protofed": self.protofed,
-            "recipe": self.recipe,
-            "method": self.method,
-            "exchanges": self.exchanges,
-            "seed": self.seed,
-            "clients": self.clients,
-            "main_rule": self.main_rule,
+            **{name: getattr(self, name) for name in first},
             **self.outcome.to_dict(),
             "peak_memory_bytes": self.peak_memory_bytes,
             "environment": self.environment,

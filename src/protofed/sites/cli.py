@@ -15,10 +15,10 @@ from protofed.cli.common import (
     Overrides,
     Quiet,
     console,
+    integers_of,
     names_of,
     overrides_of,
     report_progress,
-    seeds_of,
 )
 from protofed.errors import ConfigError
 from protofed.storage.processes import get_ready
@@ -103,7 +103,7 @@ def attempt(
         trial = run_trial(
             tree,
             look,
-            seeds_of(seeds),
+            integers_of(seeds),
             out,
             progress,
             0,

@@ -66,9 +66,7 @@ def rename_columns(sheets: Sequence[SiteTable], asked: DataOptions) -> tuple[lis
     """
     sheets = [replace(sheet, columns=_match_columns(sheet, asked)) for sheet in sheets]
     votes = Counter(name for sheet in sheets for name in sheet.columns)
-    usual: dict[str, str] = {}
-    for name, _ in votes.most_common():
-        usual.setdefault(_fold(name), name)
+    usual = {_fold(name): name for name, _ in reversed(votes.most_common())}
     named, found = [], []
     for sheet in sheets:
         own = {n: usual[_fold(n)] for n in sheet.columns if usual[_fold(n)] not in sheet.columns}
@@ -302,9 +300,7 @@ def _renames(option: str, column: str, pairs: Mapping[str, str]) -> dict[str, An
 def _within(held: Held) -> dict[str, str]:
     """Return the most frequent spelling for every other one that differs from it in case and spaces alone."""
     votes = sum(map(Counter, held.values()), Counter[str]())
-    usual: dict[str, str] = {}
-    for value, _ in votes.most_common():
-        usual.setdefault(" ".join(value.casefold().split()), value)
+    usual = {" ".join(value.casefold().split()): value for value, _ in reversed(votes.most_common())}
     spelt = {value: usual[" ".join(value.casefold().split())] for value in votes}
     return {value: best for value, best in spelt.items() if value != best and len(value) > 1}
 

@@ -225,11 +225,8 @@ def _place(out: Path | None, tree: Tree) -> Path:
 
     directory = place_for(out, "try", resume=True)
     if out is None:
-        return (
-            directory
-            if same(directory) and not (directory / "try.json").exists()
-            else place_for(None, "try", resume=False)
-        )
+        goes_on = same(directory) and not (directory / "try.json").exists()
+        return directory if goes_on else place_for(None, "try", resume=False)
     if directory.exists() and any(directory.iterdir()) and not same(directory):
         raise ConfigError(f"--out {directory}: holds something else than this answer: choose another")
     return directory

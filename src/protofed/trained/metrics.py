@@ -12,19 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.config.schema import Experiment
-from protofed.data import Table
 from protofed.data.federation import load_client
 from protofed.data.local import data_path
 from protofed.data.preparing import Agreed
-from protofed.errors import CheckpointError, DataError
+from protofed.errors import DataError
 from protofed.experiments.ending import ModelsDescription, open_run
 from protofed.experiments.loading import load_data
 from protofed.models.encoders import EncoderOptions
 from protofed.runs.metrics import HEADLINES, METRICS, ClassMetrics, Metrics, SampleMetrics
 from protofed.runs.run import Run
 from protofed.samples import FederatedData, Samples
-from protofed.storage.files import read_json, write_json
-from protofed.trained.opening import open_client
+from protofed.storage.files import write_json
+from protofed.trained.opening import open_client, table_of
 
 _LEAST = -1e300  #: In place of the score of a class that a rule cannot give, which is -inf
 _SCORES = "some samples have no finite scores"
@@ -72,7 +71,7 @@ def answers(run: Run, rule: str = "", trust_code: bool = False) -> dict[str, Ans
     """Return the answers of a finished run's clients for their own test samples, by name."""
     given = {}
     held: dict[str, Samples] = {}
-    for name in [client.name for client in run.clients]:
+    for name in run.names:
         trained = open_client(run, name, trust_code)  # refuses what can be refused before data are read
         held = held or {c.name: c.test for c in data_of(run, trust_code).clients}
         chosen = trained.rule(rule)
@@ -111,13 +110,8 @@ def data_of(run: Run, trust_code: bool = False) -> FederatedData:
 
 def _own_client(run: Run, experiment: Experiment) -> FederatedData:
     """Return the data of the client of a node's run directory, prepared as the federation agreed."""
-    path = run.directory / "federation.json"
-    stored, table = ModelsDescription.read(path), read_json(path).get("table")
-    try:
-        shape = stored.encoding.input_shape if stored.encoding else stored.input_shape
-        agreed = Agreed(shape, None if table is None else Table.from_dict(table))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: table: {error}") from None
+    stored = ModelsDescription.read(run.directory / "federation.json")
+    agreed = Agreed(stored.encoding.input_shape if stored.encoding else stored.input_shape, table_of(run))
     names = tuple(run.class_names)
     federated, _ = load_client(data_path(experiment.data), experiment.data, experiment.seed, names, agreed)
     (client,) = federated.clients

@@ -271,7 +271,7 @@ def _open(run: Run, name: str, experiment: Experiment, trusted: bool) -> Trained
     stored = ModelsDescription.read(run.directory / "federation.json")
     if name not in stored.architectures:
         raise CheckpointError(f"{run.directory / 'federation.json'}: does not describe the model of {name}")
-    table = _table_of(run, name)
+    table = table_of(run, name)
     builder = _builder(run, name, stored, table, experiment, trusted)
     (model,) = builder.models.values()
     path = client_model(run.directory, name)
@@ -324,8 +324,8 @@ def _open(run: Run, name: str, experiment: Experiment, trusted: bool) -> Trained
     return trained
 
 
-def _table_of(run: Run, name: str) -> Table | None:
-    """Return the preparation of a client's samples as ``federation.json`` has it."""
+def table_of(run: Run, name: str = "") -> Table | None:
+    """Return the preparation of a client's samples, or what all share, as ``federation.json`` has it."""
     path = run.directory / "federation.json"
     tree = read_json(path)
     own = next((c["table"] for c in tree["clients"] if c["name"] == name and "table" in c), tree.get("table"))

@@ -32,7 +32,7 @@ from protofed.untrusted.decoding import decode
 from protofed.wire.schema import Field, prototype_schema, weight_schema
 from stages.privacy.auditing import lower_bound
 from stages.privacy.everywhere import OPTIONS, everywhere
-from support import build, experiment, few, told, uploads
+from support import build, experiment, few, one_line, told, uploads
 
 PRIVATE = {"privacy__accountant": "rdp", "privacy__mode": "client", "privacy__noise": 0.5, "privacy__clip": 2.0}
 K, D = 4, 3
@@ -368,9 +368,8 @@ def test_every_method_is_clipped_or_says_why_not(method):
     8,
 )
 def test_what_cannot_be_protected_is_refused_before_training(overrides, message):
-    with pytest.raises(ConfigError, match=message) as error:
+    with one_line(ConfigError, message):
         build("fedproto", **{"privacy__mode": "client", **overrides})
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

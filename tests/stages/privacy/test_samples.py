@@ -29,7 +29,7 @@ from protofed.storage.snapshots import Snapshot, flatten
 from protofed.visits.private import Noise, Private, private_counts, rate, sum_clipped
 from stages.privacy.auditing import lower_bound
 from stages.privacy.everywhere import everywhere
-from support import build, client, experiment, federated, few, stage, uploads
+from support import build, client, experiment, federated, few, one_line, stage, uploads
 
 PRIVATE = {
     "privacy__accountant": "rdp",
@@ -444,9 +444,8 @@ def test_canaries_find_more_than_a_single_step_would_cost():
 )
 def test_what_cannot_be_protected_is_refused_before_training(method, overrides, message):
     chosen = {n: v for n, v in (PRIVATE | overrides).items() if v is not None}
-    with pytest.raises(ConfigError, match=message) as error:
+    with one_line(ConfigError, message):
         build(method, **chosen)
-    assert "\n" not in str(error.value)
 
 
 def test_several_updates_on_one_batch_are_refused(monkeypatch):

@@ -17,7 +17,7 @@ from protofed.stages.secure.options import SecureOptions
 from protofed.stages.secure.stage import SecureSum
 from protofed.stages.secure.sums import SumLayout
 from protofed.visits.contract import Missing
-from support import few
+from support import few, one_line
 
 SECURE = {"secure__aggregation": True}
 BITS = SecureOptions().fraction_bits
@@ -188,9 +188,8 @@ def test_a_count_beyond_all_bounds_costs_the_round_and_no_more(count, reason, mo
 )
 def test_refuses_in_one_line_before_training(options, match):
     name = {"method__name": "fedproto", **options}
-    with pytest.raises(ConfigError, match=match) as error:
+    with one_line(ConfigError, match):
         support.build(name.pop("method__name"), **SECURE, **name)
-    assert "\n" not in str(error.value)
 
 
 def test_too_few_clients_leave_the_state_unchanged():

@@ -186,8 +186,7 @@ def _ask_sizes(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Ask nodes to build the models of clients; return the sizes, and the reasons of those that could not."""
     summary = FederationSummary.of(
-        experiment,
-        describe_federation(admission.clients, admission.classes, experiment.data, experiment.encoder),
+        experiment, describe_federation(admission.clients, admission.classes, experiment.data, experiment.encoder)
     )
     texts = {d.name: text for d, text in zip(admission.clients, client_summaries(experiment, summary), strict=True)}
     dims = {d.name: _dim(d, experiment) for d in admission.clients}

@@ -15,12 +15,10 @@ from protofed.engine import Evaluated, Messages, Missing, Roster, ServerState, S
 from protofed.errors import PayloadError
 from protofed.storage.snapshots import pack, unpack
 from protofed_flower.messages import Job, Scored, Values, VisitOutcome, read_evaluated, read_trained
-from protofed_flower.nodes import EVALUATE, QUERY, RECORD, SECURE, TRAIN, Nodes, message, reason_of
+from protofed_flower.nodes import EVALUATE, SECURE, TRAIN, Nodes, message, reason_of
 
 if TYPE_CHECKING:
     from protofed_flower.protocol import Stage
-
-__all__ = ["EVALUATE", "QUERY", "RECORD", "TRAIN", "GridExecutor", "Nodes"]
 
 UNDER_WAY = 2**28  #: Maximum bytes of clients' models in transit at a time, in a simulation
 MESSAGES = 16, 64  #: Least and most messages in transit at a time, in a simulation, whatever they hold

@@ -30,8 +30,7 @@ _ALGORITHM = ec.ECDSA(hashes.SHA384())
 
 
 _Roster = TypedDict(
-    "_Roster",
-    {"federation": ClassName, "from": str, "until": str, "clients": dict[str, str], "signature": str},
+    "_Roster", {"federation": ClassName, "from": str, "until": str, "clients": dict[str, str], "signature": str}
 )
 
 

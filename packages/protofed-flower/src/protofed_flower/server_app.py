@@ -49,10 +49,11 @@ from protofed.experiments.ending import describe_models, forgotten, read_generat
 from protofed.storage.files import write_json
 from protofed.untrusted import claims
 from protofed_flower.gathering import REQUEST_BITS, Anew, Gathering, Party, meet, recall
-from protofed_flower.grid import GridExecutor, Nodes
+from protofed_flower.grid import GridExecutor
 from protofed_flower.ledger import NODES, Receipts
 from protofed_flower.messages import Expected
 from protofed_flower.node import experiment_key
+from protofed_flower.nodes import Nodes
 from protofed_flower.protocol import over
 from protofed_flower.sources import plan_text
 from protofed_flower.summary import client_summaries, describe_federation, scored

@@ -92,7 +92,9 @@ def describe_federation(
         splits = DescribedSamples.of(train, d.counts), DescribedSamples.of(test, d.counts)
         clients.append(ClientData(d.name, *splits, held_out, d.settings))
     table = _table(descriptions, data or DataOptions())
-    shape = common_shape([d.input_shape for d in descriptions])
+    # In colour, if some have images in colour.
+    coloured = (d.input_shape for d in descriptions if len(d.input_shape) == 3 and d.input_shape[0] == 3)
+    shape = next(coloured, descriptions[0].input_shape)
     grey = [d.name for d in descriptions if len(shape) == 3 and shape[0] == 3 and d.input_shape[0] == 1]
     prepared = table.shape(shape) if table else shape
     encoding = None
@@ -102,11 +104,6 @@ def describe_federation(
     return FederatedData(
         tuple(clients), len(classes), classes, prepared, table, colour_note(grey), encoding=encoding
     )
-
-
-def common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape of the samples of clients that fit each other: in colour if some have images in colour."""
-    return next((shape for shape in shapes if len(shape) == 3 and shape[0] == 3), shapes[0])
 
 
 def _table(descriptions: Sequence[Description], data: DataOptions) -> Table | None:

@@ -8,7 +8,7 @@ Example:
     ['accuracy_bytes', 'accuracy_rounds', 'accuracy_rules']
 """
 
-from protofed.analysis.figures import (
+from protofed.analysis.figures import (  # noqa: F401  (each registers its figures)
     clients,
     confusion,
     curves,
@@ -24,21 +24,4 @@ from protofed.analysis.figures.clients import draw_split
 from protofed.analysis.figures.options import draw_figure, figure_rows
 from protofed.analysis.figures.saving import inline_svg, save_figure
 
-__all__ = [
-    "clients",
-    "confusion",
-    "curves",
-    "draw_figure",
-    "draw_split",
-    "embedding",
-    "figure",
-    "figure_rows",
-    "figures",
-    "geometry",
-    "heatmap",
-    "inline_svg",
-    "plane",
-    "save_figure",
-    "sensitivity",
-    "sites",
-]
+__all__ = ["draw_figure", "draw_split", "figure", "figure_rows", "figures", "inline_svg", "save_figure"]

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from protofed.analysis.style import LineStyle, method_styles, theme
+from protofed.analysis.style import FAINT, LineStyle, method_styles, theme
 from protofed.errors import DataError
 from protofed.registry import Registry
 from protofed.runs.run import Run, by_label, rule_of, select_finished
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes._base import _AxesBase
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 Draw = Callable[..., "Figure"]
 """``draw(runs, **options)``; raises DataError if the runs lack the data of the figure."""
@@ -97,6 +98,19 @@ def map_axes(ax: Axes, x: str, y: str) -> None:
     ax.spines[:].set_visible(False)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
+
+
+def square_map(
+    fig: Figure, ax: Axes, matrix: Tensor, names: Sequence[str], what: str, label: str, limit: int = 30, **look: Any
+) -> None:
+    """Draw a number for every two of the things with these names; NaN stays faint."""
+    mesh = ax.pcolormesh(matrix.numpy(), rasterized=matrix.numel() > 4000, **look)
+    ax.set_facecolor(FAINT)
+    ax.invert_yaxis()
+    for axis in ("x", "y"):
+        name_ticks(ax, axis, names, limit, 0.5)
+    map_axes(ax, what, what)
+    colour_bar(fig, mesh, ax, label)
 
 
 def colour_bar(

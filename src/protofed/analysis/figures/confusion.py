@@ -35,7 +35,7 @@ def confusion(runs: list[Run], client: str | int | None = None) -> Figure:
         assert run.measured is not None
         part, of = run.measured.overall, ""
         if client is not None:
-            of = run.clients[place_of([c.name for c in run.clients], client, "client")].name
+            of = run.clients[place_of(run.names, client, "client")].name
             part = run.measured.clients[of]
         _draw(ax, part, run.class_names)
         if len(measured) > 1 or of:

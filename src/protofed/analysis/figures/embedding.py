@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protofed.analysis.figures.base import figure, panels, title_runs, write_title
@@ -88,9 +89,12 @@ def draw_points(ax: Axes, at: NDArray[Any], points: Points, K: int) -> None:
                 dots(ax, at[here], style, size=size, alpha=1.0 if kind else 0.55, edge=edge)
 
 
-def kinds_shown(sets: list[Points]) -> dict[str, dict[str, Any]]:
-    """Return the kinds of points that occur, for a legend."""
-    return {label: look for i, (label, look) in enumerate(KINDS.items()) if any((p.kinds == i).any() for p in sets)}
+def points_legend(fig: Figure, ax: Axes, runs: list[Run], sets: Collection[Points]) -> None:
+    """Add a legend of the classes and the kinds of points that occur."""
+    names = max((run.class_names for run in runs), key=len)
+    classes = sorted({int(j) for shown in sets for j in shown.labels})
+    kinds = {label: KINDS[label] for i, label in enumerate(KINDS) if any((p.kinds == i).any() for p in sets)}
+    class_legend(fig, ax, names, classes, kinds)
 
 
 @figure("tsne")
@@ -118,9 +122,7 @@ def tsne(runs: list[Run], clients: int = 5, samples: int = 1000, seed: int = 0, 
         ax.margins(0.04)
         if not single:
             write_title(ax, title)
-    names = max((run.class_names for run in runs), key=len)
-    classes = sorted({int(j) for _, p in shown.values() for j in p.labels})
-    class_legend(fig, axes[0], names, classes, kinds_shown([p for _, p in shown.values()]))
+    points_legend(fig, axes[0], runs, [p for _, p in shown.values()])
     return fig
 
 

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from protofed.analysis.figures.base import (
     canvas,
-    colour_bar,
     counting_axis,
     figure,
     legend_below,
-    map_axes,
     name_ticks,
     panels,
+    square_map,
     write_title,
 )
 from protofed.analysis.restore import prototypes
-from protofed.analysis.style import FAINT, method_styles
+from protofed.analysis.style import method_styles
 from protofed.errors import CheckpointError, DataError
 from protofed.runs.run import Run, by_label, select_finished
 
@@ -65,15 +64,10 @@ def prototype_distances(runs: list[Run], metric: Literal["distance", "cosine"] =
     single = len(matrices) == 1
     fig, axes = panels(len(matrices), *((5.0, 4.2) if single else (3.5, 3.0)))
     for ax, (label, matrix) in zip(axes, matrices.items(), strict=True):
-        mesh = ax.pcolormesh(matrix.numpy(), rasterized=matrix.numel() > 4000, **limits)
-        ax.set_facecolor(FAINT)
-        ax.invert_yaxis()
-        for axis in ("x", "y"):
-            name_ticks(ax, axis, runs[0].class_names, 30 if single else 12, 0.5)
-        map_axes(ax, "Class", "Class")
+        told = "Cosine" if metric == "cosine" else "Euclidean distance"
+        square_map(fig, ax, matrix, runs[0].class_names, "Class", told, 30 if single else 12, **limits)
         if not single:
             write_title(ax, label)
-        colour_bar(fig, mesh, ax, "Cosine" if metric == "cosine" else "Euclidean distance")
     return fig
 
 

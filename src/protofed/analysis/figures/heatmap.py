@@ -42,10 +42,7 @@ class _Sheet:
 
 @figure("prototype_heatmap")
 def prototype_heatmap(
-    runs: list[Run],
-    class_: str | int | None = None,
-    client: str | int | None = None,
-    binary: bool = False,
+    runs: list[Run], class_: str | int | None = None, client: str | int | None = None, binary: bool = False
 ) -> Figure:
     """Prototypes entry by entry: of all classes, of one class over the clients, or of one client.
 
@@ -110,7 +107,7 @@ def _sheet(run: Run, which: str, class_: str | int | None, client: str | int | N
 
     if which == "global":
         return _Sheet(_rows(run.class_names, restore_global(run, final_prototypes(run, "global"))), "Class")
-    names = [c.name for c in run.clients]
+    names = run.names
     if which == "client":
         name = names[place_of(names, client, "client")]
         return _Sheet(_rows(run.class_names, _own(run, [name]).get(name)), "Class", name)

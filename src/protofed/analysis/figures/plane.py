@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.figures.base import figure, panels, title_runs, write_title
-from protofed.analysis.figures.classes import class_legend, class_styles
-from protofed.analysis.figures.embedding import Points, draw_points, kinds_shown, points
+from protofed.analysis.figures.classes import class_styles
+from protofed.analysis.figures.embedding import Points, draw_points, points, points_legend
 from protofed.analysis.figures.options import place_of
 from protofed.analysis.style import INK, LineStyle
 from protofed.errors import DataError
@@ -49,10 +49,9 @@ def plane(
                 f"{run.directory}: features have d = {', '.join(map(str, d))}, a plane needs model.d = 2: "
                 "the figure tsne shows any d"
             )
-        names = [c.name for c in run.clients]
-        groups = [names]
+        groups = [run.names]
         if client is not None:
-            groups = [[names[place_of(names, client, "client")]]]
+            groups = [[run.names[place_of(run.names, client, "client")]]]
         elif each:
             groups = [[c.name] for c in run.clients if sum(c.test)]
         for group in groups:
@@ -61,13 +60,12 @@ def plane(
             shown[name] = chosen if local else Points(*(part[chosen.kinds != 1] for part in chosen))
     single = len(shown) == 1
     fig, axes = panels(len(shown), *((5.2, 5.2) if single else (3.6, 3.6)), columns=2 if len(shown) == 4 else 3)
-    classes = max((run.class_names for run in runs), key=len)
+    K = max(len(run.class_names) for run in runs)
     for ax, (title, chosen) in zip(axes, shown.items(), strict=True):
-        _draw(ax, chosen, len(classes), lines=alone)
+        _draw(ax, chosen, K, lines=alone)
         if alone or not single:
             write_title(ax, title)
-    held = sorted({int(j) for chosen in shown.values() for j in chosen.labels})
-    class_legend(fig, axes[0], classes, held, kinds_shown(list(shown.values())))
+    points_legend(fig, axes[0], runs, shown.values())
     return fig
 
 

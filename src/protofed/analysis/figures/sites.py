@@ -7,17 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from protofed.analysis.answer import MethodResult, answer
-from protofed.analysis.figures.base import (
-    apply_theme,
-    canvas,
-    colour_bar,
-    figure,
-    legend_below,
-    map_axes,
-    name_ticks,
-    panels,
-)
-from protofed.analysis.style import BLUE, FAINT, GREY
+from protofed.analysis.figures.base import apply_theme, canvas, figure, legend_below, panels, square_map
+from protofed.analysis.style import BLUE, GREY
 from protofed.errors import DataError
 from protofed.runs.run import Run
 
@@ -58,13 +49,7 @@ def resemblance(runs: list[Run]) -> Figure:
     matrix[apart >= STRANGERS] = torch.nan
     matrix.fill_diagonal_(torch.nan)
     fig, (ax,) = panels(1, 5.0, 4.2)
-    mesh = ax.pcolormesh(matrix.numpy(), rasterized=matrix.numel() > 4000, vmin=0)
-    ax.set_facecolor(FAINT)
-    ax.invert_yaxis()
-    for axis in ("x", "y"):
-        name_ticks(ax, axis, names, 30, 0.5)
-    map_axes(ax, "Client", "Client")
-    colour_bar(fig, mesh, ax, "Standard deviations within classes")
+    square_map(fig, ax, matrix, names, "Client", "Standard deviations within classes", vmin=0)
     return fig
 
 

@@ -36,10 +36,8 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain values."""
-        fields = {n: getattr(self, n) for n in self.__dataclass_fields__}
-        return {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in fields.items()} | {
-            "learned": self.learned
-        }
+        plain = {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in vars(self).items()}
+        return {**plain, "learned": self.learned}
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,7 @@ class Audit:
         """Return the audit as plain values, without pictures."""
         return {
             "version": 1,
-            "method": self.method,
-            "round": self.round,
-            "clients": self.clients,
-            "sent": self.sent,
+            **{n: getattr(self, n) for n in ("method", "round", "clients", "sent")},
             "protections": list(self.protections),
             "privacy": self.spent.to_dict() if self.spent else None,
             "findings": [f.to_dict() for f in self.findings],

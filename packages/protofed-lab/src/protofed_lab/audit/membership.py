@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import torch
 import torch.nn.functional as F
@@ -54,12 +55,10 @@ def membership(seen: Seen, shadow: Seen) -> list[Finding]:
     def through(models: dict[str, SplitModel]) -> Look:
         return lambda sender: network(sender, models[sender.name])[0] if sender.name in models else None
 
-    def own(sender: Sender) -> SplitModel:
-        return sender.model
-
     def attacked(look: Look, look_there: Look, *, upload: bool = True) -> tuple[Observed, Observed]:
         return observed(shadow, shadow, look_there, upload=upload), observed(seen, shadow, look, upload=upload)
 
+    own: Look = attrgetter("model")
     unknown = strangers(seen, shadow)
     found = _findings(SERVER, *attacked(through(unknown), through(strangers(shadow, shadow))))
     if any(network(s, unknown[s.name])[1] for s in seen.senders if s.name in unknown):
@@ -201,14 +200,10 @@ def likelihood_ratio(x: Tensor, prototypes: Tensor, number: float, mean: Tensor,
 # The attacks.
 
 
-def _with_ratio(o: Observed) -> Tensor:
-    return torch.cat([o.figures, o.ratio.asinh().unsqueeze(1)], 1)
-
-
 ATTACKS: dict[str, Callable[[Observed], Tensor] | None] = {
     "logistic regression": lambda o: o.figures,  # Shokri et al. (2017), with one shadow
     "likelihood ratio of the prototype": None,  # which the public samples have calibrated
-    "logistic regression with the likelihood ratio": _with_ratio,
+    "logistic regression with the likelihood ratio": lambda o: torch.column_stack([o.figures, o.ratio.asinh()]),
 }
 """Figures of a logistic regression; None for the likelihood ratio itself."""
 

@@ -85,11 +85,7 @@ def _mean(public: Samples, label: int, dtype: torch.dtype) -> Tensor:
 
 
 def optimise(
-    model: SplitModel,
-    labels: Tensor,
-    goal: tuple[str, Tensor] | None,
-    public: Samples,
-    random: torch.Generator,
+    model: SplitModel, labels: Tensor, goal: tuple[str, Tensor] | None, public: Samples, random: torch.Generator
 ) -> Tensor:
     """Return ``(n, *input_shape)`` inputs with the outputs of an upload, starting from public class means.
 

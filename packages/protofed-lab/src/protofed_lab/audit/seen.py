@@ -223,7 +223,5 @@ def _dealt(client: ClientData, seed: int) -> ClientData:
         test.append(rows[number:])
     rows_in, rows_out = torch.cat(train).sort().values, torch.cat(test).sort().values
     return replace(
-        client,
-        train=Samples(pool_x[rows_in], pool_y[rows_in]),
-        test=Samples(pool_x[rows_out], pool_y[rows_out]),
+        client, train=Samples(pool_x[rows_in], pool_y[rows_in]), test=Samples(pool_x[rows_out], pool_y[rows_out])
     )

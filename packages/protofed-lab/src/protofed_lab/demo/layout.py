@@ -151,11 +151,12 @@ class DemoLayout:
                 ).props("dense outlined")
             self._alpha = ui.element("div").classes("alpha")
             with self._alpha:
-                unit = "small: few digits per client"
-                self._slider("α", unit, -1.3, 1, 0.1, -0.5, self._set_alpha, lambda v: f"{10**v:.2g}")
+                unit, act = "small: few digits per client", lambda v: self.demo.begin(alpha=round(10**v, 3))
+                self._slider("α", unit, -1.3, 1, 0.1, -0.5, act, lambda v: f"{10**v:.2g}")
             self._alpha.set_visibility(False)
             with ui.element("div").classes("fields"):
-                self._look = _select("Dots of", {-1: "all clients"}, -1, self._set_look)
+                look = partial(self.demo.send, "look")
+                self._look = _select("Dots of", {-1: "all clients"}, -1, lambda v: look(None if v < 0 else v))
                 glyphs = ui.switch("Digits for dots", on_change=lambda e: self.demo.script("glyphs", e.value))
             self._controls += [clients, self._digits, skew, models, dimension, seed, self._look, glyphs]
 
@@ -279,12 +280,6 @@ class DemoLayout:
     def _set_skew(self, skew: str) -> None:
         self._alpha.set_visibility(skew == "dirichlet")
         self.demo.begin(skew=skew)
-
-    def _set_alpha(self, exponent: float) -> None:
-        self.demo.begin(alpha=round(10**exponent, 3))
-
-    def _set_look(self, client: int) -> None:
-        self.demo.send("look", None if client < 0 else client)
 
     def _key(self, event: Any) -> None:
         if not event.action.keydown or event.modifiers.ctrl or event.modifiers.meta or event.modifiers.alt:

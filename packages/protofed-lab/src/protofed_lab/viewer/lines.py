@@ -55,12 +55,7 @@ def looks(runs: Iterable[Run]) -> dict[Path, Look]:
 
 
 def accuracy(
-    runs: Sequence[Run],
-    *,
-    rule: str = "",
-    over: str = "rounds",
-    each: bool = False,
-    among: Sequence[Run] = (),
+    runs: Sequence[Run], *, rule: str = "", over: str = "rounds", each: bool = False, among: Sequence[Run] = ()
 ) -> Lines:
     """Return test accuracy in per cent against rounds, or against bytes sent so far by all parties.
 
