@@ -31,7 +31,7 @@ from protofed_flower.gathering import Gathering
 from protofed_flower.identity import read_roster
 from protofed_flower.keys import create_keys, create_request
 from protofed_flower.roster import read_signed, sign_roster
-from support import command, few, one_line
+from support import command, few
 
 posix = pytest.mark.skipif(os.name != "posix", reason="Windows has no modes of files")
 
