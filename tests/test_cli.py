@@ -244,28 +244,31 @@ def test_a_stop_says_what_was_kept_and_how_to_go_on(tmp_path, monkeypatch, capsy
     )
 
 
-def test_a_command_that_goes_on_by_itself_says_what_was_kept(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("typed", "called"), [(("tune", "quickstart", "method.lambda=1..2"), "protofed.api.tune")]
+)  # papers' command is tested by it, too
+def test_commands_that_go_on_by_themselves_say_what_was_kept(typed, called, tmp_path, monkeypatch, capsys):
     directory = make_run(tmp_path / "r", finished=False)
     (directory / "checkpoint" / "round-000004").mkdir(parents=True)
     record = load_run(directory).rounds[4]
     at_work = iter([True, False])
 
-    def tune(*_, progress, **__):
+    def run(*given, **named):
+        progress = named.get("progress") or given[-1]
         progress.started("first", 30, 0, directory)
         progress.round("first", record)
         if not next(at_work):
             progress.finished("first", None)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("protofed.api.tune", tune)
+    monkeypatch.setattr(called, run)
     before = signal.getsignal(signal.SIGTERM)
     try:
         for said in (
             f"first stopped after round 5 of 30: {directory} holds a checkpoint of round 4",
             "stopped between two runs: what had finished is kept",
         ):
-            tuning = ("tune", "quickstart", "method.lambda=1..2", "--quiet")
-            status, _, errors = inside(monkeypatch, capsys, tmp_path, *tuning)
+            status, _, errors = inside(monkeypatch, capsys, tmp_path, *typed, "--quiet")
             assert (status, errors) == (143, f"{said}; repeat the command to continue\n")
     finally:
         signal.signal(signal.SIGTERM, before)
