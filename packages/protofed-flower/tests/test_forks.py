@@ -75,6 +75,23 @@ def test_a_folder_for_no_socket_is_told(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+def test_nothing_is_computed_and_no_gpu_is_looked_for_before_a_fork(tmp_path):
+    """CUDA cannot be used in a process that forked after it was asked for devices, and threads are lost."""
+    script = """
+import os, sys, torch
+def never(*_): raise SystemExit("asked for a GPU")
+torch._C._cuda_getDeviceCount = torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = never
+before = len(os.listdir("/proc/self/task"))
+from protofed_flower import forks
+class Ended:
+    settimeout = staticmethod(lambda seconds: None)
+forks._serve(Ended, 0)
+assert len(os.listdir("/proc/self/task")) == before
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_whoever_is_not_the_program_gets_nothing(tmp_path):
     """The folder is for this user alone, and other bytes than arguments start nothing."""
     (tmp_path / "talk.py").write_text(TALK)

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +80,10 @@ def _fork_beside(answering: str) -> Path:
 
 
 def _serve(listening: socket.socket, node: int) -> None:
-    """Load what messages import, and fork for each until the node ends; nothing is computed before."""
+    """Load what messages import, and fork for each until the node ends.
+
+    Nothing is computed before, and no GPU is looked for: neither threads nor CUDA outlive a fork.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     listening.settimeout(0.2)
@@ -118,6 +122,8 @@ def _answer(arguments: Sequence[str], streams: Sequence[int]) -> NoReturn:
         flwr_clientapp()
     except SystemExit:
         pass  # Flower has said why
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
