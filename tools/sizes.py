@@ -20,8 +20,8 @@ ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
     "src": 45_870,
-    "all sources": 65_268,
-    "tests": 47_905,
+    "all sources": 65_274,
+    "tests": 47_922,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 3_904,
@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 33_233,
+    "words of docs by hand": 33_264,
 }
 """Most of each: lines, unless the name says otherwise."""
 
