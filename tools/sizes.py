@@ -20,7 +20,7 @@ ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
     "src": 45_870,
-    "all sources": 65_274,
+    "all sources": 65_275,
     "tests": 47_922,
     "recipes": 14,
     "variants": 5,

@@ -82,7 +82,8 @@ def _fork_beside(answering: str) -> Path:
 def _serve(listening: socket.socket, node: int) -> None:
     """Load what messages import, and fork for each until the node ends.
 
-    Nothing is computed before, and no GPU is looked for: neither threads nor CUDA outlive a fork.
+    Nothing is computed before, and no GPU is looked for: neither threads nor CUDA outlive a fork. Random numbers
+    that protect samples are the operating system's, of which no two forks have the same.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
