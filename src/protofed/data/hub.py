@@ -96,26 +96,27 @@ def open_hub(spec: HubSpec, data: DataOptions, options: Any, seed: int) -> Listi
     places = [d / folder for d in data_dirs(data) for folder in folders]
     budget = data.budget()
     for place in places:
-        files = find_parquet(place, spec.splits) if place.is_dir() else []
+        where, files = str(place), find_parquet(place, spec.splits) if place.is_dir() else []
         if files:
-            return _decode_once(read_parquet(files, columns, str(place), budget), files, columns, budget)
-    files = find_parquet(_fetch(spec, places), spec.splits)
-    return _decode_once(read_parquet(files, columns, spec.hub, budget), files, columns, budget)
+            break
+    else:
+        where, files = spec.hub, find_parquet(_fetch(spec, places), spec.splits)
+    return _decode_once(read_parquet(files, columns, where, budget), files, columns, budget)
 
 
 def _decode_once(listing: Listing, files: Sequence[Path], columns: Columns, budget: Budget) -> Listing:
     """Return a listing whose images are decoded once for all runs that read all of them: these data are public."""
     if (folder := cache_folder("images")) is None:
         return listing
-    key = blake2b(repr((columns.image, columns.channels, columns.resize)).encode(), digest_size=16)
-    for path in files:
-        with open_file(path) as file:
-            key.update(file_digest(file, "blake2b").digest())  # type: ignore[arg-type]
-    place = folder / key.hexdigest()
 
     def read(rows: Tensor) -> Tensor:
         if len(rows) < len(listing):
             return listing.read(rows)
+        key = blake2b(repr((columns.image, columns.channels, columns.resize)).encode(), digest_size=16)
+        for path in files:
+            with open_file(path) as file:
+                key.update(file_digest(file, "blake2b").digest())  # type: ignore[arg-type]
+        place = folder / key.hexdigest()
         for path, found in read_kept(place):
             images = found.get("images", torch.empty(0))
             if images.dtype == torch.uint8 and images.ndim == 4 and len(images) == len(listing):

@@ -118,7 +118,8 @@ def _read(folder: Path | None, places: dict[bytes, int], features: Tensor) -> li
     known = [False] * len(places)
     for path, found in read_kept(folder):
         rows, values = found.get("rows", features[:0]), found.get("features")
-        if values is None or values.dtype != features.dtype or values.shape != (*rows.shape[:1], features.shape[1]):
+        shape = *rows.shape[:1], features.shape[1]
+        if values is None or rows.ndim != 2 or values.dtype != features.dtype or values.shape != shape:
             remove_kept(path)
             continue
         at = {places.get(digest.tobytes(), -1): row for row, digest in enumerate(rows.numpy())}
