@@ -19,8 +19,8 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_872,
-    "all sources": 65_277,
+    "src": 45_865,
+    "all sources": 65_268,
     "tests": 47_922,
     "recipes": 14,
     "variants": 5,

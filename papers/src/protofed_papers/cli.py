@@ -19,7 +19,6 @@ from protofed.cli.common import (
     overrides_of,
     report_progress,
 )
-from protofed.compute.imports import pause_collection
 from protofed.errors import ConfigError
 
 
@@ -55,9 +54,8 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Reproduce the papers' tables, figures and claims, with intervals over seeds and verdicts."""
-    with pause_collection():
-        from protofed.experiments.batch import seconds
-        from protofed_papers import running, showing
+    from protofed.experiments.batch import seconds
+    from protofed_papers import running, showing
 
     if "=" in target:
         raise ConfigError(f"{target}: name what to reproduce first, e.g. protonorm/table1 {target}")

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.text import Text
 from typer.core import TyperGroup
 
-from protofed.errors import ConfigError, printable
+from protofed.errors import ConfigError, printable, unknown_name
 
 if TYPE_CHECKING:
     from protofed.experiments import Progress
@@ -34,12 +34,12 @@ errors = _Console(stderr=True)
 
 
 def commands_beside(others: Mapping[str, str]) -> type[TyperGroup]:
-    """Return a command group that raises ConfigError with the advice in ``others`` for absent commands."""
+    """Return a command group that raises ConfigError for absent commands, with the advice in ``others``."""
 
     class Commands(TyperGroup):
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            if cmd_name not in self.commands and cmd_name in others:
-                raise ConfigError(others[cmd_name])
+            if cmd_name not in self.commands:
+                raise ConfigError(others.get(cmd_name) or unknown_name("command", cmd_name, self.commands))
             return super().get_command(ctx, cmd_name)
 
     return Commands

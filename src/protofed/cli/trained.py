@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from protofed.cli.common import Directory, TrustCode, console
-from protofed.compute.imports import pause_collection
 from protofed.errors import printable
 
 Client = Annotated[str, typer.Argument(help="Name of a client of the run.")]
@@ -41,12 +40,11 @@ def metrics(
 
     They are written to metrics.json of each run, whose data must be at hand, and shown in its report.
     """
-    with pause_collection():
-        from protofed.analysis.report import write_report
-        from protofed.analysis.tables import metrics_table
-        from protofed.errors import CheckpointError
-        from protofed.runs.loading import load_runs
-        from protofed.trained.metrics import store
+    from protofed.analysis.report import write_report
+    from protofed.analysis.tables import metrics_table
+    from protofed.errors import CheckpointError
+    from protofed.runs.loading import load_runs
+    from protofed.trained.metrics import store
 
     for run in load_runs(directories):
         if not run.finished:
@@ -79,12 +77,11 @@ def predict(
     trust_code: TrustCode = False,
 ) -> None:
     """Classify images or tables with a trained client, as CSV: the class, and the probability of every class."""
-    with pause_collection():
-        import numpy as np
+    import numpy as np
 
-        from protofed.api import load_run
-        from protofed.storage.files import write_text
-        from protofed.trained.inputs import from_files
+    from protofed.api import load_run
+    from protofed.storage.files import write_text
+    from protofed.trained.inputs import from_files
 
     trained = load_run(directory, trust_code).client(client)
     chosen = trained.rule(rule)
@@ -131,9 +128,8 @@ def export(
     trust_code: TrustCode = False,
 ) -> None:
     """Write a client's model with preprocessing, a rule, class names and a card; check it against predict."""
-    with pause_collection():
-        from protofed.api import load_run
-        from protofed.trained import exporting
+    from protofed.api import load_run
+    from protofed.trained import exporting
 
     suffix = next((ending for ending, name in exporting.SUFFIXES.items() if name == file_format), "")
     run, path = load_run(directory, trust_code), out or Path(f"{client}{suffix}")
@@ -145,10 +141,9 @@ def export(
 @app.command()
 def forget(directory: Directory, client: Client, trust_code: TrustCode = False) -> None:
     """Take a client's sums out of a finished run of a closed form, which is then as if it had not taken part."""
-    with pause_collection():
-        from protofed import api
-        from protofed.analysis.report.facts import again
-        from protofed.runs.loading import load_run
+    from protofed import api
+    from protofed.analysis.report.facts import again
+    from protofed.runs.loading import load_run
 
     run = api.forget(directory, client, trust_code=trust_code)
     typer.echo(
