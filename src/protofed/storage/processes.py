@@ -23,7 +23,7 @@ def process_context(preload: str = PRELOAD, *more: str) -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload, *more])
+    context.set_forkserver_preload([*more, preload])  # the last one lets no process search them for garbage
     return context
 
 
