@@ -14,22 +14,24 @@ from protofed.trained.paired import Interval
 WIDE = 12  #: Most sites with a column of their own
 
 
-def write_page(trial: TryResult) -> None:
-    """Write one self-contained page.
+def write_page(trial: TryResult, plot: PageFigure | None = None) -> PageFigure:
+    """Write one self-contained page and return its picture, which is drawn once: it is of the closed forms alone.
 
     Raises:
         OutputError: If it cannot be written.
     """
-    from markupsafe import Markup
+    if plot is None:
+        from markupsafe import Markup
 
-    told = "Accuracy of each site on its own samples, alone and together, by the same closed form."
-    both = {site.name: (site.alone.mean, site.together.mean) for site in trial.sites}
-    drawn = draw_sites(both, "alone", "together") if len(both) <= MOST else None
-    plot = PageFigure(Markup(inline_svg(drawn, "t", told)) if drawn else None, "too many sites")
+        told = "Accuracy of each site on its own samples, alone and together, by the same closed form."
+        both = {site.name: (site.alone.mean, site.together.mean) for site in trial.sites}
+        drawn = draw_sites(both, "alone", "together") if len(both) <= MOST else None
+        plot = PageFigure(Markup(inline_svg(drawn, "t", told)) if drawn else None, "too many sites")
     settled = [f for f in trial.notices if f.proposal and not f.open]
     tables = {"sites": sites_table(trial), "arms": arms_table(trial)}
     template = environment("protofed.sites").get_template("try.html")
     write_text(trial.page, template.render(trial=trial, settled=settled, plot=plot, **tables))
+    return plot
 
 
 def sites_table(trial: TryResult) -> TextTable:
@@ -71,11 +73,8 @@ def evidence(trial: TryResult, arm: Arm) -> str:
     """Return in a few words by what an arm is judged."""
     if arm.evidence.folds:
         return f"{arm.evidence.folds} folds"
-    return (
-        f"split, {len(trial.seeds)} seed{'s' if len(trial.seeds) > 1 else ''}"
-        if arm.trained
-        else "samples set aside"
-    )
+    split = f"split, {len(trial.seeds)} seed{'s' if len(trial.seeds) > 1 else ''}"
+    return split if arm.trained else "samples set aside"
 
 
 def _cell(value: Interval) -> TextCell:

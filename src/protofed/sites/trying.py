@@ -168,7 +168,7 @@ def run_trial(
         trained = [(tasks[place].label, outcomes[place]) for place in range(first, len(tasks))]
         more = [_network([run for method, run in trained if method == name], bases, kept) for name in names]
         trial = replace(trial, arms=(*trial.arms, *more), seeds=tuple(runs))
-    write_page(trial)
+    write_page(trial, outcomes[len(tasks)])
     write_json(directory / "try.json", trial.to_dict())
     return trial
 
