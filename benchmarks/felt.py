@@ -25,19 +25,19 @@ from protofed.text import size
 ROOT = Path(__file__).parents[1]
 ANSWER = re.compile(rb"[Ff]ederating (helps|does)|from federating is seen")  # in a line of a first answer
 REFERENCE = [sys.executable, "-c", "import torch"]  # by which runs on busy machines can be compared
-_WAITING = """  # runs a command, and writes the CPU seconds of all its processes
-import ctypes, os, resource, subprocess, sys
+_WAITING = """  # runs a command, and writes when it ended and the CPU seconds of all its processes
+import ctypes, os, resource, subprocess, sys, time
 try:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # whoever outlives its parent becomes a child of this process
 except (AttributeError, OSError):
     pass
-status = subprocess.call(sys.argv[1:])
+status, ended = subprocess.call(sys.argv[1:]), time.perf_counter()
 try:
     while True:
         os.wait()
 except ChildProcessError:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-open("cpu", "w").write(str(used.ru_utime + used.ru_stime))
+open("times", "w").write(f"{ended} {used.ru_utime + used.ru_stime}")
 sys.exit(status)
 """
 
@@ -227,10 +227,11 @@ def _wait_for(command: Sequence[str], folder: Path) -> dict[str, Any]:
     if status:
         last = ((folder / "stderr").read_text().strip().splitlines() or ["it printed no error"])[-1]
         raise ConfigError(f"{' '.join(command[1:])[:80]} ended with status {status}: {last}")
+    end, used = map(float, (folder / "times").read_text().split())  # by the clock that all processes share
     return {
-        "seconds": time.perf_counter() - start,
-        "cpu_seconds": float((folder / "cpu").read_text()),
-        "first_seconds": first and first[0],
+        "seconds": end - start,
+        "cpu_seconds": used,
+        "first_seconds": first and min(first[0], end - start),  # a short command may end before it is read
         "first_cpu_seconds": first and first[1],
         "peak_memory_bytes": peak,
     }
