@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import subprocess
@@ -10,19 +11,22 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import psutil
 from rich.table import Table
 
 from benchmarks.request import Note, Request, Result, new_table
 from protofed.errors import ConfigError, unknown_name
-from protofed.experiments.memory import tree_bytes
+from protofed.experiments.memory import TreeMemory
 from protofed.text import size
 
 ROOT = Path(__file__).parents[1]
+HISTORY = ROOT / "papers/studies/tables/felt.csv"  #: What was measured before, and goals on two idle cores
 ANSWER = re.compile(rb"[Ff]ederating (helps|does)|from federating is seen")  # in a line of a first answer
 REFERENCE = [sys.executable, "-c", "import torch"]  # by which runs on busy machines can be compared
 _WAITING = """  # runs a command, and writes when it ended and the CPU seconds of all its processes
@@ -43,11 +47,9 @@ sys.exit(status)
 
 
 class Row(NamedTuple):
-    """A command that people wait for."""
+    """A command that people wait for; what it writes into a file ``seconds`` counts instead of its own."""
 
-    words: str
-    #: Seconds to reach on two idle cores: until the first answer, or None, and until the end
-    goals: tuple[float | None, float]
+    words: str  #: As in :data:`HISTORY`
     prepare: Callable[[Path], Sequence[str]]  #: Writes what is needed into a folder and returns the command
 
 
@@ -59,30 +61,27 @@ def _protofed(*arguments: str) -> Sequence[str]:
     return [sys.executable, "-m", "protofed", *arguments]
 
 
-def _environment(folder: Path) -> Sequence[str]:
-    """Clone this repository; what ``uv run`` does first is measured."""
+def _clone(folder: Path, *command: str) -> Sequence[str]:
+    """Clone this repository; the environment is made by the command."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "clone")], check=True)
-    return ["uv", "sync", "--quiet", "--directory", "clone"]
+    return ["uv", *command]
 
 
 def _tables(folder: Path) -> Sequence[str]:
     """Write four CSV files with numbers, categories, gaps and dates, whose classes are skewed by site."""
     random = np.random.default_rng(0)
     weights = random.normal(size=(8, 4))
+    (folder / "sites").mkdir()
     for site in range(4):
-        rows = 250
-        x = random.normal(size=(rows, 8)) + 0.3 * random.normal(size=8)
-        ward = random.integers(4, size=rows)
+        x = random.normal(size=(250, 8)) + 0.3 * random.normal(size=8)
         skew = random.dirichlet(np.full(4, 0.7))
-        y = (x @ weights + np.log(skew + 1e-3) + 1.5 * random.gumbel(size=(rows, 4))).argmax(1)
-        lines = ["admitted,ward," + ",".join(f"lab_{n}" for n in range(8)) + ",diagnosis"]
-        for row in range(rows):
-            labs = ["" if random.random() < 0.02 else f"{value:.3f}" for value in x[row]]
-            day = f"2024-{random.integers(1, 13):02d}-{random.integers(1, 29):02d}"
-            lines.append(",".join([day, "ABCD"[ward[row]], *labs, f"d{y[row]}"]))
-        place = folder / "sites"
-        place.mkdir(exist_ok=True)
-        (place / f"hospital-{site}.csv").write_text("\n".join(lines) + "\n")
+        y = (x @ weights + np.log(skew + 1e-3) + 1.5 * random.gumbel(size=(250, 4))).argmax(1)
+        known = np.where(random.random(x.shape) < 0.02, np.nan, x)
+        table = pd.DataFrame(known, columns=[f"lab_{n}" for n in range(8)])
+        table["diagnosis"] = [f"d{label}" for label in y]
+        table.insert(0, "ward", random.choice(list("ABCD"), 250))
+        table.insert(0, "admitted", np.datetime64("2024-01-01") + random.integers(365, size=250))
+        table.to_csv(folder / "sites" / f"hospital-{site}.csv", index=False, float_format="%.3f")
     return _protofed("try", "sites", "--label", "diagnosis")
 
 
@@ -161,15 +160,40 @@ def _mnist(folder: Path) -> Sequence[str]:
     return _protofed("run", "mnist-dirichlet", *options, "--out", "second", "--quiet")
 
 
+def _deployed(_: Path) -> Sequence[str]:
+    """Deploy the guide's three hospitals on this machine; the median of rounds 2 to 8 counts."""
+    return _python(f"""
+        import statistics, sys
+        from pathlib import Path
+        sys.path.append({str(ROOT / "tests")!r})
+        from deployment import Deployment, rounds_of, write_trial
+        recipe, out = Path("recipe.toml").resolve(), Path("out").resolve()
+        recipe.write_text('recipe="t"\\nrounds=8\\nmethod.name="fedproto"\\nmodel.name="mlp"\\ndata.source="digits"')
+        with Deployment(Path("flower").resolve(), sorted(write_trial(Path.cwd()).iterdir())) as three:
+            three.up()
+            three.begin(recipe, out)
+            three.finish()
+        rounds = [record["seconds"]["total"] for record in rounds_of(out)[1:]]
+        Path("seconds").write_text(str(statistics.median(rounds)))
+    """)
+
+
 MANY = "from benchmarks.felt import closed_forms; closed_forms(10_000, 60, 64)"
 ROWS: dict[str, Row] = {
-    "environment": Row("an environment, packages downloaded", (None, 35), _environment),
-    "first": Row("`protofed run`: the comparison of the README", (None, 25), lambda folder: _protofed("run")),
-    "try-tables": Row("`protofed try`, four CSV files", (5, 8), _tables),
-    "try-images": Row("`protofed try`, 330 images of 32 pixels", (12, 25), _images),
-    "search": Row("`GridSearchCV`, two methods, three folds", (None, 49), _search),
-    "closed-many": Row("closed form, 10,000 clients of 60 samples, D = 64", (None, 25), lambda _: _python(MANY)),
-    "closed-mnist": Row("closed form, 500 clients of MNIST, features kept", (None, 4), _mnist),
+    "typed": Row(
+        "README's first command as typed, packages downloaded",
+        lambda folder: _clone(folder, "run", "--directory", "clone", "protofed", "run"),
+    ),
+    "environment": Row(
+        "of it, the environment", lambda folder: _clone(folder, "sync", "--quiet", "--directory", "clone")
+    ),
+    "first": Row("`protofed run`, six methods (before: ten)", lambda _: _protofed("run")),
+    "try-tables": Row("`protofed try`, four CSV files of 250 rows: first answer, all", _tables),
+    "try-images": Row("`protofed try`, 330 images of 32 pixels: first answer, all", _images),
+    "search": Row("`GridSearchCV`, two methods, three folds", _search),
+    "closed-many": Row("closed form, 10,000 clients of 60 samples, 64 features (1.7 GB)", lambda _: _python(MANY)),
+    "closed-mnist": Row("closed form, 500 clients of MNIST, features kept", _mnist),
+    "deployed": Row("a deployed round, three hospitals", _deployed),
 }
 
 
@@ -190,7 +214,7 @@ def felt(request: Request, note: Note) -> Iterator[Result]:
             command = row.prepare(Path(folder))
             reference = _wait_for(REFERENCE, Path(folder))["cpu_seconds"]
             found = {"reference_cpu_seconds": reference, **_wait_for(command, Path(folder))}
-        figures.append({"row": name, "words": row.words, "goals": row.goals, **found})
+        figures.append({"row": name, "words": row.words, **found})
         yield Result(_table(figures), figures)
 
 
@@ -199,7 +223,7 @@ def _wait_for(command: Sequence[str], folder: Path) -> dict[str, Any]:
     start = time.perf_counter()
     path = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
     environment = {**os.environ, "PYTHONPATH": path, "PROTOFED_CACHE": str(folder / "cache")}
-    first, peak, ended = None, 0, Event()
+    first = None
     with (
         (folder / "stderr").open("wb") as errors,
         subprocess.Popen(
@@ -209,57 +233,48 @@ def _wait_for(command: Sequence[str], folder: Path) -> dict[str, Any]:
             stdout=subprocess.PIPE,
             stderr=errors,
         ) as process,
+        TreeMemory(process.pid) as memory,
     ):
-
-        def watch() -> None:
-            nonlocal peak
-            while not ended.wait(0.5):
-                peak = max(peak, tree_bytes(process.pid))
-
-        watching = Thread(target=watch, daemon=True)
-        watching.start()
         for line in process.stdout or ():
             if first is None and ANSWER.search(line):
                 first = time.perf_counter() - start, tree_cpu(process.pid)
         status = process.wait()
-        ended.set()
-        watching.join()
     if status:
         last = ((folder / "stderr").read_text().strip().splitlines() or ["it printed no error"])[-1]
         raise ConfigError(f"{' '.join(command[1:])[:80]} ended with status {status}: {last}")
     end, used = map(float, (folder / "times").read_text().split())  # by the clock that all processes share
+    own = folder / "seconds"
     return {
-        "seconds": end - start,
+        "seconds": float(own.read_text()) if own.is_file() else end - start,
         "cpu_seconds": used,
         "first_seconds": first and min(first[0], end - start),  # a short command may end before it is read
         "first_cpu_seconds": first and first[1],
-        "peak_memory_bytes": peak,
+        "peak_memory_bytes": memory.peak,
     }
 
 
 def tree_cpu(process: int) -> float:
-    """Return the CPU seconds of a process and its descendants so far; 0 where unknown."""
-    folder = Path("/proc") / str(process)
-    try:
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        children = [child for task in folder.glob("task/*/children") for child in task.read_text().split()]
-    except OSError:
-        return 0.0
-    own = sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
-    return own + sum(tree_cpu(int(child)) for child in children)
+    """Return the CPU seconds of a process and its descendants so far."""
+    with suppress(psutil.NoSuchProcess):
+        whole = psutil.Process(process)
+        return sum(sum(each.cpu_times()[:4]) for each in (whole, *whole.children(recursive=True)))
+    return 0.0
 
 
 def _table(figures: Sequence[dict[str, Any]]) -> Table:
+    (_, *dates, _, _), *rows = csv.reader(HISTORY.read_text(encoding="utf-8").splitlines())
+    history = {words: cells for words, *cells in rows}
     table = new_table(
-        "What people wait for: seconds, and CPU seconds of all processes",
-        "First: until the first answer. Goals are for two idle cores; elsewhere, CPU seconds count beside "
-        "those of an import of torch.",
-        *("", "first, s", "CPU s", "goal", "all, s", "CPU s", "goal", "torch", "memory"),
+        "What people wait for: seconds until the first answer and all, now and before",
+        "Goals are for two idle cores; elsewhere, CPU seconds of all processes count beside those of an import of "
+        "torch.",
+        *("", *dates, "now", "goal", "CPU", "torch", "memory"),
     )
     for row in figures:
-        first, last = row["goals"]
-        times = [row["first_seconds"], row["first_cpu_seconds"], first]
-        times += [row["seconds"], row["cpu_seconds"], last, row["reference_cpu_seconds"]]
-        shown = ["" if value is None else f"{value:.3g}" for value in times]
-        table.add_row(row["row"], *shown, size(row["peak_memory_bytes"]))
+        *before, _, goal = history.get(row["words"], [""] * (len(dates) + 2))
+        now, used, torch = (
+            ", ".join(f"{value:.3g}" for value in (row.get(f"first_{kind}"), row[kind]) if value is not None)
+            for kind in ("seconds", "cpu_seconds", "reference_cpu_seconds")
+        )
+        table.add_row(row["row"], *before, now, goal, used, torch, size(row["peak_memory_bytes"]))
     return table

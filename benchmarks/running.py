@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 from benchmarks.felt import check_felt, felt
 from benchmarks.overhead import check_overhead, overhead
@@ -14,21 +13,14 @@ from benchmarks.scaling import check_scaling, scaling
 from benchmarks.until import check_until, until
 from protofed.errors import ConfigError, unknown_name
 
-
-class Benchmark(NamedTuple):
-    """A check of the settings, and the benchmark, which yields the result so far whenever a case is measured."""
-
-    check: Callable[[Request], None]
-    measure: Callable[[Request, Note], Iterator[Result]]
-
-
-BENCHMARKS = {
-    "overhead": Benchmark(check_overhead, overhead),
-    "peer": Benchmark(check_peer, peer),
-    "scaling": Benchmark(check_scaling, scaling),
-    "until": Benchmark(check_until, until),
-    "felt": Benchmark(check_felt, felt),
+BENCHMARKS: dict[str, tuple[Callable[[Request], None], Callable[[Request, Note], Iterator[Result]]]] = {
+    "overhead": (check_overhead, overhead),
+    "peer": (check_peer, peer),
+    "scaling": (check_scaling, scaling),
+    "until": (check_until, until),
+    "felt": (check_felt, felt),
 }
+"""Checks of settings, and benchmarks, which yield the result so far whenever a case is measured."""
 ALL = "all"
 
 
@@ -43,11 +35,8 @@ def measure(name: str, request: Request, note: Note) -> Iterator[tuple[str, Resu
     peers = ["peer"] if request.peer is not None else []
     chosen = [name] if name != ALL else ["overhead", *peers, "scaling"]
     for benchmark in chosen:
-        BENCHMARKS[benchmark].check(request)
+        BENCHMARKS[benchmark][0](request)
     for benchmark in chosen:
-        for result in BENCHMARKS[benchmark].measure(request, partial(_note, note, benchmark)):
+        named = partial(lambda name, text: note(f"{name}: {text}"), benchmark)
+        for result in BENCHMARKS[benchmark][1](request, named):
             yield benchmark, result
-
-
-def _note(note: Note, benchmark: str, text: str) -> None:
-    note(f"{benchmark}: {text}")

@@ -255,7 +255,7 @@ def clients_of_images(folder: Path) -> None:
 
 def test_what_was_measured_before_an_error_is_kept(tmp_path, monkeypatch, capsys):
     codes = {"good": "print('Federating helps', flush=True)", "bad": "raise SystemExit('no such thing')"}
-    rows = {n: felt.Row("", (1.0, 2.0), lambda folder, code=code: felt._python(code)) for n, code in codes.items()}
+    rows = {n: felt.Row("", lambda folder, code=code: felt._python(code)) for n, code in codes.items()}
     monkeypatch.setattr(felt, "ROWS", rows)
     status, output, error = inside(monkeypatch, capsys, tmp_path, "felt", "--json", "found.json")
     assert status == 2

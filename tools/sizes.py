@@ -19,7 +19,7 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_865,
+    "src": 45_860,
     "all sources": 65_268,
     "tests": 47_922,
     "recipes": 14,
@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 33_263,
+    "words of docs by hand": 33_256,
 }
 """Most of each: lines, unless the name says otherwise."""
 

@@ -29,16 +29,12 @@ def pause_collection() -> Iterator[None]:
     """Import without looking for garbage: imports leave hardly any, and the search takes a third of their time.
 
     What is there afterwards stays to the end of the process, so later searches, and the last one, leave it out, and
-    processes that are forked share it. Meant for programs, not for a library that is imported by one.
+    processes that are forked share it. Meant for what starts a process, not for a library that is imported.
     """
-    collects = gc.isenabled()
     gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @contextmanager

@@ -43,15 +43,15 @@ class PeakMemory:
 
 
 class TreeMemory:
-    """Peak memory of this process and those that it has started, looked at several times a second inside the block.
+    """Peak memory of a process and those that it has started, looked at several times a second inside the block.
 
     Memory that processes share counts once. Systems other than Linux tell only about this process.
     """
 
     INTERVAL = 0.25
 
-    def __init__(self) -> None:
-        self.peak = 0
+    def __init__(self, process: int | None = None) -> None:
+        self.process, self.peak = process, 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
 
@@ -65,7 +65,7 @@ class TreeMemory:
 
     def _watch(self) -> None:
         while True:
-            self.peak = max(self.peak, tree_bytes())
+            self.peak = max(self.peak, tree_bytes(self.process))
             if self._ended.wait(self.INTERVAL):
                 return
 
