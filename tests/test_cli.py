@@ -93,13 +93,13 @@ def test_a_sweep_without_time_is_refused_and_one_with_little_goes_on(tmp_path, m
 @few(
     ("name", "instead"),
     [
-        ("figure", "protofed figure is gone: protofed report RUN --figure NAME"),
-        ("worth", "protofed worth is gone: protofed try FOLDER or RECIPE"),
+        ("figure", "command 'figure' is gone: protofed report RUN --figure NAME"),
+        ("compare", "See protofed compare --help."),
         ("rnu", "unknown command 'rnu': did you mean 'run'? Valid: audit, compare, "),
     ],
-    2,
+    3,
 )
-def test_a_command_that_is_gone_or_misspelt_says_what_to_use(name, instead, tmp_path, monkeypatch, capsys):
+def test_what_is_gone_or_misspelt_is_told_in_a_line(name, instead, tmp_path, monkeypatch, capsys):
     status, _, told = inside(monkeypatch, capsys, tmp_path, name, "quickstart", "method.gamma=1,3", "--rows", "x")
     assert (status, told.count("\n")) == (2, 1)
     assert instead in told
@@ -332,7 +332,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys):
 @few(
     ("name", "instead"),
     [
-        ("reproduce", "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce"),
+        ("reproduce", "command 'reproduce' is of protofed-papers: in a checkout, uv run protofed reproduce"),
         ("deploy", "command 'deploy' needs protofed-flower: pip install protofed-flower"),
         ("demo", "command 'demo' needs protofed-lab: pip install protofed-lab"),
         ("--engine flower", "engine 'flower' needs protofed-flower: pip install protofed-flower"),

@@ -19,12 +19,12 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_860,
-    "all sources": 65_268,
+    "src": 45_857,
+    "all sources": 65_255,
     "tests": 47_922,
     "recipes": 14,
     "variants": 5,
-    "behind the round loop": 3_904,
+    "behind the round loop": 3_902,
     "modules behind the round loop": 31,
     "rounds/loop.py": 196,
     "methods/contract.py": 283,

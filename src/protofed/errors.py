@@ -145,8 +145,6 @@ INSTEAD = {
     ("figure", "alignment"): "is ProtoNorm's: protofed reproduce in a checkout draws it",
     ("tracker", "trackio"): "is gone: derive one from protofed.experiments.tracking.Tracker",
     ("engine", "flower"): "needs protofed-flower: pip install protofed-flower",
-    **{("command", name): "needs protofed-flower: pip install protofed-flower" for name in ("deploy", "ledger")},
-    **{("command", name): "needs protofed-lab: pip install protofed-lab" for name in ("audit", "demo", "ui")},
 }
 """What to do about names that earlier versions had, or that distributions have which are not installed."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,16 +34,29 @@ console = _Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ 
 errors = _Console(stderr=True)
 
 
-def commands_beside(others: Mapping[str, str]) -> type[TyperGroup]:
-    """Return a command group that raises ConfigError for absent commands, with the advice in ``others``."""
+ELSEWHERE = {
+    "figure": "is gone: protofed report RUN --figure NAME draws one",
+    "sweep": "is gone: protofed compare takes several values of an option, e.g. method.s=50,150",
+    "worth": "is gone: protofed try FOLDER or RECIPE has what it told",
+    "example": "is gone: write the data as step 1 of docs/deployment.md does",
+    "roster": "is gone: deploy approve signs the roster of the sites whose requests it is given",
+    "warm": "is gone: protofed deploy node does what it did, for every node",
+    "reproduce": "is of protofed-papers: in a checkout, uv run protofed reproduce",
+    **dict.fromkeys(("deploy", "ledger"), "needs protofed-flower: pip install protofed-flower"),
+    **dict.fromkeys(("audit", "demo", "ui"), "needs protofed-lab: pip install protofed-lab"),
+}
+"""Commands that earlier versions had, or distributions have that are not installed."""
 
-    class Commands(TyperGroup):
-        def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            if cmd_name not in self.commands:
-                raise ConfigError(others.get(cmd_name) or unknown_name("command", cmd_name, self.commands))
-            return super().get_command(ctx, cmd_name)
 
-    return Commands
+class Commands(TyperGroup):
+    """A group of commands that says of one that it does not have what there is instead."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Raise ConfigError if there is no such command."""
+        if cmd_name not in self.commands:
+            known = cmd_name in ELSEWHERE and f"command {cmd_name!r} {ELSEWHERE[cmd_name]}"
+            raise ConfigError(known or unknown_name("command", cmd_name, self.commands))
+        return super().get_command(ctx, cmd_name)
 
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, one GPU such as cuda:1, or mps.")]
@@ -86,13 +100,9 @@ def names_of(text: str) -> list[str]:
 
 def integers_of(text: str, option: str = "--seeds") -> list[int]:
     """Return the integers in the text of an option, which separates them by commas."""
-    found = []
-    for name in names_of(text):
-        try:
-            found.append(int(name))
-        except ValueError:
-            raise ConfigError(f"{option}: {name!r} is not an integer") from None
-    return found
+    if wrong := next((name for name in names_of(text) if not re.fullmatch(r"[+-]?\d+", name)), ""):
+        raise ConfigError(f"{option}: {wrong!r} is not an integer")
+    return [int(name) for name in names_of(text)]
 
 
 @contextmanager

@@ -20,13 +20,13 @@ from protofed import __version__
 from protofed.cli import trained as commands
 from protofed.cli.common import (
     Budget,
+    Commands,
     DataDir,
     Device,
     Jobs,
     Overrides,
     Quiet,
     Seeds,
-    commands_beside,
     console,
     errors,
     integers_of,
@@ -36,23 +36,14 @@ from protofed.cli.common import (
     signals,
 )
 from protofed.compute import numerics
-from protofed.errors import INSTEAD, CheckpointError, ConfigError, ProtofedError, unknown_name
+from protofed.errors import CheckpointError, ConfigError, ProtofedError
 from protofed.storage.processes import get_ready
 
 if TYPE_CHECKING:
     from protofed.runs.run import Run
 
-ELSEWHERE = {
-    "figure": "protofed figure is gone: protofed report RUN --figure NAME draws one",
-    "sweep": "protofed sweep is gone: protofed compare takes several values of an option, e.g. method.s=50,150",
-    "worth": "protofed worth is gone: protofed try FOLDER or RECIPE has what it told",
-    **{name: unknown_name(kind, name, ()) for kind, name in INSTEAD if kind == "command"},
-    "reproduce": "reproduce is a command of protofed-papers: in a checkout, uv run protofed reproduce",
-}
-"""Advice for commands that were removed or belong to a distribution that is not installed."""
-
 app = typer.Typer(
-    cls=commands_beside(ELSEWHERE),
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Prototype-based federated learning: different models, different data, a few kilobytes per round.",
@@ -69,29 +60,16 @@ From = Annotated[
 ]
 Methods = Annotated[str, typer.Option(help="Methods, separated by commas, or all (default: the recipe's).")]
 Full = Annotated[bool, typer.Option("--full", help="Print every rule, all traffic and the notes.")]
+Format = Annotated[
+    str,
+    typer.Option("--format", help="Print the results: csv or markdown, by run and rule; latex, means over seeds."),
+]
 
 
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"protofed {__version__}")
         raise typer.Exit
-
-
-def _format(form: str) -> str:
-    """Refuse an unknown format before anything runs."""
-    from protofed.analysis.table import check_format
-
-    return form and check_format(form)
-
-
-Format = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        callback=_format,
-        help="Print the results: csv or markdown, by run and rule; latex, means over seeds.",
-    ),
-]
 
 
 @app.callback()
@@ -177,9 +155,11 @@ def compare(
     if jobs != 1:
         get_ready()
     from protofed import api
-    from protofed.analysis.table import format_table
+    from protofed.analysis.table import check_format, format_table
     from protofed.experiments.batch import seconds
 
+    if form:
+        check_format(form)  # before anything runs
     limit = seconds(budget)
     recipe, items = _split_recipe(arguments or [])
     with report_progress(quiet=quiet or bool(form), log_format=log_format, full=full) as progress:
@@ -444,16 +424,23 @@ def main(command: typer.Typer = app) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` and `&` ignore it
         signal.signal(signal.SIGINT, stop)
     try:
-        command()
+        status = command(standalone_mode=False)
     except ProtofedError as error:
         _fail(str(error))
     except OSError as error:
         if error.errno not in DISK:
             raise
         _fail(f"{error.filename or 'a file'}: cannot be written ({error.strerror})")
-    except SystemExit as end:
-        # Typer exits with 130 on a KeyboardInterrupt.
-        sys.exit(143 if signal.SIGTERM in signals and end.code == 130 else end.code)
+    except typer.Abort:
+        _fail("nothing was answered")
+    except Exception as error:
+        if not (hasattr(error, "format_message") and hasattr(error, "ctx")):
+            raise
+        if said := error.format_message():  # Typer's, of how a command is used; "" where its help was shown
+            _fail(f"{said} See {error.ctx.command_path} --help.")
+        status = 2
+    # Typer makes 130 of a KeyboardInterrupt.
+    sys.exit(143 if signal.SIGTERM in signals and status == 130 else status or 0)
 
 
 def _fail(reason: str) -> NoReturn:

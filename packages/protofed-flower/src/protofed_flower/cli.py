@@ -10,20 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from protofed.cli.common import commands_beside
+from protofed.cli.common import Commands
 from protofed.errors import ConfigError
 
-GONE = {
-    "example": "deploy example is gone: write the data as step 1 of docs/deployment.md does",
-    "roster": "deploy roster is gone: deploy approve signs the roster of the sites whose requests it is given",
-    "warm": "deploy warm is gone: protofed deploy node does what it did, for every node",
-}
-"""What to do in place of commands that earlier versions had."""
-
-
-deploy = typer.Typer(
-    cls=commands_beside(GONE), no_args_is_help=True, help="Help for operators of a federation over Flower."
-)
+deploy = typer.Typer(cls=Commands, no_args_is_help=True, help="Help for operators of a federation over Flower.")
 console = Console()
 
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red", "skipped": "dim"}
