@@ -439,8 +439,8 @@ def main(command: typer.Typer = app) -> None:
         if said := error.format_message():  # Typer's, of how a command is used; "" where its help was shown
             _fail(f"{said} See {error.ctx.command_path} --help.")
         status = 2
-    # Typer makes 130 of a KeyboardInterrupt.
-    sys.exit(143 if signal.SIGTERM in signals and status == 130 else status or 0)
+    # Typer makes 130 of a KeyboardInterrupt; what a command returns is no status.
+    sys.exit(143 if signal.SIGTERM in signals and status == 130 else status if type(status) is int else 0)
 
 
 def _fail(reason: str) -> NoReturn:
