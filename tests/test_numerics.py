@@ -97,7 +97,7 @@ def test_an_actor_asks_mkl():
     """
     import textwrap
 
-    found = python(textwrap.dedent(code), RAY_USAGE_STATS_ENABLED="0")
+    found = python(textwrap.dedent(code), RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0")
     assert found.splitlines()[-1] == "None AUTO"
 
 
