@@ -62,9 +62,9 @@ def _protofed(*arguments: str) -> Sequence[str]:
 
 
 def _clone(folder: Path, *command: str) -> Sequence[str]:
-    """Clone this repository; the environment is made by the command."""
+    """Clone this repository; the environment is made by the command, which is not to see the one that runs this."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "clone")], check=True)
-    return ["uv", *command]
+    return ["env", "-u", "PYTHONPATH", "-u", "VIRTUAL_ENV", "-u", "UV_NO_SYNC", "uv", *command]
 
 
 def _tables(folder: Path) -> Sequence[str]:

@@ -235,9 +235,8 @@ def test_peer(htfllib, tmp_path, monkeypatch, capsys):
 
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments, "training.lr=0.5")
     assert status == 2
-    assert error == (
-        "error: --peer htfllib: main.py ended with status 1 after 0 of 3 rounds: RuntimeError: no such rate\n"
-    )
+    why = "main.py ended with status 1 after 0 of 3 rounds: RuntimeError: no such rate"
+    assert error == f"error: --peer htfllib: {why}\n"
 
 
 def clients_of_images(folder: Path) -> None:

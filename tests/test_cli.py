@@ -94,10 +94,12 @@ def test_a_sweep_without_time_is_refused_and_one_with_little_goes_on(tmp_path, m
     ("name", "instead"),
     [
         ("figure", "command 'figure' is gone: protofed report RUN --figure NAME"),
+        ("sweep", "command 'sweep' is gone: protofed compare takes several values of an option"),
+        ("worth", "command 'worth' is gone: protofed try FOLDER or RECIPE"),
         ("compare", "See protofed compare --help."),
         ("rnu", "unknown command 'rnu': did you mean 'run'? Valid: audit, compare, "),
     ],
-    3,
+    5,
 )
 def test_what_is_gone_or_misspelt_is_told_in_a_line(name, instead, tmp_path, monkeypatch, capsys):
     status, _, told = inside(monkeypatch, capsys, tmp_path, name, "quickstart", "method.gamma=1,3", "--rows", "x")

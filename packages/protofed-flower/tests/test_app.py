@@ -68,7 +68,10 @@ def test_nothing_is_overwritten(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize(("name", "why"), [("warm", "command 'warm' is gone: "), ("chek", "unknown command")])
+GONE = [(name, f"command {name!r} is gone: ") for name in ("example", "warm")]
+
+
+@pytest.mark.parametrize(("name", "why"), [*GONE, ("chek", "unknown command 'chek': did you mean 'check'? ")])
 def test_a_command_that_is_gone_or_misspelt_says_what_to_do(name, why, monkeypatch, capsys):
     status, _, said = command(monkeypatch, capsys, "deploy", name, "--any", "thing")
     assert (status, said.count("\n")) == (2, 1)
