@@ -97,6 +97,12 @@ def test_help_imports_only_what_reads_the_line():
     assert packages(loaded(command(["--help"]))) <= LINE
 
 
+def test_windows_is_told_what_to_do():
+    source = "import os; os.name = 'nt'; import protofed"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith("on Windows, install it inside WSL")
+
+
 def test_the_package_imports_nothing():
     assert packages(loaded("import protofed")) == set()
 

@@ -7,7 +7,11 @@ result.outcome
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+if os.name != "posix":
+    raise ImportError("protofed runs on Linux and macOS: on Windows, install it inside WSL")
 
 __version__ = "0.3.0.dev0"
 

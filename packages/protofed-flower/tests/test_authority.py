@@ -33,8 +33,6 @@ from protofed_flower.keys import create_keys, create_request
 from protofed_flower.roster import read_signed, sign_roster
 from support import command, few
 
-posix = pytest.mark.skipif(os.name != "posix", reason="Windows has no modes of files")
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
@@ -72,7 +70,6 @@ def printed(program: str, *words: object) -> str:
 # Requests.
 
 
-@posix
 def test_the_key_stays_where_only_its_owner_reads_it(tmp_path):
     before = os.umask(0)
     try:
@@ -390,7 +387,6 @@ def pem(folder: Path, name: str) -> bytes:
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-@posix
 def test_the_server_does_not_admit_a_revoked_site_and_a_node_keeps_its_state_to_itself(caplog, root, fed, tmp_path):
     names = ("ann", "bob", "cid")
     approve(fed, [request(tmp_path / name, name) for name in names], 30)
@@ -418,7 +414,6 @@ def test_the_server_does_not_admit_a_revoked_site_and_a_node_keeps_its_state_to_
 # Modes.
 
 
-@posix
 @few("mode", [0o604, 0o640, 0o660, 0o666, 0o610], 2)
 def test_keys_that_others_may_read(mode, fed, north, tmp_path):
     (fed / "ca.key").chmod(mode)
@@ -439,7 +434,6 @@ def test_keys_that_others_may_read(mode, fed, north, tmp_path):
         held.peers_of({**node, "authority": str(fed / "ca.crt"), "key": str(key)}, "north")
 
 
-@posix
 def test_new_folders_are_private_and_older_ones_stay(tmp_path):
     (tmp_path / "open").mkdir(mode=0o755)
     make_private(tmp_path / "open" / "a" / "b")
@@ -447,12 +441,6 @@ def test_new_folders_are_private_and_older_ones_stay(tmp_path):
         path.stat().st_mode & 0o777 for path in (tmp_path / "open", tmp_path / "open/a", tmp_path / "open/a/b")
     ]
     assert modes == [0o755, 0o700, 0o700]
-
-
-def test_without_modes_nothing_is_refused(fed, north, monkeypatch):
-    (fed / "ca.key").chmod(0o644)
-    monkeypatch.setattr("protofed_flower.folder.os.name", "nt")
-    trust.load_signer(fed / "ca.key")
 
 
 # Dates.

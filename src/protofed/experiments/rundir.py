@@ -137,7 +137,7 @@ class RunDirectory:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Lock the directory itself, so that nothing remains if the process is killed."""
-        if self._held or os.name == "nt" or not self.path.is_dir():  # Windows does not open folders
+        if self._held or not self.path.is_dir():
             yield
             return
         with writing(self.path):
@@ -160,7 +160,7 @@ class RunDirectory:
     def in_use(self) -> bool:
         """Return whether a process runs in the directory; True where that cannot be told."""
         try:
-            handle = os.open(self.path, os.O_RDONLY)  # Windows does not open folders
+            handle = os.open(self.path, os.O_RDONLY)
         except OSError:
             return True
         try:

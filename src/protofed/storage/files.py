@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -20,11 +21,6 @@ from protofed.text import size
 from protofed.untrusted import claims, limits
 from protofed.untrusted.reading import open_ordinary, parse_json, read_text, reason
 
-try:
-    import fcntl
-except ImportError:  # Windows, where processes are not kept out of each other's folders
-    fcntl = None  # type: ignore[assignment]
-
 PARTIAL = ".partial"  #: Suffix of the names of partially written files and folders, which begin with a dot
 
 
@@ -34,11 +30,10 @@ def lock(file: IO[str] | int) -> bool:
     Raises:
         OSError: If its file system has no locks.
     """
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True
 
 

@@ -8,6 +8,7 @@ removed as well.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
@@ -18,11 +19,6 @@ from multiprocessing import process, util
 from pathlib import Path
 
 from protofed.errors import writing
-
-try:
-    import fcntl
-except ImportError:  # Windows: folders are removed only if the process ends normally
-    fcntl = None  # type: ignore[assignment]
 
 PREFIX = "protofed-"
 MARK = ".scratch"  #: An empty file that distinguishes our folders from others with a similar name
@@ -84,8 +80,6 @@ def _for_sockets() -> Path:
 
 def remove_dead(base: Path) -> None:
     """Remove the folders in ``base`` that ended processes of this user have left behind."""
-    if fcntl is None:
-        return
     folders: list[Path] = []
     with suppress(OSError):  # a folder may be writable but not listable
         folders = [path for path in base.iterdir() if re.fullmatch(PREFIX + "[0-9a-f]{8}", path.name)]
@@ -107,10 +101,9 @@ def _claim(base: Path) -> tuple[Path, int]:
         path = base / f"{PREFIX}{secrets.token_hex(4)}"
         path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY) if fcntl else os.open(os.devnull, os.O_RDONLY)
-            if fcntl:
-                with suppress(OSError):  # a file system without locks, where no other process gets one either
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            with suppress(OSError):  # a file system without locks, where no other process gets one either
+                fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 (path / MARK).touch()
                 return path, lock

@@ -13,9 +13,9 @@ from protofed.errors import ConfigError
 
 
 def check_private(path: Path) -> None:
-    """Refuse a file or folder that its mode opens to other users; Windows has no such modes."""
+    """Refuse a file or folder that its mode opens to other users."""
     mode = path.stat().st_mode & 0o777
-    if os.name == "posix" and mode & 0o077:
+    if mode & 0o077:
         right = f"`chmod {'700' if path.is_dir() else '600'} {shlex.quote(str(path))}`"
         raise ConfigError(f"{path}: other users may read or change it (mode {mode:04o}): {right}")
 
