@@ -37,17 +37,17 @@ for said in (b"", b"[", b"7", b"\\xff" * 70000):
 """
 
 
-def node(folder: Path, script: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def node(folder: Path, script: str, left: int = 0) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Start a node whose SuperNode is a shell script; return it, and what is left in its temporary folder."""
     for name, text in (("flower-supernode", script), ("flwr-clientapp", 'echo "itself" "$@"')):
         (folder / name).write_text(f"#!/bin/sh\n{textwrap.dedent(text)}\n")
         (folder / name).chmod(0o755)
     place = folder / "tmp"
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(place)}
     command = [sys.executable, "-c", NODE, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    until(lambda: not os.listdir(place), 10, "end of the process that forks")
+    until(lambda: len(os.listdir(place)) == left, 10, "end of the process that forks")
     return done, done.stdout.splitlines()
 
 
@@ -67,11 +67,17 @@ def test_without_the_process_that_forks_flowers_program_answers(tmp_path):
     assert (done.returncode, done.stderr, lines) == (0, "", ["itself 2"])
 
 
+def test_what_killed_processes_leave_the_next_node_removes(tmp_path):
+    done, _ = node(tmp_path, "kill -9 $(cat /proc/$$/task/$$/children) $$", left=1)
+    assert done.returncode == -9
+    assert node(tmp_path, "echo plain")[1] == ["plain"]
+
+
 def test_a_folder_for_no_socket_is_told(tmp_path):
     (place := tmp_path / ("long" * 30)).mkdir()
     done, lines = node(place, "echo plain")
     assert (done.returncode, lines) == (0, ["plain"])
-    assert done.stderr.startswith("every message loads a program: no socket in ")
+    assert done.stderr.startswith("every message loads a program: no socket for it (")
     assert done.stderr.count("\n") == 1
 
 

@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +23,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from protofed.engine import resolve
-from protofed.errors import ConfigError
+from protofed.errors import ConfigError, OutputError
+from protofed.storage import scratch
 
 log = logging.getLogger("protofed")
 MOST = 2**16  #: Bytes of the arguments of one program
@@ -50,15 +50,15 @@ def start(arguments: Sequence[str]) -> NoReturn:
     if sys.platform == "linux":  # elsewhere, libraries that are loaded may not be forked
         try:
             path = os.pathsep.join([str(_fork_beside(answering)), path])
-        except OSError as error:
-            log.warning("every message loads a program: no socket in %s (%s)", tempfile.gettempdir(), error)
+        except (OSError, OutputError) as error:
+            log.warning("every message loads a program: no socket for it (%s)", error)
     environment = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **os.environ, "PATH": path}
     os.execve(supernode, [supernode, *arguments], environment)
 
 
 def _fork_beside(answering: str) -> Path:
     """Begin the process that forks; return a folder, for this user alone, with the program that asks it."""
-    folder, node = Path(tempfile.mkdtemp(prefix="protofed-node-")), os.getpid()
+    folder, node = scratch.folder(), os.getpid()
     try:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(folder / "socket"))
