@@ -152,6 +152,7 @@ def test_inspect_prints_and_draws_the_split(tmp_path, monkeypatch, capsys):
         (["run", "method.name=fedproto", "model.name=resnet8", "data.source=spiral"], "resnet8"),
         (["run", "--data-dir", "nowhere"], "no such folder"),
         (["compare", "quickstart", "--seeds", "a"], "'a' is not an integer"),
+        (["compare", "quickstart", "--seeds", "1" * 5000], "is not an integer of at most 20 digits"),
         (["compare", "mnist-dirichlet"], "nothing to compare"),
         (["list", "method"], "did you mean 'methods'?"),
         (["report", "nowhere"], "nowhere"),

@@ -185,6 +185,7 @@ def test_a_run_that_fails_is_told_and_kept(tmp_path, monkeypatch):
         ("protonrm/table1", "did you mean 'protonorm'?"),
         ("protonorm/table9", "unknown table of protonorm '9'"),
         ("protonorm/figure9", "unknown figure of protonorm '9'"),
+        ("protonorm/claim" + "1" * 5000, "is no number"),
         ("protonorm/page1", "unknown part 'page1'"),
     ],
 )

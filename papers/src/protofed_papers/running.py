@@ -88,7 +88,7 @@ def parts_of(target: str) -> Parts:
 
 
 def _whole(text: str, target: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 9:
         raise ConfigError(f"{target}: {text!r} is no number")
     return int(text)
 

@@ -390,7 +390,7 @@ def place_for(out: str | Path | None, name: str, *, resume: bool, experiment: Ex
 
 def _existing(base: Path) -> Sequence[Path]:
     """Return those of ``base``, ``base-2``, … that exist, newest first."""
-    numbered = [p for p in base.parent.glob(f"{base.name}-*") if p.name.removeprefix(f"{base.name}-").isdigit()]
+    numbered = [p for p in base.parent.glob(f"{base.name}-*") if p.name.removeprefix(f"{base.name}-").isdecimal()]
     numbered.sort(key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
     return [*numbered, *([base] if base.is_dir() else [])]
 

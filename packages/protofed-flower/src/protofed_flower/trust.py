@@ -37,8 +37,8 @@ def split_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if not host or "/" in text or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{text}: expected HOST:PORT without https://, e.g. 10.0.0.5:8443")
+    if not host or "/" in text or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
+        raise ConfigError(f"{text[:99]}: expected HOST:PORT without https://, e.g. 10.0.0.5:8443")
     return host, int(port)
 
 
