@@ -89,7 +89,7 @@ def parts_of(target: str) -> Parts:
 
 def _whole(text: str, target: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise ConfigError(f"{target}: {text!r} is no number")
+        raise ConfigError(f"{target[:30]}: {text[:30]!r} is no number")
     return int(text)
 
 

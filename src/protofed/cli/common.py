@@ -98,10 +98,10 @@ def names_of(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def integers_of(text: str) -> list[int]:
-    """Return the integers in the text of ``--seeds``, which separates them by commas."""
+def integers_of(text: str, option: str = "--seeds") -> list[int]:
+    """Return the integers in the text of an option, which separates them by commas."""
     if wrong := next((name for name in names_of(text) if not re.fullmatch(r"[+-]?\d{1,20}", name)), ""):
-        raise ConfigError(f"--seeds: {wrong[:30]!r} is not an integer of at most 20 digits")
+        raise ConfigError(f"{option}: {wrong[:30]!r} is not an integer of at most 20 digits")
     return [int(name) for name in names_of(text)]
 
 
