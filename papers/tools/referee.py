@@ -416,7 +416,7 @@ def result(keys: str, name: str, rule: str = "") -> float:
         for sign, column in re.findall(r"(^|[+-])(\w+)", name):
             own = last.get(column, column)
             line = rules[key, rule or main["rule"]] if own in SCORED else main
-            total += (-1 if sign == "-" else 1) * (100 if own in SHARES else 1) * float(line[own])
+            total += (-1 if sign == "-" else 1) * (100 if own in SHARES else 1) * float(line[own] or "nan")
         found.append(0.0 if name == "converged" and not float(main["up"]) and not float(main["down"]) else total)
     return float(np.mean(found))
 

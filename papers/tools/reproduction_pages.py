@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "papers/reproduction"
 BASELINE = ROOT / "hub" / "baseline-fedproto" / "README.md"
 RESULTS = dict(committed())
+STOPPED = {"full": 40}  #: Rounds of runs that a rule stopped, which the pages' README states
 OTHER_RULE = "head"  #: Inference rule that nearly all methods have, by which tables are shown once more
 JPEG = (
     "CIFAR-10 here is a copy of JPEG-compressed images, and it and MNIST are in another order than the originals: "
@@ -48,21 +49,21 @@ def verdict(paper: Paper, claim: Claim, rule: str) -> str:
     """
     if claim.counterexample:
         return f"**{CONTRADICTED}**: {claim.counterexample}"
-    scale, own = judgement(paper, claim, rule)
-    if not scale:
+    scope, own = judgement(paper, claim, rule)
+    if scope is None:
         return NOT_RUN
-    word = committed_scopes()[scale].shown(own.verdict)
+    word = scope.shown(own.verdict)
     shown = f"{word} on {own.part}" if own.part else f"**{word}**"
-    return f"{shown} (`{scale}`): {own.tally.replace(f', {own.part}', '') if own.part else own.tally}"
+    return f"{shown} (`{scope.scale}`): {own.tally.replace(f', {own.part}', '') if own.part else own.tally}"
 
 
-def judgement(paper: Paper, claim: Claim, rule: str) -> tuple[str, Judgement]:
-    """Return the largest scale at which anything of a claim was run, "" if none, and the judgement there."""
-    for scope in committed_scopes().values():
+def judgement(paper: Paper, claim: Claim, rule: str) -> tuple[Scope | None, Judgement]:
+    """Return the largest scope in which anything of a claim was run, if any, and the judgement there."""
+    for scope, _ in sorted(shown_scopes(), key=lambda each: each[1]):  # where few rows were run, last
         own = judged(paper, claim, replace(scope, rule=rule), find)
         if own.tally and scope.scale != "smoke":
-            return scope.scale, own
-    return "", Judgement(NOT_RUN)
+            return scope, own
+    return None, Judgement(NOT_RUN)
 
 
 def claims(paper: Paper) -> Iterator[str]:
@@ -80,11 +81,13 @@ def claims(paper: Paper) -> Iterator[str]:
 
 
 def shown_scopes() -> Iterator[tuple[Scope, bool]]:
-    """Yield the committed scopes, each of fewer rounds once more with all, and whether only few rows have it."""
+    """Yield the committed scopes, some once more with other rounds, and whether only few rows have them."""
     for scope in committed_scopes().values():
         yield scope, False
         if "rounds" in scope.overrides:
             yield replace(scope, overrides={}), True
+        if scope.scale in STOPPED:
+            yield replace(scope, overrides={"rounds": STOPPED[scope.scale]}), True
 
 
 def results(paper: Paper) -> Iterator[str]:
@@ -148,9 +151,9 @@ def contrasts() -> Iterator[str]:
     for paper in papers().values():
         for claim in paper.claims:
             for rule in rules_of(paper, claim) if not claim.counterexample else ():
-                scale, own = judgement(paper, claim, rule)
-                where = (paper.name, claim.number, rule, scale)
-                for contrast, cell in ((c, cell) for c in own.comparisons for cell in c.cells if scale):
+                scope, own = judgement(paper, claim, rule)
+                where = (paper.name, claim.number, rule, scope and scope.scale)
+                for contrast, cell in ((c, cell) for c in own.comparisons for cell in c.cells if scope):
                     sides = cell.sides  # type: ignore[attr-defined]
                     used = [side.rule or _rule_of(paper, side) for side in sides]
                     runs = " ".join("/".join(side.runs[seed] for side in sides) for seed in cell)
