@@ -19,8 +19,8 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_857,
-    "all sources": 65_255,
+    "src": 45_847,
+    "all sources": 65_248,
     "tests": 47_922,
     "recipes": 14,
     "variants": 5,
