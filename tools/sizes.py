@@ -20,7 +20,7 @@ ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
     "src": 45_847,
-    "all sources": 65_248,
+    "all sources": 65_247,
     "tests": 47_922,
     "recipes": 14,
     "variants": 5,
