@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_847,
-    "all sources": 65_247,
-    "tests": 47_922,
+    "src": 45_848,
+    "all sources": 65_248,
+    "tests": 47_921,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 3_902,

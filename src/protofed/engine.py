@@ -27,6 +27,7 @@ from protofed.runs.loading import load_run
 from protofed.runs.records import Accuracy, RoundRecord
 from protofed.runs.run import Run
 from protofed.samples import ClientData, EncoderKey, Encoding, FederatedData, Samples
+from protofed.storage.scratch import folder as scratch_folder
 from protofed.storage.snapshots import Snapshot
 from protofed.visits.contract import Evaluated, Messages, Missing, Trained
 from protofed.visits.executor import Sequential
@@ -40,10 +41,10 @@ __all__ += ["build_options", "check_device", "directory_for", "encode", "load_da
 __all__ += ["parse_overrides", "resolve"]
 # Clients, and visits to them.
 __all__ += ["Evaluated", "Hardware", "LocalTrainer", "Memory", "Messages", "Missing", "Roster", "Sequential"]
-__all__ += ["Snapshot", "Trained", "bfloat16_kinds", "check_memory", "resting_place", "secure_stage"]
+__all__ += ["Snapshot", "Trained", "bfloat16_kinds", "check_memory", "resting_place", "scratch_folder"]
 # The federation, its rounds and what is left of them.
 __all__ += ["Accuracy", "Builder", "Federation", "Progress", "RoundRecord", "Run", "ServerState"]
-__all__ += ["build_federation", "load_run", "reporters", "run_federation", "summary_of"]
+__all__ += ["build_federation", "load_run", "reporters", "run_federation", "secure_stage", "summary_of"]
 
 
 def reporters() -> dict[str, Any]:

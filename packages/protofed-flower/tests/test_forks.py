@@ -76,7 +76,7 @@ def test_a_folder_for_no_socket_is_told(tmp_path):
     (place := tmp_path / ("long" * 30)).mkdir()
     done, lines = node(place, "echo plain")
     assert (done.returncode, lines) == (0, ["plain"])
-    assert done.stderr.startswith("every message loads a program: no socket for it (")
+    assert done.stderr.startswith("every message loads a program: no socket in ")
     assert done.stderr.count("\n") == 1
 
 

@@ -16,15 +16,15 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from protofed.engine import resolve
+from protofed.engine import resolve, scratch_folder
 from protofed.errors import ConfigError, OutputError
-from protofed.storage import scratch
 
 log = logging.getLogger("protofed")
 MOST = 2**16  #: Bytes of the arguments of one program
@@ -51,14 +51,14 @@ def start(arguments: Sequence[str]) -> NoReturn:
         try:
             path = os.pathsep.join([str(_fork_beside(answering)), path])
         except (OSError, OutputError) as error:
-            log.warning("every message loads a program: no socket for it (%s)", error)
+            log.warning("every message loads a program: no socket in %s (%s)", tempfile.gettempdir(), error)
     environment = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", **os.environ, "PATH": path}
     os.execve(supernode, [supernode, *arguments], environment)
 
 
 def _fork_beside(answering: str) -> Path:
     """Begin the process that forks; return a folder, for this user alone, with the program that asks it."""
-    folder, node = scratch.folder(), os.getpid()
+    folder, node = scratch_folder(), os.getpid()
     try:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(folder / "socket"))
