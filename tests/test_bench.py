@@ -334,9 +334,7 @@ def test_mistakes_are_one_line(arguments, expected, tmp_path, monkeypatch, capsy
         ("training.momentum=0.9", "training.momentum=0.9: the peer supports only 0.0"),
     ],
 )
-def test_what_the_peer_cannot_do_is_said_before_anything_runs(
-    htfllib, override, expected, tmp_path, monkeypatch, capsys
-):
+def test_what_the_peer_cannot_do_is_said_first(htfllib, override, expected, tmp_path, monkeypatch, capsys):
     arguments = ["peer", "--peer", "htfllib", "--cases", "fedproto-cnn2", override]
     status, _, error = inside(monkeypatch, capsys, tmp_path, *arguments)
     assert (status, error.count("\n")) == (2, 1)

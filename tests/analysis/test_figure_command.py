@@ -32,37 +32,21 @@ def test_several_options(run_at, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["nowhere", "--figure", "margin"], ConfigError, "unknown figure 'margin': did you mean 'margins'"),
-        (["nowhere", "--figure", "margins"], CheckpointError, "nowhere: no run here"),
-        (
-            ["{run}", "--figure", "tsne", "--option", "client=2"],
-            ConfigError,
-            "unknown option of figure tsne 'client': did you",
-        ),
-        (
-            ["{run}", "--figure", "tsne", "--option", "clients=two"],
-            ConfigError,
-            "figure tsne.clients must be an integer",
-        ),
-        (["{run}", "--figure", "tsne", "--option", "clients"], ConfigError, "must read NAME=VALUE"),
-        (["{run}", "--option", "client=2"], ConfigError, "names an option of no figure: add --figure NAME"),
-        (
-            ["{run}", "--figure", "split", "--option", "x=1"],
-            ConfigError,
-            "unknown option of figure split 'x': Valid: none",
-        ),
-        (
-            ["{run}", "--figure", "prototype_distances", "--option", "metric=angle"],
-            ConfigError,
-            "'distance' or 'cosine'",
-        ),
+        ("nowhere --figure margin", ConfigError, "unknown figure 'margin': did you mean 'margins'"),
+        ("nowhere --figure margins", CheckpointError, "nowhere: no run here"),
+        ("{run} --figure tsne --option client=2", ConfigError, "unknown option of figure tsne 'client': did you"),
+        ("{run} --figure tsne --option clients=two", ConfigError, "figure tsne.clients must be an integer"),
+        ("{run} --figure tsne --option clients", ConfigError, "must read NAME=VALUE"),
+        ("{run} --option client=2", ConfigError, "names an option of no figure: add --figure NAME"),
+        ("{run} --figure split --option x=1", ConfigError, "unknown option of figure split 'x': Valid: none"),
+        ("{run} --figure prototype_distances --option metric=angle", ConfigError, "'distance' or 'cosine'"),
     ],
 )
 def test_mistakes_are_told(run_at, tmp_path, monkeypatch, arguments, error, message):
     monkeypatch.chdir(tmp_path)
     run = str(run_at())
     with one_line(error, says=message):
-        call("report", *(a.format(run=run) for a in arguments))
+        call("report", *(a.format(run=run) for a in arguments.split()))
     assert not list(tmp_path.glob("*.png"))
 
 

@@ -100,9 +100,7 @@ def amend(folder, **values):
 def test_another_format_is_named(federation, tmp_path, version):
     save(federation, tmp_path, 1)
     amend(tmp_path, version=version)
-    with pytest.raises(
-        CheckpointError, match=rf"round-000001/state\.json: written in format {version} by another version"
-    ):
+    with one_line(CheckpointError, rf"round-000001/state\.json: written in format {version} by another version"):
         load(tmp_path, federation)
 
 
@@ -131,15 +129,11 @@ def test_the_states_of_nodes_are_part_of_the_state(federation, tmp_path, monkeyp
 def test_damaged_states_of_nodes_are_named(federation, tmp_path, generations):
     save(federation, tmp_path, 1)
     amend(tmp_path, generations=generations)
-    with pytest.raises(
-        CheckpointError, match=r"state.json: damaged: (generations|does not say which states its clients had)"
-    ):
+    with one_line(CheckpointError, r"state.json: damaged: (generations|does not say which states its clients had)"):
         load(tmp_path, federation)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_nothing_else(
-    federation, tmp_path, monkeypatch
-):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(federation, tmp_path, monkeypatch):
     save(federation, tmp_path, 1)
     with monkeypatch.context() as patch:
         patch.setattr(StoreSnapshot, "write", lambda frozen, file: file.prototypes)

@@ -56,9 +56,7 @@ def test_a_run_that_is_allowed_gives_the_numbers_that_it_gives_anywhere(root, tm
     ],
     2,
 )
-def test_what_is_not_allowed_is_refused_in_one_line_and_the_others_go_on(
-    allow, options, reason, root, tmp_path, caplog
-):
+def test_what_is_not_allowed_is_refused_in_one_line(allow, options, reason, root, tmp_path, caplog):
     nodes = configured(root, tmp_path, allow)
     run = over(FakeGrid(nodes), wanted("fedproto", root, rounds=2, **options), tmp_path / "run", clients=2)
     (left_out,) = json.loads((run.directory / "federation.json").read_text())["left_out"]

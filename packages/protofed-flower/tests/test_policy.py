@@ -54,9 +54,7 @@ def test_a_run_that_protects_as_required_is_joined(root, tmp_path):
     ],
     1,
 )
-def test_a_node_that_requires_more_tells_nothing_and_the_others_go_on(
-    settings, options, reason, root, tmp_path, caplog
-):
+def test_a_node_that_requires_more_tells_nothing(settings, options, reason, root, tmp_path, caplog):
     chosen = wanted("fedavg", root, rounds=2, **options)
     run = over(FakeGrid(strict(root, tmp_path / "state", **settings)), chosen, tmp_path / "run", clients=2)
     (left_out,) = json.loads((run.directory / "federation.json").read_text())["left_out"]
