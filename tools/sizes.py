@@ -20,7 +20,7 @@ ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
     "src": 45_848,
-    "all sources": 65_248,
+    "all sources": 65_241,
     "tests": 47_920,
     "recipes": 14,
     "variants": 5,

@@ -454,7 +454,8 @@ def reproduced_cells() -> Iterator[tuple[Row, tuple[str, ...], dict[str, float],
             printed, _, ours = row[place].rpartition(" / ")
             setting = " ".join([*row[: labels - 1], head[place]]).replace(",", "")
             rule = "head" if "By rule head" in part else "the paper's"
-            table = f"{part.partition(':')[0]} ({cell['scale']})"
+            rounds = "".join(f", {own}" for own in re.findall(r"^- Command: .* (rounds=\d+)", part, flags=re.M))
+            table = f"{part.partition(':')[0]} ({cell['scale']}{rounds})"
             method = " ".join(row[labels - 1 : labels + inner[cell["table"]]])
             yield cell, (paper, table, setting, rule, method), found, ours, printed
 
@@ -467,9 +468,8 @@ def check_reproduction(referee: Referee) -> None:
         half = [b - a for a, _, b in [interval(own)] if b > a] if len(own) > 1 else []
         word = placed(own, printed, cell) if cell["metric"] in ("accuracy_percent", "rounds") else ""
         referee.cell(f"{table}, {method}, {setting}, {rule}", ours, [float(np.mean(own)), *half], word)
-    for table, setting, rule, seeds, control, best, *gains in tables(
-        ROOT / "papers/reproduction/README.md", "table"
-    )[0][1:]:
+    gained = tables(ROOT / "papers/reproduction/README.md", "table")[0][1:]
+    for table, setting, rule, seeds, control, best, *gains in gained:
         arms = scored[table, setting.replace(",", ""), rule]
         named = re.findall(r"([\w-]+) ([+-]\d+\.\d+ \(.*?\)) (\w+)", ", ".join(gains))
         shared = set.intersection(*(set(arms[name]) for name in ("local", "fixed_etf", *(n for n, *_ in named))))

@@ -192,16 +192,8 @@ Scores = dict[str, dict[int, float]]  #: Accuracy in percent by method and seed
 
 def gains() -> Iterator[str]:
     """Compare each paper's own methods, and the best of the others, with the best control, column by column."""
-    names = (
-        "table",
-        "setting",
-        "rule",
-        "seeds",
-        "best control",
-        "its own",
-        "the paper's method",
-        "best of the others",
-    )
+    names = ["table", "setting", "rule", "seeds", "best control", "its own"]
+    names += ["the paper's method", "best of the others"]
     rows: list[list[str]] = []
     for scope in committed_scopes().values():
         for paper in papers().values() if scope.scale != "smoke" else ():
@@ -221,7 +213,8 @@ def _rows(sheet: Sheet, shown: list[Scores]) -> Iterator[list[str]]:
         if any(name not in scores for name in (*CONTROLS, *own)) or scores in shown:
             continue
         shown.append(scores)
-        name = f"{sheet.paper.name}/table{sheet.table.number} (`{sheet.scope.scale}`)"
+        options = "".join(f", {n}={value}" for n, value in sheet.scope.overrides.items())
+        name = f"{sheet.paper.name}/table{sheet.table.number} (`{sheet.scope.scale}`{options})"
         where = ", ".join(part for part in (section, *heading(sheet, column)) if part)
         rule = sheet.scope.rule or "the paper's"
         yield [name, where, rule, *_gains(scores, own)]
