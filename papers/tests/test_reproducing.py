@@ -9,15 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from protofed.errors import CheckpointError, ConfigError, DataError
+from protofed.runs.loading import load_run
 from protofed_papers import judging, running, showing
 from protofed_papers.cells import figure_cells
 from protofed_papers.judging import judged
 from protofed_papers.layout import Scope, Sheet, committed_scopes
 from protofed_papers.papers import papers
-from protofed_papers.results import FOLDER, Result, committed, read_results, write_results
+from protofed_papers.results import FOLDER, Result, committed, read_results, result_of, write_results
 from protofed_papers.running import Reproduction, ResultLibrary, parts_of, reproduce
 from support import few, one_line
 
@@ -323,6 +326,18 @@ def test_most_cases_are_their_mean_and_privacy_an_example():
     (comparison,) = judged(paper, paper.claim(2), scope, lambda k: None).comparisons
     assert (comparison.what, len(comparison.cells)) == ("fedproto against all 4", 36)
     assert judged(paper, paper.claim(9), scope, lambda k: None).verdict == "contradicted"
+
+
+def test_zeros_of_the_prototypes_that_clients_have_are_dead_features(made, tmp_path):
+    run = load_run(shutil.copytree(next((made / "runs").glob("fedproto-*")), tmp_path / "run"))
+    tensors, shares = load_file(path := run.directory / "prototypes.safetensors"), []
+    for number, client in enumerate(run.clients):
+        own, present = (tensors[f"local.{client.name}.{name}"] for name in ("prototypes", "present"))
+        own[:, :number] = 0
+        shares += [number / own.shape[1]] * int(present.sum())
+    save_file(tensors, path, {"protofed.snapshot": "1"})
+    dead = result_of(run, "key", "smoke", "fedproto").values["dead_percent"]
+    assert dead == pytest.approx(100 * np.mean(shares)) != 0
 
 
 def test_a_claim_runs_both_tables_that_it_compares():

@@ -175,16 +175,7 @@ def test_rules_that_cannot_be_exported_say_which_can(tmp_path, monkeypatch, caps
     for rule, why in (("dice", "its scores differ from one call to the next"),):
         for form in ("onnx", "torch_export", "safetensors"):
             status, _, told = command(
-                monkeypatch,
-                capsys,
-                "export",
-                "run",
-                "client-00",
-                "--format",
-                form,
-                "--rule",
-                rule,
-                "--trust-code",
+                monkeypatch, capsys, "export", "run", "client-00", "--format", form, "--rule", rule, "--trust-code"
             )
             assert status == 2
             assert f"by the rule {rule!r}" in told

@@ -175,22 +175,14 @@ FAILURES = [
     (after(lambda z: z), (9,), r"Custom cannot take samples of shape 9: .*2x9 and 8x6"),
     (after(lambda z: z), (5, 8), r"final layer 'fc' receives 2×5×6 for two samples, not \(2, width\)"),
     (nn.Sequential(nn.Linear(8, 6), nn.LazyLinear(4)), (8,), "'1.weight' is lazy .*run one batch"),
-    (
-        Custom(lambda m, x: m.fc(F.pad(m.fc(m.body(x)), (0, 2)))),
-        (8,),
-        "uses its final layer 'fc' twice",
-    ),
+    (Custom(lambda m, x: m.fc(F.pad(m.fc(m.body(x)), (0, 2)))), (8,), "uses its final layer 'fc' twice"),
     (tied(), (8,), "final layer 'fc' shares its weight with 'twin.weight': untie"),
     (
         Custom(lambda m, x: m.fc(m.body(x).to(m.fc.weight.dtype))),
         (8,),
         "Custom without its final layer 'fc' cannot take samples .*no attribute 'weight'",
     ),
-    (
-        Custom(lambda m, x: m.fc(m.body(x)).view(2, -1)[:, :4]),
-        (8,),
-        "the input of its final layer 'fc' changes",
-    ),
+    (Custom(lambda m, x: m.fc(m.body(x)).view(2, -1)[:, :4]), (8,), "the input of its final layer 'fc' changes"),
 ]
 
 

@@ -15,9 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from protofed.analysis.restore import prototypes
 from protofed.errors import CheckpointError, unknown_name
 from protofed.runs.run import Run
 from protofed.runs.trouble import find_diverged
@@ -38,17 +41,8 @@ FOLDER = Path(str(resources.files("protofed_papers") / "results"))  #: Results t
 BY_RULE = ("final", "best", "client_mean", "best_client_mean", "client_std", "converged", "moved")
 """Numbers that depend on how test samples are classified; accuracies in fractions."""
 ACCURACIES = BY_RULE[:5]
-VALUES = (
-    *BY_RULE,
-    "up",
-    "down",
-    "up_mean",
-    "down_mean",
-    "formula",
-    "alignment_first",
-    "alignment_last",
-    "alignment_most",
-)
+ALIGNMENT = ("alignment_first", "alignment_last", "alignment_most")
+VALUES = (*BY_RULE, "up", "down", "up_mean", "down_mean", "formula", *ALIGNMENT, "dead_percent")
 """Numbers of a result; those by rule are by its main rule."""
 MOST = 1e15  #: Largest number that a result can have: of parameters, over all rounds
 FACTS = ("key", "scale", "recipe", "method", "seed", "rounds", "images", "split", "rule", "state", "made")
@@ -99,11 +93,12 @@ def result_of(run: Run, key: str, scale: str, method: str) -> Result:
         **{way: traffic.parameters_per_round[way] for way in ("up", "down")},
         **{f"{way}_mean": traffic.parameters_over_all_rounds[way] for way in ("up", "down")},
         "formula": _formula(run),
+        "dead_percent": _count_dead(run),
     }
     steps = [r.diagnostics.get("alignment_iterations") for r in run.rounds]
     counts = [float(n) for n in steps if isinstance(n, (int, float))]
     if counts:
-        known |= {"alignment_first": counts[0], "alignment_last": counts[-1], "alignment_most": max(counts)}
+        known |= dict(zip(ALIGNMENT, (counts[0], counts[-1], max(counts)), strict=True))
     images = sum(sum(c.train) + sum(c.test) for c in run.clients)
     by_rule = {rule: _finite(_by_rule(run, rule)) for rule in run.outcome.accuracy}
     rule = run.main_rule
@@ -120,6 +115,13 @@ def _by_rule(run: Run, rule: str) -> dict[str, float | None]:
         "converged": own.rounds_to_convergence,
         "moved": _measure_move(run, rule),
     }
+
+
+def _count_dead(run: Run) -> float | None:
+    """Return the percentage of a class's features that are 0 in a client's prototype, as the mean over all."""
+    each = [found for client in run.clients if (found := prototypes(run, f"local.{client.name}"))]
+    shares = [(own["prototypes"][own["present"]] == 0).double().mean(1).tolist() for own in each]
+    return 100 * fmean(chain(*shares)) if any(shares) else None
 
 
 def _finite(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -286,11 +286,7 @@ def _image(encoded: bytes, place: int, channels: int, resize: int) -> Any:
         raise UnusableError(f"not a readable image ({type(error).__name__})", place) from None
 
 
-_TABLES: dict[str, Callable[..., Iterator[Any]]] = {
-    "parquet": _parquet,
-    "Excel": _excel,
-    "CSV": _csv,
-}
+_TABLES: dict[str, Callable[..., Iterator[Any]]] = {"parquet": _parquet, "Excel": _excel, "CSV": _csv}
 
 
 def _frames(batch: Any) -> Iterator[Any]:

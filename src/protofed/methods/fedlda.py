@@ -20,15 +20,7 @@ from protofed.errors import ConfigError
 from protofed.methods import register
 from protofed.methods.contract import Batch, Local, SplitModel, Task, Tensors, Traits
 from protofed.methods.parts import centring
-from protofed.methods.parts.gaussian import (
-    SHRINKAGE,
-    SHRINKAGES,
-    Pools,
-    Shrinkage,
-    choose,
-    discriminant,
-    typical,
-)
+from protofed.methods.parts.gaussian import SHRINKAGE, SHRINKAGES, Pools, Shrinkage, choose, discriminant, typical
 from protofed.methods.parts.moments import (
     LARGEST,
     ClosedForm,
