@@ -33,7 +33,7 @@ BUDGET = {
     "methods/tinyproto.py": 227,
     "hooks of the contract": 19,
     "names of a method author": 35,
-    "words of docs by hand": 33_256,
+    "words of docs by hand": 33_250,
 }
 """Most of each: lines, unless the name says otherwise."""
 
