@@ -111,7 +111,7 @@ def test_its_methods_have_one_lambda(name):
 
 ROUNDS = {
     "mnist": "fedproto-mnist-mh gfpl-mnist fedproto-mnist-as-coded",
-    "cifar10": "tinyproto-cifar10 protonorm-cifar10-as-coded fedproto-cifar10-mh protonorm-cifar10",
+    "cifar10": "tinyproto-cifar10 protonorm-cifar10-as-coded fedproto-cifar10-mh gfpl-cifar10 protonorm-cifar10",
     "tiny_imagenet": "tinyproto-tiny-imagenet protonorm-tiny-imagenet",
 }
 
