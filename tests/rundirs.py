@@ -181,13 +181,7 @@ def _finish(directory, method, seed, lines, names, classes, rng, recipe, rule):
         "main_rule": rule,
         **Outcome.of(records).to_dict(),
         "peak_memory_bytes": 1_234_000_000,
-        "environment": {
-            "python": "3.11.9",
-            "torch": "2.5.0",
-            "device": "cpu",
-            "processor": "x86_64",
-            "threads": 2,
-        },
+        "environment": {"python": "3.11.9", "torch": "2.5.0", "device": "cpu", "processor": "x86_64", "threads": 2},
     }
     (directory / "summary.json").write_text(json.dumps(summary))
     tensors = {}

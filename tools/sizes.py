@@ -19,9 +19,9 @@ from protofed.untrusted.reading import read_toml
 ROOT = Path(protofed.__file__).parent
 REPOSITORY = ROOT.parents[1]
 BUDGET = {
-    "src": 45_836,
-    "all sources": 65_231,
-    "tests": 47_918,
+    "src": 45_826,
+    "all sources": 65_221,
+    "tests": 47_914,
     "recipes": 14,
     "variants": 5,
     "behind the round loop": 3_902,

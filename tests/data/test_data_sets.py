@@ -97,6 +97,7 @@ def test_spiral_as_the_supplement_prints_it():
         (options("spiral", options={"points": 0}), "data.options.points must be at least 1, not 0"),
         (options("spiral", options=3), "expected a mapping"),
         (options("path"), "data.path is not set"),
+        (options("digits", path="/nowhere"), "data.source=digits reads no path: add data.source=path"),
     ],
 )
 def test_bad_options_are_told_in_one_line(data, expected):

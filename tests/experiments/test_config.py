@@ -129,6 +129,7 @@ def test_another_partition_or_model_leaves_the_recipes_options_behind():
     assert tree["model"]["options"] == {"hidden": [5]}
     tree = apply_overrides(load_recipe("spiral"), {"partition.name": "pathological", "partition.classes": 2})
     assert tree["partition"] == {"name": "pathological", "classes": 2}
+    assert apply_overrides(load_recipe("fed-mnist7k"), {"data.source": "digits"})["data"] == {"source": "digits"}
     assert apply_overrides({}, {"partition.name": "iid"}) == {"partition": {"name": "iid"}}
     assert apply_overrides({"partition": {"alpha": 1}}, {"partition.name": "iid"}) == {"partition": {"name": "iid"}}
 

@@ -242,7 +242,7 @@ ENCODED_MODEL = "identity"  #: Architecture by default where an encoder makes ve
 PARTITION = "dirichlet"  #: Name of the partition by default
 OPTIONS_OF: dict[str, tuple[Any, tuple[str, ...] | None]] = {
     "partition.name": (PARTITION, None),
-    "data.source": (DataOptions().source, ("options",)),
+    "data.source": (DataOptions().source, ("options", "path")),
     "model.name": (ModelOptions().name, ("options", "members", "shared")),
     "model.members": ((), ("options", "shared")),
     "encoder.name": (EncoderOptions().name, ("options", "weights")),
@@ -391,8 +391,8 @@ def parse_overrides(items: Iterable[str]) -> Tree:
 def apply_overrides(tree: Mapping[str, Any], overrides: Mapping[str, Any]) -> Tree:
     """Return a copy of ``tree`` with options set by dotted name.
 
-    Naming another partition, data source or model drops what ``tree`` says about its own: the options, and for a
-    model also ``model.members`` and ``model.shared``.
+    Naming another partition, data source or model drops what ``tree`` says about its own: the options, the
+    data's path, and a model's members and shared part.
     Naming an encoder drops the model and the transforms, which are for other samples.
     """
     result = _copy(tree)

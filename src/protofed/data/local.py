@@ -144,10 +144,5 @@ def _check_clients(path: Path) -> None:
         )
 
 
-datasets.register("path")(
-    Dataset(
-        "your own data at data.path: a federation folder, images, tables or npz",
-        open_path,
-        PathOptions,
-    )
-)
+_SUMMARY = "your own data at data.path: a federation folder, images, tables or npz"
+datasets.register("path")(Dataset(_SUMMARY, open_path, PathOptions, reads_path=True))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from protofed.data.options import DataOptions, resolve_options
 from protofed.data.tables import RawColumn, category
+from protofed.errors import ConfigError
 from protofed.options import NoOptions
 from protofed.registry import Registry
 
@@ -73,6 +74,7 @@ class Dataset:
     #: Returns a :class:`Pool` or :class:`Listing`, given ``Options`` and a seed
     open: Callable[[DataOptions, Any, int], Pool | Listing]
     Options: type = field(default=NoOptions)
+    reads_path: bool = False  #: Whether it reads ``data.path``
 
 
 datasets: Registry[Dataset] = Registry("data set")
@@ -81,5 +83,7 @@ datasets: Registry[Dataset] = Registry("data set")
 def open_dataset(name: str, data: DataOptions, options: Any, seed: int) -> Listing:
     """Open a data set with its options: a mapping, or None for the defaults."""
     entry = datasets.get(name)
+    if data.path and not datasets.get(data.source).reads_path:
+        raise ConfigError(f"data.path = {data.path}: data.source={data.source} reads no path: add data.source=path")
     found = entry.open(data, resolve_options(entry.Options, options, "data.options"), seed)
     return found.listing(name) if isinstance(found, Pool) else found

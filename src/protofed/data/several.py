@@ -78,5 +78,6 @@ datasets.register("several")(
         "several data sets of the same classes, e.g. mnist,digits: their names are natural ids",
         several,
         SeveralOptions,
+        reads_path=True,
     )
 )

@@ -33,14 +33,7 @@ from protofed.rounds.state import StoredState, fitting
 from protofed.runs.border import Border
 from protofed.runs.run import Run
 from protofed.samples import Encoding, FederatedData
-from protofed.storage.files import (
-    open_tensors,
-    read_json,
-    read_tensors,
-    remove_partial,
-    write_json,
-    write_text,
-)
+from protofed.storage.files import open_tensors, read_json, read_tensors, remove_partial, write_json, write_text
 from protofed.storage.snapshots import Snapshot, flatten, unflatten, write_tensors
 from protofed.untrusted import claims
 from protofed.untrusted.decoding import Shape, Side, decode
@@ -204,10 +197,7 @@ def wipe(folder: Path) -> None:
             application.load()(folder, gone)
 
 
-_FOLLOWS = (
-    *("server.safetensors", "prototypes.safetensors", END),
-    *("metrics.json", "report.html"),
-)
+_FOLLOWS = (*("server.safetensors", "prototypes.safetensors", END), *("metrics.json", "report.html"))
 """Files derived from the rounds of a run, except those of clients and applications."""
 
 
