@@ -197,7 +197,7 @@ def wipe(folder: Path) -> None:
             application.load()(folder, gone)
 
 
-_FOLLOWS = (*("server.safetensors", "prototypes.safetensors", END), *("metrics.json", "report.html"))
+_FOLLOWS = ("server.safetensors", "prototypes.safetensors", END, "metrics.json", "report.html")
 """Files derived from the rounds of a run, except those of clients and applications."""
 
 
