@@ -355,10 +355,10 @@ class Sheet:
         dataset = self.dataset(entry)
         if dataset in self.missing:
             return NO_DATA
-        results = [self.find(e.key) for seed in self.scope.seeds for e in self.experiments(entry, seed)]
-        if any(r is not None and not r.done for r in results):
+        results = [[self.find(e.key) for e in self.experiments(entry, seed)] for seed in self.scope.seeds]
+        if any(own is not None and not own.done for r in results for own in r):
             return FAILED
-        return UNREACHED if entry.metric == "rounds" and results and None not in results else NOT_RUN
+        return UNREACHED if entry.metric == "rounds" and any(r and None not in r for r in results) else NOT_RUN
 
     def dataset(self, entry: Entry) -> str:
         """Return the name of the data set of a number's runs."""
