@@ -183,7 +183,7 @@ def test_the_life_of_runs_that_share_their_nodes(tmp_path):
 def protofed(command: str) -> tuple[int, str]:
     """Return the status of a command and what it prints."""
     done = subprocess.run([str(BIN / "protofed"), *shlex.split(command)], capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, done.stdout or done.stderr
 
 
 @pytest.mark.slow
